@@ -1,0 +1,1 @@
+"""Straggler-proof federated learning at the edge."""

@@ -1,0 +1,184 @@
+"""Who does how much by when: the two-step optimisation of section 3.3 and the analysis of section 4.
+
+Step 1, `best_loads`: for a given t, the load of every client that maximises its expected return
+ℓ̃·P(T ≤ t). Step 2, `minimum_deadline`: the smallest t at which the best loads return a wanted
+number of points in expectation.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.concave_pieces import ConcavePieces
+from codedfedl.delays import FOREVER, DelayModel, FleetDelays
+from codedfedl.errors import InputError
+from codedfedl.fleet import FloatArray, IntArray
+
+__all__ = ["Allocation", "best_loads", "expected_return", "minimum_deadline"]
+
+DEADLINE_TOLERANCE = 1e-9
+"""How far the deadline may lie above the smallest one, relative to it."""
+
+_CLIENTS_PER_CHUNK = 1 << 13  # their arrays fit a core's cache
+_CLIENTS_PER_SAMPLE = 1 << 12  # a sample of this size finds where to begin the search
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The best loads for a waiting time t.
+
+    Attributes
+    ----------
+    t : float, seconds
+    loads : array of shape (n,)
+        Points per round that each client processes.
+    return_probabilities : array of shape (n,)
+        P(T_j ≤ t) at those loads; 0 for a client without a load, from whom nothing can come.
+    slope : float, points per second
+        dE[R]/dt, or 0 where the model does not tell.
+    """
+
+    t: float
+    loads: FloatArray
+    return_probabilities: FloatArray
+    slope: float
+
+    @property
+    def expected_return(self) -> float:
+        """E[R_U(t)], points per round."""
+        return float(self.loads @ self.return_probabilities)
+
+
+def expected_return(model: DelayModel, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+    """E[R_j(t; ℓ̃)] = ℓ̃·P(T_j ≤ t) of the Theorem, points, shape (…, n)."""
+    return np.asarray(loads, dtype=np.float64) * model.cdf(loads, t)
+
+
+def best_loads(model: DelayModel, t: float, *, whole: bool = True) -> Allocation:
+    """Maximise every client's expected return for a given t (eq. optimLj).
+
+    Parameters
+    ----------
+    whole
+        Loads are whole points. False gives the paper's continuous optimum, which only the
+        paper's own delay model with symmetric links has.
+    """
+    return _solver(model, whole)(t)
+
+
+def minimum_deadline(model: DelayModel, target: float, *, whole: bool = True) -> Allocation:
+    """Find the smallest t at which the best loads return `target` points in expectation.
+
+    This is eq. epochTime with ε = 0: the return at the deadline is never below the target.
+
+    Parameters
+    ----------
+    target
+        m − u. It must be below what the clients return when the server waits for ever.
+    """
+    reachable = expected_return(model, model.points, FOREVER).sum()
+    if not 0 < target < reachable:
+        raise InputError(
+            f"an expected return of {target:g} points is out of reach: the clients return "
+            f"{reachable:g} of {model.points.sum():g} however long the server waits; "
+            "raise the redundancy or the availability"
+        )
+    return _smallest(_solver(model, whole), target, _starting_time(model, target, whole))
+
+
+def _starting_time(model: DelayModel, target: float, whole: bool) -> float:
+    """Guess the deadline from a sample of a large fleet, in the units of its time."""
+    n = len(model.points)
+    if n > _CLIENTS_PER_SAMPLE:
+        sample = model.take(slice(None, None, 16))
+        share = sample.points.sum() / model.points.sum()
+        if expected_return(sample, sample.points, FOREVER).sum() > target * share > 0:
+            return minimum_deadline(sample, target * share, whole=whole).t
+    return 1.0
+
+
+def _smallest(solve: Callable[[float], Allocation], target: float, start: float) -> Allocation:
+    """Newton's method on E[R(t)] = target, kept inside a bracket that closes from both sides."""
+    low, high, t = 0.0, np.inf, start
+    best = None
+    while best is None or high - low > DEADLINE_TOLERANCE * high:
+        found = solve(t)
+        gap = target - found.expected_return
+        if gap <= 0:
+            high, best = t, found
+        else:
+            low = t
+        step = gap / found.slope if found.slope > 0 else np.inf
+        # Aim a little past the root, so that the next time closes the bracket's other side.
+        t = t + step + np.copysign(0.4 * DEADLINE_TOLERANCE * t, gap or -1.0)
+        if not low < t < high or abs(step) > 3 * t:
+            t = _between(low, high)
+    return best
+
+
+def _between(low: float, high: float) -> float:
+    if high == np.inf:
+        return max(8 * low, 1.0)
+    if low < high / 8:
+        return max(high / 8, np.sqrt(low * high))
+    return (low + high) / 2
+
+
+def _solver(model: DelayModel, whole: bool) -> Callable[[float], Allocation]:
+    """Return t ↦ the best loads, by the fastest method that the model allows."""
+    if isinstance(model, FleetDelays) and model.fleet.symmetric.all():
+        return _in_chunks(ConcavePieces.of(model.fleet), whole)
+    if not whole:
+        raise InputError("continuous loads need symmetric links and the paper's delay model")
+    return lambda t: _by_bisection(model, t)
+
+
+def _in_chunks(clients: ConcavePieces, whole: bool) -> Callable[[float], Allocation]:
+    """Solve a large fleet in pieces that fit the cache, one thread per core."""
+    starts = range(0, len(clients.points), _CLIENTS_PER_CHUNK)
+    chunks = [clients.take(slice(start, start + _CLIENTS_PER_CHUNK)) for start in starts]
+
+    def solve(t: float) -> Allocation:
+        with ThreadPoolExecutor(os.cpu_count() if len(chunks) > 1 else 1) as pool:
+            parts = list(pool.map(lambda chunk: chunk.best_loads(t, whole=whole), chunks))
+        loads, probabilities, slopes = (np.concatenate(c) for c in zip(*parts, strict=True))
+        return Allocation(t, loads, probabilities, float(slopes.sum()))
+
+    return solve
+
+
+def _by_bisection(model: DelayModel, t: float) -> Allocation:
+    """Find the best whole loads of any delay model, knowing only that its cdf falls in the load.
+
+    No load in (low, high) returns more than (high − 1)·P(T(low) ≤ t): intervals that cannot beat
+    the best load so far are discarded, the others halved.
+    """
+    who = np.arange(len(model.points))
+    low, high = np.zeros_like(model.points), model.points.copy()
+    loads, best = np.zeros_like(low), np.zeros_like(low)
+
+    def attempt(who: IntArray, load: FloatArray) -> FloatArray:
+        probability = model.take(who).cdf(load, t)
+        returned = load * probability
+        np.maximum.at(best, who, returned)
+        won = returned >= best[who]
+        loads[who[won]] = load[won]
+        return probability
+
+    attempt(who, high)
+    at_low = model.cdf(low, t)
+    while len(who):
+        open_ = (high - low >= 2) & ((high - 1) * at_low > best[who])
+        who, low, high, at_low = who[open_], low[open_], high[open_], at_low[open_]
+        middle = np.floor((low + high) / 2)
+        at_middle = attempt(who, middle)
+        who = np.concatenate([who, who])
+        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
+        at_low = np.concatenate([at_low, at_middle])
+    probabilities = np.where(loads > 0, model.cdf(loads, t), 0.0)
+    loads = np.where(probabilities > 0, loads, 0.0)
+    return Allocation(t, loads, probabilities, 0.0)

@@ -1,0 +1,252 @@
+"""The best load for a given t, on all concave pieces of the expected return (section 4).
+
+With x = ℓ̃/μ, the seconds that a load takes at least, and b_ν = t − ντ, a client's expected return
+divided by μ is
+
+    F(x) = Σ_{ν: b_ν > x} h_ν f_ν(x),    f_ν(x) = x(1 − exp(−α(b_ν/x − 1))).
+
+It is concave between neighbouring b_ν, where k transmissions fit, and its slope jumps *up* at each
+b_ν, so every local maximum lies inside a piece. There may be hundreds of pieces. Since f_ν is
+concave in ν too, Jensen's inequality bounds a piece by a single term that has a closed maximum:
+
+    F(x) ≤ P(N ≤ k)·f_ν̄(x),    ν̄ = E[N | N ≤ k].
+
+So ranges of pieces are bounded, split and discarded, and Newton's method runs on the few that are
+left: one or two for most clients.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.retransmissions import (
+    arrived_by,
+    late_mass,
+    late_mass_derivatives,
+    mean_transmissions,
+    transmissions_within,
+    useful_transmissions,
+)
+
+__all__ = ["BestLoads", "ConcavePieces", "peak_share"]
+
+_NEWTON_STEPS = 60
+_NEWTON_TOLERANCE = 1e-5  # of the last step; the error left is its square
+
+
+class BestLoads(NamedTuple):
+    """Per client: the best load, the probability of its return, and dE[R]/dt."""
+
+    loads: FloatArray
+    return_probabilities: FloatArray
+    slopes: FloatArray
+
+
+def peak_share(alpha: FloatArray) -> FloatArray:
+    """Return ℓ*(t, ν)/(μ(t − ντ)), the closed maximum of f_ν (eq. optLfn), for any α.
+
+    The paper writes it −α/(W₋₁(−e^−(1+α)) + 1). With v = −W₋₁ − 1 that is α/v where
+    v − log(1 + v) = α, which Newton's method solves without under- or overflow.
+    """
+    v = alpha + np.sqrt(2 * alpha)  # above the root, and the function is convex
+    for _ in range(7):
+        v -= (v - np.log1p(v) - alpha) * (1 + v) / v
+    return alpha / v
+
+
+@dataclass(frozen=True)
+class ConcavePieces:
+    """Symmetric clients, ready to be solved for any t. Every array has shape (n,)."""
+
+    points: FloatArray
+    rate: FloatArray
+    alpha: FloatArray
+    packet_time: FloatArray
+    erasure: FloatArray
+    overhead: FloatArray
+    availability: FloatArray
+    cap: FloatArray  # seconds that all points take at least
+    last: FloatArray  # the ν beyond which the tail is negligible
+    peak: FloatArray  # peak_share(alpha)
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> Self:
+        """Compute once what does not depend on t."""
+        erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
+        return cls(
+            fleet.points,
+            fleet.rate,
+            fleet.alpha,
+            fleet.packet_time,
+            erasure,
+            fleet.overhead,
+            fleet.availability,
+            fleet.points / fleet.rate,
+            useful_transmissions(erasure),
+            peak_share(fleet.alpha),
+        )
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.points)
+
+    def take(self, clients: IntArray | slice) -> Self:
+        """Return some of the clients."""
+        return type(self)(*(getattr(self, column.name)[clients] for column in fields(self)))
+
+    def best_loads(self, t: float, *, whole: bool = True) -> BestLoads:
+        """Maximise every client's expected return within t seconds."""
+        search = _Search(self, t, whole)
+        search.run()
+        return BestLoads(
+            search.loads,
+            self.availability * search.answered,
+            self.availability * self.alpha * self.rate * search.late,
+        )
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """Ranges of neighbouring pieces, `first` to `final` transmissions, of the clients `who`."""
+
+    clients: ConcavePieces
+    who: IntArray
+    time: FloatArray
+    last: FloatArray
+    first: FloatArray
+    final: FloatArray
+
+    def take(self, keep: npt.NDArray[np.bool_]) -> "_Ranges":
+        return _Ranges(
+            self.clients.take(keep), *(getattr(self, f.name)[keep] for f in fields(self)[1:])
+        )
+
+    def interval(self) -> tuple[FloatArray, FloatArray]:
+        """Seconds of compute with which at least `first` and at most `final` transmissions fit."""
+        c = self.clients
+        low = np.where(self.final < self.last, self.time - (self.final + 1) * c.packet_time, 0.0)
+        return low, np.minimum(self.time - self.first * c.packet_time, c.cap)
+
+    def bounds(self) -> tuple[FloatArray, FloatArray]:
+        """Bound the expected return by Jensen's inequality, and say at which x it would be."""
+        c = self.clients
+        low, high = self.interval()
+        mean = self.time - mean_transmissions(c.erasure, self.first) * c.packet_time
+        x = np.maximum(np.minimum(c.peak * mean, high), low)
+        f = x * -np.expm1(-c.alpha * np.maximum(mean / x - 1, 0.0))
+        reached = arrived_by(c.erasure, self.final) * c.rate * f
+        return np.where(low < high, reached, 0.0), x
+
+    def peaks(self, start: FloatArray) -> FloatArray:
+        """Find the x of the largest expected return, on ranges of a single piece.
+
+        Newton's method for F'(x) = P(N ≤ k) − E(r) = 0 with r = 1/x and E = A − rA', on log E,
+        which is nearly linear: three or four steps from Jensen's guess.
+        """
+        x = np.empty_like(start)
+        todo, left = self, np.arange(len(start))
+        at, arrived = start, arrived_by(self.clients.erasure, self.final)
+        low, high = self.interval()
+        for _ in range(_NEWTON_STEPS):
+            c, r = todo.clients, 1 / at
+            late, slope, curvature = late_mass_derivatives(
+                todo.time, todo.final, r, c.alpha, c.packet_time, c.erasure
+            )
+            missed = late - r * slope
+            step = missed * np.log(missed / arrived) / (r * curvature)
+            new = np.clip(1 / np.maximum(r + step, 1 / high), low, high)
+            x[left] = new
+            moving = np.abs(new - at) > _NEWTON_TOLERANCE * new
+            if not moving.any():
+                break
+            todo, left, at = todo.take(moving), left[moving], new[moving]
+            arrived, low, high = arrived[moving], low[moving], high[moving]
+        return x
+
+    def halves(self) -> "_Ranges":
+        middle = np.floor((self.first + self.final) / 2)
+        twice = self.take(np.tile(np.arange(len(self.who)), 2))
+        return replace(
+            twice,
+            first=np.concatenate([self.first, middle + 1]),
+            final=np.concatenate([middle, self.final]),
+        )
+
+
+class _Search:
+    """Branch and bound over the ranges of pieces, for all clients at once."""
+
+    def __init__(self, clients: ConcavePieces, t: float, whole: bool) -> None:
+        self.clients, self.whole = clients, whole
+        self.time = t - clients.overhead
+        fit = transmissions_within(self.time, clients.packet_time)
+        self.last = np.where(clients.points > 0, np.minimum(fit, clients.last), 0.0)
+        # The best load so far, its return, P(T ≤ t) and A(r).
+        self.loads, self.best, self.answered, self.late = np.zeros((4, len(clients.points)))
+
+    def run(self) -> None:
+        ranges = self.doubling_ranges()
+        bounds, x = ranges.bounds()
+        highest = np.zeros_like(self.best)
+        np.maximum.at(highest, ranges.who, bounds)
+        top = bounds == highest[ranges.who]
+        self.try_near(ranges.take(top), x[top])
+        while len(ranges.who):
+            single = (ranges.first == ranges.final) & self.promising(ranges, bounds)
+            pieces = ranges.take(single)
+            self.try_near(pieces, pieces.peaks(x[single]))
+            ranges = ranges.take((ranges.first < ranges.final) & self.promising(ranges, bounds))
+            ranges = ranges.halves()
+            bounds, x = ranges.bounds()
+
+    def doubling_ranges(self) -> _Ranges:
+        """Return pieces 2, 3…4, 5…8, …: small ranges where P(N ≤ ν) still changes."""
+        parts = []
+        first = final = 2.0
+        while (who := np.flatnonzero(self.last >= first)).size:
+            parts.append((who, np.full(who.size, first), np.minimum(final, self.last[who])))
+            first, final = final + 1, 2 * final
+        who, firsts, finals = (
+            np.concatenate(columns) for columns in zip(*parts, strict=True)
+        ) if parts else (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
+        return _Ranges(
+            self.clients.take(who), who, self.time[who], self.last[who], firsts, finals
+        )
+
+    def promising(self, ranges: _Ranges, bounds: FloatArray) -> npt.NDArray[np.bool_]:
+        return bounds > self.best[ranges.who] * (1 + 1e-12)
+
+    def try_near(self, ranges: _Ranges, x: FloatArray) -> None:
+        """Keep the loads nearest to x where they are better than the best so far."""
+        loads = ranges.clients.rate * x
+        if not self.whole:
+            self.attempt(ranges, loads)
+            return
+        below = np.floor(loads)
+        for whole in (below, below + 1):
+            self.attempt(ranges, np.clip(whole, 1.0, ranges.clients.points))
+
+    def attempt(self, ranges: _Ranges, loads: FloatArray) -> None:
+        answered, late = _answered(ranges.clients, ranges.time, loads)
+        returned = loads * answered
+        np.maximum.at(self.best, ranges.who, returned)
+        won = returned >= self.best[ranges.who]
+        who = ranges.who[won]
+        self.loads[who], self.answered[who], self.late[who] = loads[won], answered[won], late[won]
+
+
+def _answered(
+    clients: ConcavePieces, time: FloatArray, loads: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """P(T ≤ t) of clients that take part, and the A(r) in it."""
+    compute = loads / clients.rate
+    fit = np.minimum(transmissions_within(time - compute, clients.packet_time), clients.last)
+    counted = np.maximum(fit, 2.0)
+    late = late_mass(
+        time, counted, 1 / compute, clients.alpha, clients.packet_time, clients.erasure
+    )
+    answered = np.maximum(arrived_by(clients.erasure, counted) - late, 0.0)
+    return np.where(fit >= 2, answered, 0.0), np.where(fit >= 2, late, 0.0)

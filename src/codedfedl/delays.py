@@ -1,0 +1,297 @@
+"""How long a client takes: the delay model of section 2.2, and measured delays in its place.
+
+A round costs client j the time T = overhead + ℓ̃/μ + Exp(αμ/ℓ̃) + N_d·τ_d + N_u·τ_u, with geometric
+N_d and N_u; with probability 1 − availability it does not answer at all (T = ∞).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.errors import InputError
+from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.retransmissions import (
+    NEGLIGIBLE,
+    arrived_by,
+    geometric_sum,
+    late_mass,
+    transmissions_within,
+    useful_transmissions,
+)
+
+__all__ = ["FOREVER", "DelayModel", "FleetDelays", "MeasuredDelays", "expected_maximum"]
+
+TRUNCATED_MASS = 2 * NEGLIGIBLE
+"""Probability that the cdf of an asymmetric link may leave out, at most."""
+
+FOREVER = 1e150
+"""Seconds after which every client that takes part has answered."""
+
+_BLOCK = 1 << 16  # elements of a temporary array: what stays in a core's cache
+_INSTANT = 1e-150  # seconds: what a load of 0 points takes
+
+
+class DelayModel(Protocol):
+    """What a planner needs to know of a fleet: anything with these members can be planned.
+
+    ``cdf`` must not rise with the load, and must not fall with t.
+    """
+
+    @property
+    def client(self) -> npt.NDArray[Any]:
+        """The clients' names, shape (n,)."""
+
+    @property
+    def points(self) -> FloatArray:
+        """Points per round that each client holds, shape (n,)."""
+
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
+
+    def take(self, clients: IntArray | slice) -> Self:
+        """Return the same model of some of the clients."""
+
+
+@dataclass(frozen=True)
+class FleetDelays:
+    """The paper's delay model of a fleet.
+
+    Examples
+    --------
+    >>> fleet = Fleet(points=[400], rate=[2], alpha=2, packet_time=3, erasure=0.1)
+    >>> FleetDelays(fleet).cdf(loads=[400], t=300).round(3)
+    array([0.72])
+    """
+
+    fleet: Fleet
+
+    @property
+    def client(self) -> npt.NDArray[Any]:
+        """The clients' names, shape (n,)."""
+        return self.fleet.client
+
+    @property
+    def points(self) -> FloatArray:
+        """Points per round that each client holds, shape (n,)."""
+        return self.fleet.points
+
+    def take(self, clients: IntArray | slice) -> "FleetDelays":
+        """Return the same model of some of the clients."""
+        return FleetDelays(self.fleet.take(clients))
+
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        """P(T ≤ t), exactly.
+
+        Parameters
+        ----------
+        loads
+            Points to process, shape (…, n). A load of 0 leaves only the link.
+        t
+            Seconds, broadcast against `loads`.
+        """
+        fleet = self.fleet
+        time = np.asarray(t, dtype=np.float64) - fleet.overhead
+        compute = np.asarray(loads, dtype=np.float64) / fleet.rate
+        time, compute = np.broadcast_arrays(time, compute)
+        symmetric = fleet.symmetric
+        if symmetric.all():
+            return fleet.availability * _symmetric_cdf(fleet, time, compute)
+        result = np.empty(time.shape)
+        for part, cdf in ((symmetric, _symmetric_cdf), (~symmetric, _asymmetric_cdf)):
+            clients = np.flatnonzero(part)
+            result[..., clients] = cdf(fleet.take(clients), time[..., clients], compute[..., clients])
+        return fleet.availability * result
+
+    def mean(self, loads: npt.ArrayLike) -> FloatArray:
+        """E[T] of a client that takes part, seconds, shape (…, n)."""
+        fleet = self.fleet
+        compute = np.asarray(loads, dtype=np.float64) / fleet.rate * (1 + 1 / fleet.alpha)
+        down = fleet.packet_time / (1 - fleet.erasure)
+        up = fleet.packet_time_up / (1 - fleet.erasure_up)
+        return np.asarray(fleet.overhead + compute + down + up, dtype=np.float64)
+
+    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
+        """Draw T for every round and client, shape (rounds, n); ∞ where a client is absent."""
+        fleet = self.fleet
+        shape = (rounds, len(fleet))
+        compute = np.asarray(loads, dtype=np.float64) / fleet.rate
+        total = rng.standard_exponential(shape)
+        total *= compute / fleet.alpha
+        total += compute + fleet.overhead
+        for packet_time, erasure in (
+            (fleet.packet_time, fleet.erasure),
+            (fleet.packet_time_up, fleet.erasure_up),
+        ):
+            total += packet_time * rng.geometric(1 - erasure, shape)
+        if (fleet.availability < 1).any():
+            total[rng.random(shape) >= fleet.availability] = np.inf
+        return total
+
+
+@dataclass(frozen=True)
+class MeasuredDelays:
+    """Delays that follow no formula: the clients' own measurements, each equally likely again.
+
+    A measurement is a pair (seconds per point, fixed seconds); a load of ℓ̃ points would have taken
+    ``fixed + ℓ̃·per_point`` seconds that time. ``inf`` stands for a reply that never came.
+
+    Parameters
+    ----------
+    points : array of shape (n,)
+    per_point, fixed : one sequence of measurements per client
+        Of equal lengths within a client; the lengths may differ between clients.
+    client : array of shape (n,), optional
+    """
+
+    points: FloatArray
+    per_point: FloatArray
+    fixed: FloatArray
+    client: npt.NDArray[Any]
+
+    def __init__(
+        self,
+        points: npt.ArrayLike,
+        per_point: Sequence[npt.ArrayLike],
+        fixed: Sequence[npt.ArrayLike],
+        client: npt.ArrayLike | None = None,
+    ) -> None:
+        # A fleet checks names and points; its other quantities play no part.
+        names = Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=client)
+        columns = {"per_point": per_point, "fixed": fixed}
+        checked = {name: _measurements(name, rows, names.client) for name, rows in columns.items()}
+        counts = [np.isfinite(rows) | np.isinf(rows) for rows in checked.values()]
+        if counts[0].shape != counts[1].shape or (counts[0] != counts[1]).any():
+            raise InputError(
+                "per_point and fixed differ in length: give both for every measurement"
+            )
+        stored = {"points": names.points, "client": names.client, **checked}
+        for name, array in stored.items():
+            object.__setattr__(self, name, array)
+
+    def take(self, clients: IntArray | slice) -> "MeasuredDelays":
+        """Return the same model of some of the clients."""
+        part = object.__new__(MeasuredDelays)
+        for name in ("points", "per_point", "fixed", "client"):
+            object.__setattr__(part, name, getattr(self, name)[clients])
+        return part
+
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        """Share of the measurements that would have met t, shape (…, n)."""
+        load = np.asarray(loads, dtype=np.float64)[..., None]
+        with np.errstate(invalid="ignore"):  # 0 points at ∞ seconds each
+            seconds = self.fixed + np.where(load > 0, load * self.per_point, 0.0)
+        met = seconds <= np.asarray(t, dtype=np.float64)[..., None]
+        return np.asarray(met.sum(-1) / (~np.isnan(self.fixed)).sum(-1), dtype=np.float64)
+
+    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
+        """Draw measurements anew, shape (rounds, n)."""
+        counts = (~np.isnan(self.fixed)).sum(-1)
+        chosen = rng.integers(counts, size=(rounds, len(counts)))
+        clients = np.arange(len(counts))
+        per_point, fixed = self.per_point[clients, chosen], self.fixed[clients, chosen]
+        return np.asarray(fixed + np.asarray(loads, dtype=np.float64) * per_point)
+
+
+def expected_maximum(model: DelayModel, loads: npt.ArrayLike) -> float:
+    """E[max_j T_j]: the mean round when the server waits for everybody, seconds.
+
+    ∞ where some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt by the trapezoidal rule,
+    good to five digits.
+    """
+    loads = np.asarray(loads, dtype=np.float64)
+
+    def all_done(model: DelayModel, loads: FloatArray, t: float) -> float:
+        return float(np.prod(model.cdf(loads, t)))
+
+    if all_done(model, loads, FOREVER) < 1:
+        return np.inf
+    latest = 1.0
+    while all_done(model, loads, latest) < 1 - 1e-9:
+        latest *= 2
+    while all_done(model, loads, latest / 2) >= 1 - 1e-9:
+        latest /= 2
+    earliest = latest
+    while all_done(model, loads, earliest) > 1e-12:
+        earliest /= 2
+    slow = np.flatnonzero(model.cdf(loads, earliest) < 1)  # the others are done by then
+    times = np.linspace(earliest, latest, 4001)
+    slowest, their_loads = model.take(slow), loads[slow]
+    missing = [1 - all_done(slowest, their_loads, t) for t in times]
+    return float(earliest + np.trapezoid(missing, times))
+
+
+def _symmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
+    """The Theorem's sum over ν, for a link that is the same both ways."""
+    erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
+    last = useful_transmissions(erasure)
+    transmissions = np.minimum(transmissions_within(time - compute, fleet.packet_time), last)
+    counted = np.maximum(transmissions, 2.0)
+    compute = np.maximum(compute, _INSTANT)
+    late = late_mass(time, counted, 1 / compute, fleet.alpha, fleet.packet_time, erasure)
+    answered = arrived_by(erasure, counted) - late
+    return np.where(transmissions >= 2, np.clip(answered, 0.0, 1.0), 0.0)
+
+
+def _asymmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
+    """Sum over the attempts of the link that loses less; the other link's sum is closed."""
+    links = [(fleet.packet_time, fleet.erasure), (fleet.packet_time_up, fleet.erasure_up)]
+    links = [(tau, np.where(tau > 0, p, 0.0)) for tau, p in links]
+    down_is_outer = links[0][1] <= links[1][1]
+    (tau, p), (inner_tau, inner_p) = (
+        [np.where(choose, d, u) for d, u in zip(*links, strict=True)]
+        for choose in (down_is_outer, ~down_is_outer)
+    )
+    columns = (time, compute, tau, p, inner_tau, inner_p, fleet.alpha)
+    flat = [column.reshape(-1, 1) for column in np.broadcast_arrays(*columns)]
+    time_, compute_, tau, p, inner_tau, inner_p, alpha = flat
+    spare = time_ - compute_ - inner_tau
+    last = np.where(p > 0, np.log(NEGLIGIBLE) / np.log(np.maximum(p, 1e-300)), 1.0)
+    last = np.minimum(transmissions_within(spare, tau), np.ceil(last))
+    total = np.zeros(len(time_))
+    width = max(1, _BLOCK // max(len(time_), 1))
+    for first in range(1, int(last.max(initial=0)) + 1, width):
+        attempt = np.arange(first, min(first + width, int(last.max()) + 1))
+        chance = np.where(attempt <= last, (1 - p) * p ** (attempt - 1), 0.0)
+        rest = _one_way_cdf(time_ - attempt * tau, compute_, inner_tau, inner_p, alpha)
+        total += (chance * rest).sum(-1)
+    return np.minimum(total, 1.0).reshape(time.shape)
+
+
+def _one_way_cdf(
+    time: FloatArray, compute: FloatArray, tau: FloatArray, p: FloatArray, alpha: FloatArray
+) -> FloatArray:
+    """P(compute + exponential + N·τ ≤ time) with N geometric, in closed form."""
+    log_p = np.log(np.maximum(p, 1e-300))
+    attempts = transmissions_within(time - compute, tau)
+    attempts = np.minimum(attempts, np.where(p > 0, np.ceil(np.log(NEGLIGIBLE) / log_p), 1.0))
+    counted = np.maximum(attempts, 1.0)
+    inverse = 1 / np.maximum(compute, _INSTANT)
+    log_ratio = log_p + alpha * tau * inverse
+    retries = np.where(log_ratio > 0, counted - 1, 0.0)  # the largest term
+    slack = np.maximum((time - (1 + retries) * tau) * inverse - 1, 0.0)
+    late = (1 - p) * np.exp(retries * log_p - alpha * slack) * geometric_sum(log_ratio, counted)
+    return np.where(attempts >= 1, np.maximum(-np.expm1(counted * log_p) - late, 0.0), 0.0)
+
+
+def _measurements(
+    name: str, rows: Sequence[npt.ArrayLike], client: npt.NDArray[Any]
+) -> FloatArray:
+    """One row per client, padded with NaN to equal lengths."""
+    if len(rows) != len(client):
+        raise InputError(f"{name} has {len(rows)} rows for {len(client)} clients: give one each")
+    arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
+    for who, row in zip(client, arrays, strict=True):
+        if not len(row):
+            raise InputError(f"{name} of client {who} is empty: measure it at least once")
+        if np.isnan(row).any() or (row < 0).any():
+            raise InputError(
+                f"{name} of client {who} holds {row[~(row >= 0)][0]:g}: "
+                "must be at least 0, or inf where no reply came"
+            )
+    padded = np.full((len(arrays), max(len(row) for row in arrays)), np.nan)
+    for target, row in zip(padded, arrays, strict=True):
+        target[: len(row)] = row
+    return padded

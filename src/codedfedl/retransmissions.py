@@ -1,0 +1,179 @@
+"""Sums over the number of transmissions ν, in closed form.
+
+A packet is sent until it arrives; down and up together take ν ≥ 2 transmissions with probability
+h_ν = (ν−1)(1−p)²p^(ν−2). Every quantity of the paper's Theorem is a sum of h_ν times an exponential
+that is linear in ν: an arithmetico-geometric sum, whose value does not need its terms. Here each
+costs the same for two terms as for thousands.
+"""
+
+import numpy as np
+
+from codedfedl.fleet import FloatArray
+
+__all__ = [
+    "NEGLIGIBLE",
+    "arrived_by",
+    "geometric_sum",
+    "late_mass",
+    "late_mass_derivatives",
+    "mean_transmissions",
+    "transmissions_within",
+    "useful_transmissions",
+]
+
+NEGLIGIBLE = 1e-17
+"""Probability below which further transmissions are not looked at: under half an ulp of 1."""
+
+_TINY = 1e-300  # stands in for p = 0 under a logarithm
+
+
+def transmissions_within(time: FloatArray, packet_time: FloatArray) -> FloatArray:
+    """Return the largest ν with ντ < time; ∞ where a packet takes no time."""
+    with np.errstate(over="ignore"):
+        return np.ceil(time / np.maximum(packet_time, _TINY)) - 1
+
+
+def useful_transmissions(erasure: FloatArray) -> FloatArray:
+    """Return the ν beyond which P(N > ν) is negligible."""
+    log_p = np.log(np.maximum(erasure, _TINY))
+    count = np.log(NEGLIGIBLE) / log_p
+    for _ in range(3):  # fixed point of p^(ν−1)(p + ν(1−p)) = NEGLIGIBLE
+        spread = erasure + count * (1 - erasure)
+        count = np.maximum(2.0, 1.0 + np.log(NEGLIGIBLE / spread) / log_p)
+    return np.where(erasure > 0, np.ceil(count), 2.0)
+
+
+def arrived_by(erasure: FloatArray, transmissions: FloatArray) -> FloatArray:
+    """P(N ≤ ν): at least two successes in ν trials."""
+    retries = transmissions - 1
+    q = 1 - erasure
+    log_tail = retries * np.log(np.maximum(erasure, _TINY)) + np.log1p(retries * q)
+    return -np.expm1(np.minimum(log_tail, 0.0))
+
+
+def mean_transmissions(erasure: FloatArray, transmissions: FloatArray) -> FloatArray:
+    """E[N | N ≤ ν], from P(N' ≤ ν + 1) of a third success; never above the true mean."""
+    p, q, k = erasure, 1 - erasure, transmissions
+    tail = p ** (k - 1) * (p**2 + (k + 1) * q * p + (k + 1) * k / 2 * q**2)
+    # Near p = 1 the subtraction loses its digits; the mean is at least 2 whatever it leaves.
+    third = np.maximum(1 - tail - 1e-14, 0.0)
+    return np.clip(2 / q * third / arrived_by(p, k), 2.0, k)
+
+
+def geometric_sum(log_ratio: FloatArray, terms: FloatArray) -> FloatArray:
+    """Σ_{j<K} exp(−j·|s|), for s ≠ 0 or 0 alike: the geometric sum scaled by its largest term."""
+    size = np.maximum(np.abs(log_ratio), 1e-18)
+    return np.expm1(-terms * size) / np.expm1(-size)
+
+
+def late_mass(
+    time: FloatArray,
+    transmissions: FloatArray,
+    inverse_compute: FloatArray,
+    alpha: FloatArray,
+    packet_time: FloatArray,
+    erasure: FloatArray,
+) -> FloatArray:
+    """A(r) = Σ_ν h_ν exp(−α((t − ντ)r − 1)) over ν = 2 … ν_max: fast link, slow processor.
+
+    With it the Theorem reads P(T ≤ t) = P(N ≤ ν_max) − A(μ/ℓ̃).
+
+    Parameters
+    ----------
+    time
+        t, seconds left for link and processor.
+    transmissions
+        ν_max ≥ 2, the last transmission counted.
+    inverse_compute
+        r = μ/ℓ̃, one over the seconds that the load takes at least.
+    """
+    scale, log_ratio, terms = _geometric(
+        time, transmissions, inverse_compute, alpha, packet_time, erasure
+    )
+    whole, one = _langevin(terms * log_ratio / 2), _langevin(log_ratio / 2)
+    return scale * (terms + 1 + terms * whole - one) / 2
+
+
+def late_mass_derivatives(
+    time: FloatArray,
+    transmissions: FloatArray,
+    inverse_compute: FloatArray,
+    alpha: FloatArray,
+    packet_time: FloatArray,
+    erasure: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return A(r), A'(r) and A''(r), with the parameters of `late_mass`."""
+    scale, log_ratio, terms = _geometric(
+        time, transmissions, inverse_compute, alpha, packet_time, erasure
+    )
+    # Cumulants of j in 0 … K−1 with weights exp(j·s), in which the poles at s = 0 have cancelled.
+    whole = _langevin_derivatives(terms * log_ratio / 2)
+    one = _langevin_derivatives(log_ratio / 2)
+    mean = (terms - 1 + terms * whole[0] - one[0]) / 2
+    variance = (terms**2 * whole[1] - one[1]) / 4
+    skew = (terms**3 * whole[2] - one[2]) / 8
+    square = mean**2 + variance
+    cube = mean * (mean**2 + 3 * variance) + skew
+    # Moments of j = ν − 2 under h_ν exp(…), which has a factor (j + 1) more.
+    zeroth, first, second = 1 + mean, mean + square, square + cube
+    b, c = alpha * (time - 2 * packet_time), alpha * packet_time
+    return (
+        scale * zeroth,
+        scale * (c * first - b * zeroth),
+        scale * (b**2 * zeroth - 2 * b * c * first + c**2 * second),
+    )
+
+
+def _geometric(
+    time: FloatArray,
+    transmissions: FloatArray,
+    inverse_compute: FloatArray,
+    alpha: FloatArray,
+    packet_time: FloatArray,
+    erasure: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return (1−p)² Σ_j exp(c + j·s) without the factor (j + 1), s, and the number of terms."""
+    terms = transmissions - 1
+    log_p = np.log(np.maximum(erasure, _TINY))
+    # Beyond e^±1000 one term is all of the sum.
+    log_ratio = np.clip(log_p + alpha * packet_time * inverse_compute, -1e3, 1e3)
+    # Anchor at the largest term, ν = 2 or ν = ν_max, so that nothing overflows.
+    retries = np.where(log_ratio > 0, terms - 1, 0.0)
+    slack = np.maximum((time - (2 + retries) * packet_time) * inverse_compute - 1, 0.0)
+    largest = np.exp(retries * log_p - alpha * slack)
+    return (1 - erasure) ** 2 * largest * geometric_sum(log_ratio, terms), log_ratio, terms
+
+
+def _langevin(y: FloatArray) -> FloatArray:
+    """L(y) = coth y − 1/y, the mean of exp(y·z) weights on −1 … 1, to 12 digits for every y."""
+    square = y * y
+    small = square < 0.01
+    safe = np.where(small, 1.0, y)
+    series = y * (1 / 3 - square * (1 / 45 - square * (2 / 945 - square / 4725)))
+    return np.where(small, series, 1 / np.tanh(safe) - 1 / safe)
+
+
+def _langevin_derivatives(y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """L, L' and L''."""
+    square = y * y
+    small = square < 0.01
+    safe = np.where(small, 1.0, y)
+    coth, inverse = 1 / np.tanh(safe), 1 / safe
+    inverse_square, csch_square = inverse * inverse, coth * coth - 1
+    return (
+        np.where(
+            small,
+            y * (1 / 3 - square * (1 / 45 - square * (2 / 945 - square / 4725))),
+            coth - inverse,
+        ),
+        np.where(
+            small,
+            1 / 3 - square * (1 / 15 - square * (2 / 189 - square / 675)),
+            inverse_square - csch_square,
+        ),
+        np.where(
+            small,
+            -y * (2 / 15 - square * (8 / 189 - square * (2 / 225))),
+            2 * (coth * csch_square - inverse * inverse_square),
+        ),
+    )

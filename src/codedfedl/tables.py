@@ -1,0 +1,176 @@
+"""Columns of numbers in CSV and Parquet files, read strictly and written whole or not at all."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from codedfedl.errors import InputError
+
+__all__ = ["check_destination", "column_names", "nearest", "read_table", "write_table"]
+
+SUFFIXES = (".csv", ".parquet")
+
+
+def column_names(path: str | Path) -> list[str]:
+    """Return the names of a file's columns."""
+    return list(_open(Path(path)).names)
+
+
+def read_table(
+    path: str | Path, required: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, npt.NDArray[Any]]:
+    """Read named columns; all but ``client`` must hold numbers.
+
+    Parameters
+    ----------
+    path
+        A ``.csv`` or ``.parquet`` file.
+    required, optional
+        The columns that must and that may be there. Any other column is an error.
+
+    Returns
+    -------
+    dict
+        Arrays of float64, one per column found; ``client`` holds integers where every name is
+        one, and strings elsewhere.
+    """
+    path = Path(path)
+    table = _load(path)
+    _check_columns(path, table.column_names, required, optional)
+    if table.num_rows == 0:
+        raise InputError(f"{path} has a header and no rows: add a line for each client")
+    return {
+        name: _names(table[name]) if name == "client" else _numbers(path, name, table[name])
+        for name in table.column_names
+    }
+
+
+def write_table(
+    path: str | Path,
+    columns: Mapping[str, npt.ArrayLike],
+    metadata: Mapping[str, object] | None = None,
+) -> None:
+    """Write columns to a ``.csv`` or ``.parquet`` file, replacing it only once all is written.
+
+    Parameters
+    ----------
+    metadata
+        Facts about the table as a whole. Parquet keeps them in its schema; CSV has no place
+        for them.
+    """
+    path = Path(path)
+    check_destination(path)
+    table = pa.table({name: np.asarray(values) for name, values in columns.items()})
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if path.suffix == ".csv":
+            pa.csv.write_csv(table, partial, pa.csv.WriteOptions(quoting_style="needed"))
+        else:
+            facts = {str(key): str(value) for key, value in (metadata or {}).items()}
+            pa.parquet.write_table(table.replace_schema_metadata(facts), partial)
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_destination(path: str | Path, suffixes: Sequence[str] = SUFFIXES) -> None:
+    """Refuse a file that could not be written, before any work is done for it."""
+    path = Path(path)
+    if path.suffix not in suffixes:
+        raise InputError(f"cannot write {path}: its name must end in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; name a file")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Suggest the known name closest to a misspelt one, as the end of a sentence."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"cannot read {path}: its name must end in {' or '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: there is no such file")
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"cannot read {path}: {reason}; give a table, a line per client") from None
+
+
+def _open(path: Path) -> pa.Schema:
+    with _readable(path):
+        if path.suffix == ".parquet":
+            return pa.parquet.read_schema(path)
+        with pa.csv.open_csv(path) as reader:
+            return reader.schema
+
+
+def _load(path: Path) -> pa.Table:
+    with _readable(path):
+        if path.suffix == ".parquet":
+            return pa.parquet.read_table(path)
+        # As text, so that a cell that is no number can be named with its line.
+        text = dict.fromkeys(column_names(path), pa.string())
+        return pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(column_types=text))
+
+
+def _check_columns(
+    path: Path, found: Sequence[str], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    known = [*required, *optional]
+    for name in found:
+        if found.count(name) > 1:
+            raise InputError(f"{path} has the column {name!r} twice: remove one")
+        if name not in known:
+            raise InputError(f"{path} has the unknown column {name!r}: {nearest(name, known)}")
+    if missing := [name for name in required if name not in found]:
+        columns = ", ".join(repr(name) for name in missing)
+        raise InputError(f"{path} lacks the column {columns}: it needs {', '.join(required)}")
+
+
+def _names(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    names = np.asarray(pc.cast(column, pa.string()).to_pylist(), dtype=str)
+    try:
+        numbers = names.astype(np.int64)
+    except (ValueError, OverflowError):
+        return names
+    return numbers if np.array_equal(numbers.astype(str), names) else names
+
+
+def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    try:
+        if column.null_count:
+            raise pa.ArrowInvalid("empty cell")
+        return np.asarray(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        row, cell = next((i, c) for i, c in enumerate(column.to_pylist()) if not _is_number(c))
+        where = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
+        what = "is empty" if cell in (None, "") else f"is {cell!r}"
+        raise InputError(f"{path}, {where}: {name} {what}: write a number") from None
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        return not math.isnan(float(cell))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
