@@ -1,1 +1,38 @@
-"""Straggler-proof federated learning at the edge."""
+"""Straggler-proof federated learning at the edge.
+
+>>> from codedfedl import paper_fleet, plan
+>>> round(plan(paper_fleet(), redundancy=0.1).deadline / 60)
+35
+"""
+
+from codedfedl.allocation import best_loads, expected_return, minimum_deadline
+from codedfedl.calibration import paper_devices, paper_fleet
+from codedfedl.costs import Setup
+from codedfedl.delays import DelayModel, FleetDelays, MeasuredDelays, expected_maximum
+from codedfedl.errors import InputError
+from codedfedl.fleet import Devices, Fleet, Workload, read_fleet
+from codedfedl.planning import Plan, Server, cheapest_plan, plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DelayModel",
+    "Devices",
+    "Fleet",
+    "FleetDelays",
+    "InputError",
+    "MeasuredDelays",
+    "Plan",
+    "Server",
+    "Setup",
+    "Workload",
+    "best_loads",
+    "cheapest_plan",
+    "expected_maximum",
+    "expected_return",
+    "minimum_deadline",
+    "paper_devices",
+    "paper_fleet",
+    "plan",
+    "read_fleet",
+]

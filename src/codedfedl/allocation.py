@@ -1,10 +1,11 @@
-"""Who does how much by when: the two-step optimisation of section 3.3 and the analysis of section 4.
+"""Who does how much by when: the two-step optimisation of section 3.3.
 
 Step 1, `best_loads`: for a given t, the load of every client that maximises its expected return
 ℓ̃·P(T ≤ t). Step 2, `minimum_deadline`: the smallest t at which the best loads return a wanted
 number of points in expectation.
 """
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -124,17 +125,36 @@ def _between(low: float, high: float) -> float:
     if high == np.inf:
         return max(8 * low, 1.0)
     if low < high / 8:
-        return max(high / 8, np.sqrt(low * high))
+        return max(high / 8, math.sqrt(low * high))
     return (low + high) / 2
 
 
 def _solver(model: DelayModel, whole: bool) -> Callable[[float], Allocation]:
     """Return t ↦ the best loads, by the fastest method that the model allows."""
-    if isinstance(model, FleetDelays) and model.fleet.symmetric.all():
-        return _in_chunks(ConcavePieces.of(model.fleet), whole)
+    if isinstance(model, FleetDelays):
+        symmetric = model.fleet.symmetric
+        if symmetric.all():
+            return _in_chunks(ConcavePieces.of(model.fleet), whole)
+        if whole and symmetric.any():
+            return _in_two_parts(model, np.flatnonzero(symmetric), np.flatnonzero(~symmetric))
     if not whole:
         raise InputError("continuous loads need symmetric links and the paper's delay model")
     return lambda t: _by_bisection(model, t)
+
+
+def _in_two_parts(
+    model: DelayModel, one: IntArray, other: IntArray
+) -> Callable[[float], Allocation]:
+    parts = [(who, _solver(model.take(who), True)) for who in (one, other)]
+
+    def solve(t: float) -> Allocation:
+        loads, probabilities = np.zeros((2, len(model.points)))
+        for who, solve_part in parts:
+            found = solve_part(t)
+            loads[who], probabilities[who] = found.loads, found.return_probabilities
+        return Allocation(t, loads, probabilities, 0.0)
+
+    return solve
 
 
 def _in_chunks(clients: ConcavePieces, whole: bool) -> Callable[[float], Allocation]:

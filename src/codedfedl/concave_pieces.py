@@ -31,8 +31,9 @@ from codedfedl.retransmissions import (
     useful_transmissions,
 )
 
-__all__ = ["BestLoads", "ConcavePieces", "peak_share"]
+__all__ = ["BestLoads", "ConcavePieces", "peak_share", "piece_peaks"]
 
+_TINY = 1e-300
 _NEWTON_STEPS = 60
 _NEWTON_TOLERANCE = 1e-5  # of the last step; the error left is its square
 
@@ -93,7 +94,7 @@ class ConcavePieces:
         """Return the number of clients."""
         return len(self.points)
 
-    def take(self, clients: IntArray | slice) -> Self:
+    def take(self, clients: IntArray | npt.NDArray[np.bool_] | slice) -> Self:
         """Return some of the clients."""
         return type(self)(*(getattr(self, column.name)[clients] for column in fields(self)))
 
@@ -119,7 +120,7 @@ class _Ranges:
     first: FloatArray
     final: FloatArray
 
-    def take(self, keep: npt.NDArray[np.bool_]) -> "_Ranges":
+    def take(self, keep: IntArray | npt.NDArray[np.bool_]) -> "_Ranges":
         return _Ranges(
             self.clients.take(keep), *(getattr(self, f.name)[keep] for f in fields(self)[1:])
         )
@@ -155,8 +156,8 @@ class _Ranges:
             late, slope, curvature = late_mass_derivatives(
                 todo.time, todo.final, r, c.alpha, c.packet_time, c.erasure
             )
-            missed = late - r * slope
-            step = missed * np.log(missed / arrived) / (r * curvature)
+            missed = np.maximum(late - r * slope, _TINY)  # 0 far left of the peak
+            step = missed * np.log(missed / arrived) / np.maximum(r * curvature, _TINY)
             new = np.clip(1 / np.maximum(r + step, 1 / high), low, high)
             x[left] = new
             moving = np.abs(new - at) > _NEWTON_TOLERANCE * new
@@ -188,48 +189,39 @@ class _Search:
         self.loads, self.best, self.answered, self.late = np.zeros((4, len(clients.points)))
 
     def run(self) -> None:
-        ranges = self.doubling_ranges()
+        ranges = self.first_ranges()
         bounds, x = ranges.bounds()
         highest = np.zeros_like(self.best)
         np.maximum.at(highest, ranges.who, bounds)
         top = bounds == highest[ranges.who]
-        self.try_near(ranges.take(top), x[top])
+        self.attempt(ranges.take(top), x[top])
         while len(ranges.who):
             single = (ranges.first == ranges.final) & self.promising(ranges, bounds)
             pieces = ranges.take(single)
-            self.try_near(pieces, pieces.peaks(x[single]))
+            peaks = pieces.peaks(x[single])
+            self.attempt(pieces, peaks)
+            if self.whole:
+                self.attempt(pieces, peaks + 1 / pieces.clients.rate)
             ranges = ranges.take((ranges.first < ranges.final) & self.promising(ranges, bounds))
             ranges = ranges.halves()
             bounds, x = ranges.bounds()
 
-    def doubling_ranges(self) -> _Ranges:
-        """Return pieces 2, 3…4, 5…8, …: small ranges where P(N ≤ ν) still changes."""
-        parts = []
-        first = final = 2.0
-        while (who := np.flatnonzero(self.last >= first)).size:
-            parts.append((who, np.full(who.size, first), np.minimum(final, self.last[who])))
-            first, final = final + 1, 2 * final
-        who, firsts, finals = (
-            np.concatenate(columns) for columns in zip(*parts, strict=True)
-        ) if parts else (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
-        return _Ranges(
-            self.clients.take(who), who, self.time[who], self.last[who], firsts, finals
-        )
+    def first_ranges(self) -> _Ranges:
+        """Return the piece of the smallest loads alone, and all others as one range."""
+        alone, others = np.flatnonzero(self.last >= 2), np.flatnonzero(self.last >= 3)
+        who = np.concatenate([alone, others])
+        first = np.concatenate([self.last[alone], np.full(len(others), 2.0)])
+        final = np.concatenate([self.last[alone], self.last[others] - 1])
+        return _Ranges(self.clients.take(who), who, self.time[who], self.last[who], first, final)
 
     def promising(self, ranges: _Ranges, bounds: FloatArray) -> npt.NDArray[np.bool_]:
         return bounds > self.best[ranges.who] * (1 + 1e-12)
 
-    def try_near(self, ranges: _Ranges, x: FloatArray) -> None:
-        """Keep the loads nearest to x where they are better than the best so far."""
+    def attempt(self, ranges: _Ranges, x: FloatArray) -> None:
+        """Keep the loads that x seconds compute, whole ones rounded down, where they are better."""
         loads = ranges.clients.rate * x
-        if not self.whole:
-            self.attempt(ranges, loads)
-            return
-        below = np.floor(loads)
-        for whole in (below, below + 1):
-            self.attempt(ranges, np.clip(whole, 1.0, ranges.clients.points))
-
-    def attempt(self, ranges: _Ranges, loads: FloatArray) -> None:
+        if self.whole:
+            loads = np.clip(np.floor(loads), 1.0, ranges.clients.points)
         answered, late = _answered(ranges.clients, ranges.time, loads)
         returned = loads * answered
         np.maximum.at(self.best, ranges.who, returned)
@@ -250,3 +242,20 @@ def _answered(
     )
     answered = np.maximum(arrived_by(clients.erasure, counted) - late, 0.0)
     return np.where(fit >= 2, answered, 0.0), np.where(fit >= 2, late, 0.0)
+
+
+def piece_peaks(fleet: Fleet, t: float) -> FloatArray:
+    """Return the loads at which each concave piece of one client's expected return is largest.
+
+    Parameters
+    ----------
+    fleet
+        A single client with a symmetric link.
+    """
+    client = ConcavePieces.of(fleet)
+    last = int(_Search(client, t, whole=False).last[0])
+    pieces = np.arange(2.0, last + 1)
+    who = np.zeros(len(pieces), dtype=np.int64)
+    time = (t - client.overhead)[who]
+    ranges = _Ranges(client.take(who), who, time, np.full_like(time, last), pieces, pieces)
+    return ranges.clients.rate * ranges.peaks(ranges.bounds()[1])

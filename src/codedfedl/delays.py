@@ -102,7 +102,9 @@ class FleetDelays:
         result = np.empty(time.shape)
         for part, cdf in ((symmetric, _symmetric_cdf), (~symmetric, _asymmetric_cdf)):
             clients = np.flatnonzero(part)
-            result[..., clients] = cdf(fleet.take(clients), time[..., clients], compute[..., clients])
+            result[..., clients] = cdf(
+                fleet.take(clients), time[..., clients], compute[..., clients]
+            )
         return fleet.availability * result
 
     def mean(self, loads: npt.ArrayLike) -> FloatArray:
@@ -224,7 +226,7 @@ def expected_maximum(model: DelayModel, loads: npt.ArrayLike) -> float:
 
 
 def _symmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
-    """The Theorem's sum over ν, for a link that is the same both ways."""
+    """Sum the Theorem's terms over ν, for a link that is the same both ways."""
     erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
     last = useful_transmissions(erasure)
     transmissions = np.minimum(transmissions_within(time - compute, fleet.packet_time), last)
@@ -276,9 +278,7 @@ def _one_way_cdf(
     return np.where(attempts >= 1, np.maximum(-np.expm1(counted * log_p) - late, 0.0), 0.0)
 
 
-def _measurements(
-    name: str, rows: Sequence[npt.ArrayLike], client: npt.NDArray[Any]
-) -> FloatArray:
+def _measurements(name: str, rows: Sequence[npt.ArrayLike], client: npt.NDArray[Any]) -> FloatArray:
     """One row per client, padded with NaN to equal lengths."""
     if len(rows) != len(client):
         raise InputError(f"{name} has {len(rows)} rows for {len(client)} clients: give one each")

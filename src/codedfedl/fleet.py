@@ -71,11 +71,11 @@ class _Columns:
     def _check_and_store(
         self, client: npt.ArrayLike | None, columns: Mapping[str, npt.ArrayLike | None]
     ) -> None:
-        given = {
+        given: dict[str, Any] = {
             name: columns[name.removesuffix("_up")] if values is None else values
             for name, values in columns.items()
         }
-        sizes = [np.size(values) for values in (*given.values(), client) if np.ndim(values) == 1]
+        sizes = [len(values) for values in (*given.values(), client) if np.ndim(values) == 1]
         names = _client_names(client, sizes[0] if sizes else 1)
         checked = {name: _checked(name, values, names) for name, values in given.items()}
         for name, array in {"client": names, **checked}.items():
@@ -104,7 +104,7 @@ class _Columns:
 
     @classmethod
     def _file_columns(cls) -> tuple[list[str], list[str]]:
-        defaults = cls.__init__.__kwdefaults__
+        defaults = cls.__init__.__kwdefaults__ or {}
         names = [column.name for column in fields(cls) if column.name != "client"]
         required = [name for name in names if name not in defaults]
         return ["client", *required], [name for name in names if name in defaults]
@@ -192,7 +192,8 @@ class Fleet(_Columns):
     @property
     def symmetric(self) -> npt.NDArray[np.bool_]:
         """Whose uplink equals the downlink, shape (n,)."""
-        return (self.packet_time == self.packet_time_up) & (self.erasure == self.erasure_up)
+        same = (self.packet_time == self.packet_time_up) & (self.erasure == self.erasure_up)
+        return np.asarray(same)
 
 
 @dataclass(frozen=True)

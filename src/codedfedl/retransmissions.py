@@ -54,16 +54,17 @@ def arrived_by(erasure: FloatArray, transmissions: FloatArray) -> FloatArray:
 def mean_transmissions(erasure: FloatArray, transmissions: FloatArray) -> FloatArray:
     """E[N | N ≤ ν], from P(N' ≤ ν + 1) of a third success; never above the true mean."""
     p, q, k = erasure, 1 - erasure, transmissions
-    tail = p ** (k - 1) * (p**2 + (k + 1) * q * p + (k + 1) * k / 2 * q**2)
+    tail = np.exp((k - 1) * np.log(np.maximum(p, _TINY))) * (
+        p**2 + (k + 1) * q * p + (k + 1) * k / 2 * q**2
+    )
     # Near p = 1 the subtraction loses its digits; the mean is at least 2 whatever it leaves.
     third = np.maximum(1 - tail - 1e-14, 0.0)
     return np.clip(2 / q * third / arrived_by(p, k), 2.0, k)
 
 
 def geometric_sum(log_ratio: FloatArray, terms: FloatArray) -> FloatArray:
-    """Σ_{j<K} exp(−j·|s|), for s ≠ 0 or 0 alike: the geometric sum scaled by its largest term."""
-    size = np.maximum(np.abs(log_ratio), 1e-18)
-    return np.expm1(-terms * size) / np.expm1(-size)
+    """Σ_{j<K} exp(−j·|s|): a geometric sum divided by its largest term."""
+    return _decay(terms * log_ratio) / _decay(log_ratio)
 
 
 def late_mass(
@@ -87,11 +88,11 @@ def late_mass(
     inverse_compute
         r = μ/ℓ̃, one over the seconds that the load takes at least.
     """
-    scale, log_ratio, terms = _geometric(
+    scale, log_ratio, terms, whole, one = _geometric(
         time, transmissions, inverse_compute, alpha, packet_time, erasure
     )
-    whole, one = _langevin(terms * log_ratio / 2), _langevin(log_ratio / 2)
-    return scale * (terms + 1 + terms * whole - one) / 2
+    spread = terms * _langevin(terms * log_ratio, whole) - _langevin(log_ratio, one)
+    return scale * (terms + 1 + spread) / 2
 
 
 def late_mass_derivatives(
@@ -103,12 +104,12 @@ def late_mass_derivatives(
     erasure: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return A(r), A'(r) and A''(r), with the parameters of `late_mass`."""
-    scale, log_ratio, terms = _geometric(
+    scale, log_ratio, terms, whole_decay, one_decay = _geometric(
         time, transmissions, inverse_compute, alpha, packet_time, erasure
     )
     # Cumulants of j in 0 … K−1 with weights exp(j·s), in which the poles at s = 0 have cancelled.
-    whole = _langevin_derivatives(terms * log_ratio / 2)
-    one = _langevin_derivatives(log_ratio / 2)
+    whole = _langevin_derivatives(terms * log_ratio, whole_decay)
+    one = _langevin_derivatives(log_ratio, one_decay)
     mean = (terms - 1 + terms * whole[0] - one[0]) / 2
     variance = (terms**2 * whole[1] - one[1]) / 4
     skew = (terms**3 * whole[2] - one[2]) / 8
@@ -131,8 +132,11 @@ def _geometric(
     alpha: FloatArray,
     packet_time: FloatArray,
     erasure: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return (1−p)² Σ_j exp(c + j·s) without the factor (j + 1), s, and the number of terms."""
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Sum A's terms without their factor ν − 1: (1−p)² Σ_{j<K} exp(… + j·s).
+
+    Returns the sum, s, K, and the decays of Ks and s, which its moments need too.
+    """
     terms = transmissions - 1
     log_p = np.log(np.maximum(erasure, _TINY))
     # Beyond e^±1000 one term is all of the sum.
@@ -141,39 +145,42 @@ def _geometric(
     retries = np.where(log_ratio > 0, terms - 1, 0.0)
     slack = np.maximum((time - (2 + retries) * packet_time) * inverse_compute - 1, 0.0)
     largest = np.exp(retries * log_p - alpha * slack)
-    return (1 - erasure) ** 2 * largest * geometric_sum(log_ratio, terms), log_ratio, terms
+    whole, one = _decay(terms * log_ratio), _decay(log_ratio)
+    return (1 - erasure) ** 2 * largest * (whole / one), log_ratio, terms, whole, one
 
 
-def _langevin(y: FloatArray) -> FloatArray:
-    """L(y) = coth y − 1/y, the mean of exp(y·z) weights on −1 … 1, to 12 digits for every y."""
-    square = y * y
-    small = square < 0.01
-    safe = np.where(small, 1.0, y)
-    series = y * (1 / 3 - square * (1 / 45 - square * (2 / 945 - square / 4725)))
-    return np.where(small, series, 1 / np.tanh(safe) - 1 / safe)
+def _decay(s: FloatArray) -> FloatArray:
+    """1 − exp(−|s|), and never 0: ratios of two decays have their limit at s = 0."""
+    return -np.expm1(-np.maximum(np.abs(s), _TINY))
 
 
-def _langevin_derivatives(y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """L, L' and L''."""
-    square = y * y
-    small = square < 0.01
-    safe = np.where(small, 1.0, y)
-    coth, inverse = 1 / np.tanh(safe), 1 / safe
+def _langevin(s: FloatArray, decay: FloatArray) -> FloatArray:
+    """L(s/2) with L(y) = coth y − 1/y, to 12 digits for every s; `decay` is 1 − exp(−|s|)."""
+    size = np.abs(s)
+    square = s * s
+    series = size * (1 / 6 - square * (1 / 360 - square * (1 / 15120 - square / 604800)))
+    exact = 2 / decay - 1 - 2 / np.maximum(size, _TINY)
+    return np.copysign(np.where(size < 0.2, series, exact), s)
+
+
+def _langevin_derivatives(
+    s: FloatArray, decay: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """L, L' and L'' at s/2."""
+    size = np.abs(s)
+    small = size < 0.2
+    square = s * s
+    safe, its_decay = np.where(small, 1.0, size), np.where(small, 0.5, decay)
+    inverse, coth = 2 / safe, 2 / its_decay - 1
     inverse_square, csch_square = inverse * inverse, coth * coth - 1
-    return (
-        np.where(
-            small,
-            y * (1 / 3 - square * (1 / 45 - square * (2 / 945 - square / 4725))),
-            coth - inverse,
-        ),
-        np.where(
-            small,
-            1 / 3 - square * (1 / 15 - square * (2 / 189 - square / 675)),
-            inverse_square - csch_square,
-        ),
-        np.where(
-            small,
-            -y * (2 / 15 - square * (8 / 189 - square * (2 / 225))),
-            2 * (coth * csch_square - inverse * inverse_square),
-        ),
+    slope = np.where(
+        small,
+        1 / 3 - square * (1 / 60 - square * (1 / 1512 - square / 43200)),
+        inverse_square - csch_square,
     )
+    curvature = np.where(
+        small,
+        -size * (1 / 15 - square * (1 / 189 - square / 3600)),
+        2 * (coth * csch_square - inverse * inverse_square),
+    )
+    return _langevin(s, decay), slope, np.copysign(1.0, s) * curvature

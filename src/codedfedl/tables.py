@@ -16,9 +16,18 @@ import pyarrow.parquet
 
 from codedfedl.errors import InputError
 
-__all__ = ["check_destination", "column_names", "nearest", "read_table", "write_table"]
+__all__ = [
+    "FIGURE_SUFFIXES",
+    "check_destination",
+    "column_names",
+    "make_folder",
+    "nearest",
+    "read_table",
+    "write_table",
+]
 
 SUFFIXES = (".csv", ".parquet")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def column_names(path: str | Path) -> list[str]:
@@ -94,6 +103,14 @@ def check_destination(path: str | Path, suffixes: Sequence[str] = SUFFIXES) -> N
         raise InputError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; name a file")
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder for results, with its parents, or say why it cannot be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path}: {error.strerror}") from None
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

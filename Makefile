@@ -1,0 +1,43 @@
+# Everything runs in a virtual environment that the first target makes: Python ≥ 3.11 is all it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test lint types imports tests bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(READY) ## Plan the paper's fleet and draw the result into demo/
+	@mkdir -p demo
+	$(BIN)/codedfedl plan paper --redundancy 0.1 --out demo/plan.parquet --figure demo/plan.png
+	$(BIN)/codedfedl reproduce fig1 --out demo
+
+test: lint types imports tests ## All checks: lint, format, types, import directions, tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports --no-cache
+
+tests: $(READY)
+	$(BIN)/pytest
+
+bench: $(READY) ## Measure speed: ratios to the naive version in one run
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove the virtual environment and everything made
+	rm -rf .venv demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "codedfedl needs Python 3.11 or newer: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,56 @@
+"""The command line: `codedfedl`."""
+
+import os
+import sys
+import traceback
+
+import typer
+
+from codedfedl import __version__
+from codedfedl.cli.plan import plan_command
+from codedfedl.cli.reproduce import reproduce_command
+from codedfedl.errors import InputError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    epilog="Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("plan")(plan_command)
+app.command("reproduce")(reproduce_command)
+
+
+@app.callback(invoke_without_command=True)
+def tour(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    debug: bool = typer.Option(False, "--debug", help="Show a traceback with every error."),
+) -> None:
+    """Straggler-proof federated learning at the edge.
+
+    Begin with `codedfedl plan paper`: how long to wait in each round, and who does how much. Then
+    give it a CSV file of your own fleet.
+    """
+    if version:
+        typer.echo(f"codedfedl {__version__}")
+        raise typer.Exit
+    context.obj = {"debug": debug}
+
+
+def main() -> None:
+    """Run a command; bad input ends in one line on stderr and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        print(f"codedfedl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("codedfedl: interrupted; nothing was left half-written", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

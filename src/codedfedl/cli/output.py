@@ -1,0 +1,40 @@
+"""What every command shares: where output goes and in which form."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+__all__ = ["json_number", "messages", "print_json", "progress", "results", "wrote"]
+
+results = Console(highlight=False)  # stdout: tables, in colour on a terminal only
+messages = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Show that something is under way, on a terminal only."""
+    if messages.is_terminal:
+        with messages.status(what):
+            yield
+    else:
+        yield
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(document, allow_nan=False))
+
+
+def json_number(value: float) -> float | None:
+    """JSON has no infinity: null stands for it."""
+    return value if math.isfinite(value) else None
+
+
+def wrote(path: Path) -> None:
+    """Say where a file is."""
+    messages.print(f"wrote {path}", soft_wrap=True)

@@ -1,0 +1,158 @@
+"""`codedfedl plan`: from a fleet's delays to loads, a deadline and parity."""
+
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codedfedl.calibration import paper_fleet
+from codedfedl.cli.output import json_number, print_json, progress, results, wrote
+from codedfedl.costs import Setup
+from codedfedl.delays import FleetDelays, expected_maximum
+from codedfedl.errors import InputError
+from codedfedl.fleet import Fleet, Workload, read_fleet
+from codedfedl.planning import Plan, Server, cheapest_plan, plan
+from codedfedl.report.tables import plan_view
+from codedfedl.tables import FIGURE_SUFFIXES, check_destination
+
+__all__ = ["plan_command"]
+
+PARITY, WORK = "How much parity (one of these)", "What a device file's clients compute"
+
+
+def plan_command(
+    fleet: Annotated[
+        str, typer.Argument(help="A fleet or device file (.csv, .parquet), or 'paper'.")
+    ],
+    redundancy: Annotated[
+        float | None,
+        typer.Option(
+            help="Parity rows as a fraction of all points, in (0, 1); 0.1 if nothing else is said.",
+            rich_help_panel=PARITY,
+        ),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Parity rows.", rich_help_panel=PARITY)] = None,
+    server_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose the rows: the server as one more node, at this many rows per second.",
+            rich_help_panel=PARITY,
+        ),
+    ] = None,
+    max_rows: Annotated[
+        int | None,
+        typer.Option(
+            help="The most rows that the server may hold; as many as there are points if not said.",
+            rich_help_panel=PARITY,
+        ),
+    ] = None,
+    server_alpha: Annotated[
+        float, typer.Option(help="The server's α.", rich_help_panel=PARITY)
+    ] = 2.0,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Choose the rows: least total time of set-up and this many rounds.",
+            rich_help_panel=PARITY,
+        ),
+    ] = None,
+    points: Annotated[
+        float | None,
+        typer.Option(
+            help="Points per round of every client, where the file has no such column.",
+            rich_help_panel=WORK,
+        ),
+    ] = None,
+    features: Annotated[
+        int, typer.Option(help="Features of the model (q).", rich_help_panel=WORK)
+    ] = 2000,
+    labels: Annotated[int, typer.Option(help="Label columns (c).", rich_help_panel=WORK)] = 10,
+    bits: Annotated[int, typer.Option(help="Bits a number.", rich_help_panel=WORK)] = 32,
+    packet_overhead: Annotated[
+        float, typer.Option(help="Share that the protocol adds to a packet.", rich_help_panel=WORK)
+    ] = 0.1,
+    inputs: Annotated[
+        int, typer.Option(help="Numbers in a raw point, for --rounds.", rich_help_panel=WORK)
+    ] = 784,
+    batches: Annotated[
+        int, typer.Option(help="Mini-batches to encode, for --rounds.", rich_help_panel=WORK)
+    ] = 5,
+    seed: Annotated[int, typer.Option(help="Of the paper's fleet.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a row per client (.parquet or .csv).")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .svg or .pdf).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Choose how long each round waits and how much each client does.
+
+    FLEET has the columns client, points, rate (points per second), alpha, packet_time (seconds)
+    and erasure, and may have packet_time_up, erasure_up, overhead (seconds a round) and
+    availability. A device file has client, mac_rate, bit_rate, alpha and erasure instead, and may
+    have points.
+
+    Examples: `codedfedl plan paper`, `codedfedl plan my.csv --redundancy 0.2 --figure plan.png`,
+    `codedfedl plan my.csv --server-rate 1000 --json`.
+    """
+    if out is not None:
+        check_destination(out)
+    if figure is not None:
+        check_destination(figure, FIGURE_SUFFIXES)
+    workload = Workload(features, labels, bits, packet_overhead)
+    clients = _read(fleet, workload, points, seed)
+    server = _server(server_rate, server_alpha, max_rows, clients)
+    with progress("planning"):
+        if rounds is None:
+            chosen = _plan(clients, redundancy, rows, server)
+        else:
+            _refuse({"--redundancy": redundancy, "--rows": rows, "--server-rate": server_rate})
+            setup = Setup(inputs, batches)
+            chosen, _ = cheapest_plan(
+                clients, rounds, lambda u: setup.seconds(clients, workload, u)
+            )
+        waiting = expected_maximum(FleetDelays(clients), clients.points)
+    if as_json:
+        gain = waiting / chosen.deadline if chosen.deadline else inf
+        extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
+        print_json(chosen.document() | extra)
+    else:
+        results.print(plan_view(chosen, waiting))
+    if out is not None:
+        chosen.write(out)
+        wrote(out)
+    if figure is not None:
+        from codedfedl.report.figures import plan_figure, save_figure
+
+        save_figure(plan_figure(chosen, FleetDelays(clients)), figure)
+        wrote(figure)
+
+
+def _read(name: str, workload: Workload, points: float | None, seed: int) -> Fleet:
+    if name == "paper":
+        return paper_fleet(400 if points is None else points, workload, seed=seed)
+    return read_fleet(name, workload, points)
+
+
+def _server(
+    rate: float | None, alpha: float, max_rows: int | None, clients: Fleet
+) -> Server | None:
+    if rate is not None:
+        return Server(rate, clients.total_points if max_rows is None else max_rows, alpha)
+    if max_rows is not None:
+        raise InputError(f"--max-rows is {max_rows} without a server: say --server-rate too")
+    return None
+
+
+def _plan(
+    clients: Fleet, redundancy: float | None, rows: int | None, server: Server | None
+) -> Plan:
+    if redundancy is None and rows is None and server is None:
+        redundancy = 0.1
+    return plan(clients, redundancy, parity_rows=rows, server=server)
+
+
+def _refuse(options: dict[str, float | None]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name} and --rounds both set the parity: leave one out")

@@ -1,0 +1,255 @@
+"""The plan of a federation: how long each round waits, who does how much, and how much parity."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize_scalar
+
+from codedfedl.allocation import Allocation, minimum_deadline
+from codedfedl.delays import DelayModel, FleetDelays
+from codedfedl.errors import InputError
+from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.tables import write_table
+
+__all__ = ["Plan", "Server", "cheapest_plan", "plan"]
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server as one more node, which has no link and computes the coded gradient.
+
+    Parameters
+    ----------
+    rate : points per second
+        Parity rows that it processes in a second.
+    max_rows
+        The most parity rows that it may hold (the paper's u_max).
+    alpha
+        As for a client.
+    """
+
+    rate: float
+    max_rows: int
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "alpha", "max_rows"):
+            value = getattr(self, name)
+            if not 0 < value < np.inf:
+                raise InputError(f"the server's {name} is {value:g}: must be finite and above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What every round of a federation does; all that it promises holds for its whole loads.
+
+    Attributes
+    ----------
+    client, points
+        The fleet's own, shape (n,).
+    deadline : float, seconds
+        How long the server waits (t*).
+    loads : array of shape (n,)
+        Points per round that each client processes (ℓ*_j).
+    return_probabilities : array of shape (n,)
+        P(T_j ≤ deadline); 0 for a client that is asked nothing.
+    parity_rows : int
+        Rows of parity data at the server (u).
+    server_return_probability : float
+        Probability that the coded gradient is done by the deadline; divide it by this.
+    """
+
+    client: npt.NDArray[Any]
+    points: FloatArray
+    deadline: float
+    loads: IntArray
+    return_probabilities: FloatArray
+    parity_rows: int
+    server_return_probability: float = 1.0
+
+    @property
+    def total_points(self) -> int:
+        """Points per round over all clients (m)."""
+        return int(self.points.sum())
+
+    @property
+    def redundancy(self) -> float:
+        """Parity rows per point, u/m."""
+        return self.parity_rows / self.total_points
+
+    @property
+    def expected_return(self) -> float:
+        """Points whose gradient arrives by the deadline, in expectation: at least m − u."""
+        return float(self.loads @ self.return_probabilities)
+
+    @property
+    def weights(self) -> FloatArray:
+        """√P(no return) of the points that each client processes; all others weigh 1 (eq. w_jk)."""
+        return np.sqrt(1 - self.return_probabilities)
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as plain numbers and lists, for JSON."""
+        columns = (self.client, self.points.astype(int), self.loads, self.return_probabilities)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        names = ("client", "points", "load", "return_probability")
+        return {
+            "deadline_s": self.deadline,
+            "points": self.total_points,
+            "parity_rows": self.parity_rows,
+            "redundancy": self.redundancy,
+            "expected_return": self.expected_return,
+            "server_return_probability": self.server_return_probability,
+            "clients": [dict(zip(names, row, strict=True)) for row in rows],
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Write a row per client to CSV or Parquet; Parquet keeps the deadline and u beside it."""
+        columns = {
+            "client": self.client,
+            "points": self.points,
+            "load": self.loads,
+            "return_probability": self.return_probabilities,
+            "weight": self.weights,
+        }
+        facts = {key: value for key, value in self.document().items() if key != "clients"}
+        write_table(path, columns, facts)
+
+
+def plan(
+    fleet: Fleet | DelayModel,
+    redundancy: float | None = None,
+    *,
+    parity_rows: int | None = None,
+    server: Server | None = None,
+) -> Plan:
+    """Choose loads and the smallest deadline for a fleet (section 3.3).
+
+    Exactly one of the three says how much parity there is.
+
+    Parameters
+    ----------
+    fleet
+        A `Fleet`, or any other `DelayModel`, such as `MeasuredDelays`.
+    redundancy
+        Parity rows as a fraction of all points, in (0, 1): u = ⌈redundancy·m⌉.
+    parity_rows
+        u itself, from 1 to m.
+    server
+        Choose u with the server as one more node (the last remark of section 3.3): the deadline
+        is the smallest at which clients and server together return m points in expectation.
+
+    Examples
+    --------
+    >>> fleet = Fleet(points=[400, 400], rate=[2, 20], alpha=2, packet_time=3, erasure=0.1)
+    >>> p = plan(fleet, redundancy=0.1)
+    >>> p.parity_rows, p.loads.tolist(), round(p.deadline)
+    (80, [400, 400], 343)
+    """
+    model = FleetDelays(fleet) if isinstance(fleet, Fleet) else fleet
+    if sum(option is not None for option in (redundancy, parity_rows, server)) != 1:
+        raise InputError("give one of redundancy, parity_rows and server: each sets the parity")
+    if server is not None:
+        return _plan_with_server(model, server)
+    total = int(model.points.sum())
+    rows = _rows_of(redundancy, total) if redundancy is not None else parity_rows
+    if rows is None or rows != int(rows) or not 1 <= rows <= total:
+        raise InputError(f"parity_rows is {rows}: must be a whole number from 1 to m = {total}")
+    return _as_plan(model, _allocate(model, total - int(rows)), int(rows))
+
+
+def cheapest_plan(
+    fleet: Fleet, rounds: int, setup_seconds: Callable[[int], float]
+) -> tuple[Plan, float]:
+    """Choose the parity that minimises set-up plus training time.
+
+    Parameters
+    ----------
+    rounds
+        How many rounds training takes. It is taken not to depend on the parity.
+    setup_seconds
+        Set-up time for a number of parity rows, such as `Setup.seconds`.
+
+    Returns
+    -------
+    Plan, float
+        The plan, and its total time in seconds.
+    """
+    if rounds < 1:
+        raise InputError(f"rounds is {rounds}: must be at least 1")
+
+    def total_seconds(rows: float) -> float:
+        u = round(rows)
+        return setup_seconds(u) + rounds * plan(fleet, parity_rows=u).deadline
+
+    # More parity shortens rounds and lengthens the set-up, so the total has one valley; a coarse
+    # grid finds it wherever the deadline's steps make small ones beside it.
+    absent = ceil(fleet.total_points - fleet.points @ fleet.availability)
+    least, most = max(1, absent + 1 if absent else 1), fleet.total_points
+    grid = np.unique(np.round(np.geomspace(least, most, 24)))
+    costs = [total_seconds(rows) for rows in grid]
+    around = int(np.argmin(costs))
+    low, high = grid[max(around - 1, 0)], grid[min(around + 1, len(grid) - 1)]
+    fine = minimize_scalar(
+        total_seconds, bounds=(low, high), method="bounded", options={"xatol": 0.5}
+    )
+    rows = grid[around] if costs[around] <= fine.fun else fine.x
+    return plan(fleet, parity_rows=round(rows)), min(costs[around], fine.fun)
+
+
+def _rows_of(redundancy: float, total: int) -> int:
+    if not 0 < redundancy < 1:
+        raise InputError(
+            f"redundancy is {redundancy:g}: must lie between 0 and 1, both excluded; "
+            "0.1 means one parity row for ten points"
+        )
+    return ceil(Fraction(repr(float(redundancy))) * total)  # 0.07 of 100 points is 7 rows, not 8
+
+
+def _allocate(model: DelayModel, target: int) -> Allocation:
+    if target == 0:  # the parity stands for every point: nobody needs to be waited for
+        nothing = np.zeros(len(model.points))
+        return Allocation(0.0, nothing, nothing, 0.0)
+    return minimum_deadline(model, target)
+
+
+def _plan_with_server(model: DelayModel, server: Server) -> Plan:
+    if not isinstance(model, FleetDelays):
+        raise InputError("server needs a Fleet: measured delays have no node for it")
+    fleet = model.fleet
+    columns = {
+        name: np.append(getattr(fleet, name), value)
+        for name, value in {
+            "points": server.max_rows,
+            "rate": server.rate,
+            "alpha": server.alpha,
+            "packet_time": 0.0,
+            "erasure": 0.0,
+            "packet_time_up": 0.0,
+            "erasure_up": 0.0,
+            "overhead": 0.0,
+            "availability": 1.0,
+        }.items()
+    }
+    found = minimum_deadline(FleetDelays(Fleet(**columns)), fleet.total_points)
+    clients = Allocation(found.t, found.loads[:-1], found.return_probabilities[:-1], 0.0)
+    return _as_plan(model, clients, int(found.loads[-1]), float(found.return_probabilities[-1]))
+
+
+def _as_plan(
+    model: DelayModel, found: Allocation, rows: int, server_return_probability: float = 1.0
+) -> Plan:
+    return Plan(
+        client=model.client,
+        points=model.points,
+        deadline=float(found.t),
+        loads=found.loads.astype(np.int64),
+        return_probabilities=found.return_probabilities,
+        parity_rows=rows,
+        server_return_probability=server_return_probability,
+    )
