@@ -94,7 +94,7 @@ class ConcavePieces:
         """Return the number of clients."""
         return len(self.points)
 
-    def take(self, clients: IntArray | npt.NDArray[np.bool_] | slice) -> Self:
+    def take(self, clients: IntArray | slice) -> Self:
         """Return some of the clients."""
         return type(self)(*(getattr(self, column.name)[clients] for column in fields(self)))
 
@@ -120,10 +120,12 @@ class _Ranges:
     first: FloatArray
     final: FloatArray
 
-    def take(self, keep: IntArray | npt.NDArray[np.bool_]) -> "_Ranges":
-        return _Ranges(
-            self.clients.take(keep), *(getattr(self, f.name)[keep] for f in fields(self)[1:])
-        )
+    def take(self, which: IntArray) -> "_Ranges":
+        columns = (self.who, self.time, self.last, self.first, self.final)
+        return _Ranges(self.clients.take(which), *(column[which] for column in columns))
+
+    def where(self, condition: npt.NDArray[np.bool_]) -> "_Ranges":
+        return self.take(np.flatnonzero(condition))
 
     def interval(self) -> tuple[FloatArray, FloatArray]:
         """Seconds of compute with which at least `first` and at most `final` transmissions fit."""
@@ -147,25 +149,30 @@ class _Ranges:
         Newton's method for F'(x) = P(N ≤ k) − E(r) = 0 with r = 1/x and E = A − rA', on log E,
         which is nearly linear: three or four steps from Jensen's guess.
         """
-        x = np.empty_like(start)
-        todo, left = self, np.arange(len(start))
-        at, arrived = start, arrived_by(self.clients.erasure, self.final)
+        x = start.copy()
+        todo, left, at = self, np.arange(len(x)), x
         low, high = self.interval()
         for _ in range(_NEWTON_STEPS):
-            c, r = todo.clients, 1 / at
-            late, slope, curvature = late_mass_derivatives(
-                todo.time, todo.final, r, c.alpha, c.packet_time, c.erasure
-            )
-            missed = np.maximum(late - r * slope, _TINY)  # 0 far left of the peak
-            step = missed * np.log(missed / arrived) / np.maximum(r * curvature, _TINY)
-            new = np.clip(1 / np.maximum(r + step, 1 / high), low, high)
+            new = np.clip(todo.newton_step(at, high), low, high)
             x[left] = new
-            moving = np.abs(new - at) > _NEWTON_TOLERANCE * new
-            if not moving.any():
+            moving = np.flatnonzero(np.abs(new - at) > _NEWTON_TOLERANCE * new)
+            if not len(moving):
                 break
-            todo, left, at = todo.take(moving), left[moving], new[moving]
-            arrived, low, high = arrived[moving], low[moving], high[moving]
+            at = new
+            if len(moving) < len(new) / 2:  # dropping the others costs as much as half a step
+                todo, left, at = todo.take(moving), left[moving], at[moving]
+                low, high = low[moving], high[moving]
         return x
+
+    def newton_step(self, x: FloatArray, highest: FloatArray) -> FloatArray:
+        c, r = self.clients, 1 / x
+        late, slope, curvature = late_mass_derivatives(
+            self.time, self.final, r, c.alpha, c.packet_time, c.erasure
+        )
+        missed = np.maximum(late - r * slope, _TINY)  # 0 far left of the peak
+        excess = np.log(missed / arrived_by(c.erasure, self.final))
+        step = missed * excess / np.maximum(r * curvature, _TINY)
+        return 1 / np.maximum(r + step, 1 / highest)
 
     def halves(self) -> "_Ranges":
         middle = np.floor((self.first + self.final) / 2)
@@ -189,43 +196,52 @@ class _Search:
         self.loads, self.best, self.answered, self.late = np.zeros((4, len(clients.points)))
 
     def run(self) -> None:
-        ranges = self.first_ranges()
-        bounds, x = ranges.bounds()
-        highest = np.zeros_like(self.best)
-        np.maximum.at(highest, ranges.who, bounds)
-        top = bounds == highest[ranges.who]
-        self.attempt(ranges.take(top), x[top])
-        while len(ranges.who):
-            single = (ranges.first == ranges.final) & self.promising(ranges, bounds)
-            pieces = ranges.take(single)
-            peaks = pieces.peaks(x[single])
-            self.attempt(pieces, peaks)
-            if self.whole:
-                self.attempt(pieces, peaks + 1 / pieces.clients.rate)
-            ranges = ranges.take((ranges.first < ranges.final) & self.promising(ranges, bounds))
-            ranges = ranges.halves()
+        for ranges in (self.lowest_pieces(), self.other_pieces()):
             bounds, x = ranges.bounds()
+            self.attempt(ranges, ranges.clients.rate * x)  # a good load soon discards many ranges
+            while len(ranges.who):
+                self.solve(ranges, bounds, x)
+                several = ranges.first < ranges.final
+                ranges = ranges.where(several & self.promising(ranges, bounds)).halves()
+                bounds, x = ranges.bounds()
 
-    def first_ranges(self) -> _Ranges:
-        """Return the piece of the smallest loads alone, and all others as one range."""
-        alone, others = np.flatnonzero(self.last >= 2), np.flatnonzero(self.last >= 3)
-        who = np.concatenate([alone, others])
-        first = np.concatenate([self.last[alone], np.full(len(others), 2.0)])
-        final = np.concatenate([self.last[alone], self.last[others] - 1])
-        return _Ranges(self.clients.take(who), who, self.time[who], self.last[who], first, final)
+    def lowest_pieces(self) -> _Ranges:
+        """Return the piece of the smallest loads, of every client that can answer at all."""
+        who = np.flatnonzero(self.last >= 2)
+        whole = len(who) == len(self.last)
+        clients, time, last = self.clients, self.time, self.last
+        if not whole:
+            clients, time, last = clients.take(who), time[who], last[who]
+        return _Ranges(clients, who, time, last, last, last)
+
+    def other_pieces(self) -> _Ranges:
+        """Return all other pieces as one range, where there are any below the cap."""
+        c = self.clients
+        who = np.flatnonzero((self.last >= 3) & (self.time - self.last * c.packet_time < c.cap))
+        last = self.last[who]
+        return _Ranges(c.take(who), who, self.time[who], last, np.full_like(last, 2.0), last - 1)
+
+    def solve(self, ranges: _Ranges, bounds: FloatArray, x: FloatArray) -> None:
+        """Find the best load on every single piece that may hold it."""
+        chosen = np.flatnonzero((ranges.first == ranges.final) & self.promising(ranges, bounds))
+        pieces = ranges.take(chosen)
+        loads = pieces.clients.rate * pieces.peaks(x[chosen])
+        self.attempt(pieces, loads)
+        if self.whole:
+            above = np.flatnonzero(loads < pieces.clients.points)
+            self.attempt(pieces.take(above), loads[above] + 1)
 
     def promising(self, ranges: _Ranges, bounds: FloatArray) -> npt.NDArray[np.bool_]:
         return bounds > self.best[ranges.who] * (1 + 1e-12)
 
-    def attempt(self, ranges: _Ranges, x: FloatArray) -> None:
-        """Keep the loads that x seconds compute, whole ones rounded down, where they are better."""
-        loads = ranges.clients.rate * x
+    def attempt(self, ranges: _Ranges, loads: FloatArray) -> None:
+        """Keep the loads, whole ones rounded down, where they return more than the best so far."""
         if self.whole:
             loads = np.clip(np.floor(loads), 1.0, ranges.clients.points)
         answered, late = _answered(ranges.clients, ranges.time, loads)
         returned = loads * answered
         np.maximum.at(self.best, ranges.who, returned)
-        won = returned >= self.best[ranges.who]
+        won = np.flatnonzero(returned >= self.best[ranges.who])
         who = ranges.who[won]
         self.loads[who], self.answered[who], self.late[who] = loads[won], answered[won], late[won]
 

@@ -326,7 +326,9 @@ def read_fleet(
 def _client_names(names: npt.ArrayLike | None, size: int) -> npt.NDArray[Any]:
     if size == 0:
         raise InputError("the fleet is empty: give at least one client")
-    client = np.arange(size) if names is None else np.array(names)
+    if names is None:
+        return np.arange(size)
+    client = np.array(names)
     if client.shape != (size,):
         raise InputError(f"client has shape {client.shape}: must be one name for each of {size}")
     unique, counts = np.unique(client, return_counts=True)

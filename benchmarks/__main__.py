@@ -1,0 +1,5 @@
+"""Run all benchmarks: `make bench`."""
+
+from benchmarks import planner
+
+planner.main()

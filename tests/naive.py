@@ -1,0 +1,136 @@
+"""Slow references, written straight from the paper: one client, one term, one piece at a time."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from codedfedl import Fleet
+from codedfedl.allocation import DEADLINE_TOLERANCE
+from codedfedl.fleet import FloatArray
+
+RootFinder = Callable[..., float]
+
+
+def clients(fleet: Fleet) -> Iterator[Fleet]:
+    for j in range(len(fleet)):
+        yield fleet.take(np.array([j]))
+
+
+def h(nu: int, p: float) -> float:
+    return (nu - 1) * (1 - p) ** 2 * p ** (nu - 2)
+
+
+def f(nu: int, t: float, load: float, rate: float, alpha: float, tau: float) -> float:
+    if t - load / rate - tau * nu <= 0:
+        return 0.0
+    return load * -math.expm1(-alpha * rate / load * (t - load / rate - tau * nu))
+
+
+def expected_return(client: Fleet, load: float, t: float) -> float:
+    """The Theorem, term by term."""
+    (rate,), (alpha,), (tau,), (p,) = client.rate, client.alpha, client.packet_time, client.erasure
+    t = t - client.overhead[0]
+    if load <= 0:
+        return 0.0
+    if tau == 0:
+        return float(client.availability[0]) * f(2, t, load, rate, alpha, 0.0)
+    total = 0.0
+    for nu in range(2, math.ceil(t / tau)):
+        total += h(nu, p) * f(nu, t, load, rate, alpha, tau)
+        if nu > 4 and p ** (nu - 2) * nu < 1e-18:
+            break
+    return float(client.availability[0]) * total
+
+
+def best_whole_load(client: Fleet, t: float) -> tuple[int, float]:
+    """Try every load."""
+    returns = [expected_return(client, load, t) for load in range(int(client.points[0]) + 1)]
+    best = int(np.argmax(returns))
+    return best, returns[best]
+
+
+def deadline_of_whole_loads(fleet: Fleet, target: float) -> float:
+    """Bisect t over exhaustive searches."""
+
+    def short(t: float) -> bool:
+        return sum(best_whole_load(client, t)[1] for client in clients(fleet)) < target
+
+    low, high = 0.0, 1.0
+    while short(high):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if short(middle) else (low, middle)
+    return high
+
+
+class ScipyClient:
+    """One bounded SciPy minimisation per concave piece, with the sum over ν as an array."""
+
+    def __init__(self, client: Fleet) -> None:
+        self.points, self.rate, self.alpha, self.tau, self.p = (
+            float(column[0])
+            for column in (
+                client.points,
+                client.rate,
+                client.alpha,
+                client.packet_time,
+                client.erasure,
+            )
+        )
+        useful = 2 if self.p == 0 else 2 + math.ceil(math.log(1e-17) / math.log(self.p))
+        nu = np.arange(2, useful + 1)
+        self.arrival = nu * self.tau
+        self.weight = (nu - 1) * (1 - self.p) ** 2 * self.p ** (nu - 2.0)
+
+    def expected_return(self, load: float, t: float) -> float:
+        spare = t - load / self.rate - self.arrival
+        spare = spare[spare > 0]
+        late = np.exp(-self.alpha * self.rate / load * spare)
+        return load * float(self.weight[: len(spare)] @ (1 - late))
+
+    def best_return(self, t: float) -> float:
+        edges = self.rate * (t - self.arrival[self.arrival < t])[::-1]
+        edges = np.unique(np.append(np.minimum(edges, self.points), 0.0))
+        best = 0.0
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            found = minimize_scalar(
+                lambda load: -self.expected_return(load, t), bounds=(low, high), method="bounded"
+            )
+            best = max(best, -found.fun, self.expected_return(high, t))
+        return best
+
+
+def deadline_by_scipy(fleet: Fleet, target: float, root_finder: RootFinder = brentq) -> float:
+    """The continuous optimum with SciPy's own tools throughout."""
+    solvers = [ScipyClient(client) for client in clients(fleet)]
+
+    def gap(t: float) -> float:
+        return sum(solver.best_return(t) for solver in solvers) - target
+
+    high = 1.0
+    while gap(high) < 0:
+        high *= 4
+    return float(root_finder(gap, high / 4 if high > 1 else 1e-9, high, rtol=DEADLINE_TOLERANCE))
+
+
+def truncated_sums(
+    t: float, last: int, compute: float, alpha: float, tau: float, p: float
+) -> FloatArray:
+    """A, A', A'', P(N ≤ last) and E[N | N ≤ last], term by term."""
+    nu = np.arange(2, last + 1)
+    weight = (nu - 1) * (1 - p) ** 2 * p ** (nu - 2.0)
+    b = alpha * (t - nu * tau)
+    late = weight * np.exp(alpha - b / compute)
+    arrived = weight.sum()
+    return np.array(
+        [
+            late.sum(),
+            -(b * late).sum(),
+            (b**2 * late).sum(),
+            arrived,
+            (nu * weight).sum() / arrived,
+        ]
+    )
