@@ -23,6 +23,7 @@ DEADLINE_TOLERANCE = 1e-7
 """How far the deadline may lie above the smallest one, relative to it."""
 
 _CLIENTS_PER_CHUNK = 1 << 16  # large enough to hide the interpreter, small enough for the cache
+_PATIENCE = 4  # Newton steps that need not halve the bracket
 _CLIENTS_PER_SAMPLE = 1 << 12  # a sample of this size finds where to begin the search
 
 
@@ -101,9 +102,13 @@ def _starting_time(model: DelayModel, target: float, whole: bool) -> float:
 
 
 def _smallest(solve: Callable[[float], Allocation], target: float, start: float) -> Allocation:
-    """Newton's method on E[R(t)] = target, kept inside a bracket that closes from both sides."""
-    low, high, t = 0.0, np.inf, start
-    best = None
+    """Newton's method on E[R(t)] = target, inside a bracket that is halved where Newton is slow.
+
+    With whole loads and a nearly deterministic processor the return climbs in steps: Newton's
+    method creeps up their edges, and needs the bracket.
+    """
+    low, high, t, best = 0.0, np.inf, start, None
+    width, patience = np.inf, _PATIENCE
     while best is None or high - low > DEADLINE_TOLERANCE * high:
         found = solve(t)
         gap = target - found.expected_return
@@ -113,9 +118,12 @@ def _smallest(solve: Callable[[float], Allocation], target: float, start: float)
             low = t
         step = gap / found.slope if found.slope > 0 else np.inf
         # Aim a little past the root, so that the next time closes the bracket's other side.
-        t = t + step + np.copysign(0.4 * DEADLINE_TOLERANCE * t, gap or -1.0)
-        if not low < t < high or abs(step) > 3 * t:
-            t = _between(low, high)
+        t = t + step + math.copysign(0.4 * DEADLINE_TOLERANCE * t, gap or -1.0)
+        patience -= 1
+        if high < np.inf and high - low <= width / 2:
+            width, patience = high - low, _PATIENCE
+        if patience == 0 or not low < t < high or abs(step) > 3 * t:
+            t, patience = _between(low, high), _PATIENCE
     return best
 
 

@@ -149,8 +149,8 @@ class _Ranges:
         Newton's method for F'(x) = P(N ≤ k) − E(r) = 0 with r = 1/x and E = A − rA', on log E,
         which is nearly linear: three or four steps from Jensen's guess.
         """
-        x = start.copy()
-        todo, left, at = self, np.arange(len(x)), x
+        x = np.empty_like(start)
+        todo, left, at = self, np.arange(len(x)), start
         low, high = self.interval()
         for _ in range(_NEWTON_STEPS):
             new = np.clip(todo.newton_step(at, high), low, high)
@@ -274,4 +274,6 @@ def piece_peaks(fleet: Fleet, t: float) -> FloatArray:
     who = np.zeros(len(pieces), dtype=np.int64)
     time = (t - client.overhead)[who]
     ranges = _Ranges(client.take(who), who, time, np.full_like(time, last), pieces, pieces)
+    low, high = ranges.interval()
+    ranges = ranges.where(low < high)
     return ranges.clients.rate * ranges.peaks(ranges.bounds()[1])

@@ -28,9 +28,9 @@ _TINY = 1e-300  # stands in for p = 0 under a logarithm
 
 
 def transmissions_within(time: FloatArray, packet_time: FloatArray) -> FloatArray:
-    """Return the largest ν with ντ < time; ∞ where a packet takes no time."""
+    """Return the largest ν ≥ 0 with ντ < time; ∞ where a packet takes no time."""
     with np.errstate(over="ignore"):
-        return np.ceil(time / np.maximum(packet_time, _TINY)) - 1
+        return np.maximum(np.ceil(time / np.maximum(packet_time, _TINY)) - 1, 0.0)
 
 
 def useful_transmissions(erasure: FloatArray) -> FloatArray:
@@ -64,7 +64,8 @@ def mean_transmissions(erasure: FloatArray, transmissions: FloatArray) -> FloatA
 
 def geometric_sum(log_ratio: FloatArray, terms: FloatArray) -> FloatArray:
     """Σ_{j<K} exp(−j·|s|): a geometric sum divided by its largest term."""
-    return _decay(terms * log_ratio) / _decay(log_ratio)
+    size = np.maximum(np.abs(log_ratio), _TINY)  # at s = 0 the ratio has its limit, K
+    return np.expm1(-terms * size) / np.expm1(-size)
 
 
 def late_mass(
@@ -135,7 +136,7 @@ def _geometric(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
     """Sum A's terms without their factor ν − 1: (1−p)² Σ_{j<K} exp(… + j·s).
 
-    Returns the sum, s, K, and the decays of Ks and s, which its moments need too.
+    Returns the sum, s, K, and 1 − exp(−|Ks|) and 1 − exp(−|s|), which its moments need too.
     """
     terms = transmissions - 1
     log_p = np.log(np.maximum(erasure, _TINY))
@@ -145,13 +146,9 @@ def _geometric(
     retries = np.where(log_ratio > 0, terms - 1, 0.0)
     slack = np.maximum((time - (2 + retries) * packet_time) * inverse_compute - 1, 0.0)
     largest = np.exp(retries * log_p - alpha * slack)
-    whole, one = _decay(terms * log_ratio), _decay(log_ratio)
+    size = np.maximum(np.abs(log_ratio), _TINY)  # at s = 0 their ratio has its limit, K
+    whole, one = -np.expm1(-terms * size), -np.expm1(-size)
     return (1 - erasure) ** 2 * largest * (whole / one), log_ratio, terms, whole, one
-
-
-def _decay(s: FloatArray) -> FloatArray:
-    """1 − exp(−|s|), and never 0: ratios of two decays have their limit at s = 0."""
-    return -np.expm1(-np.maximum(np.abs(s), _TINY))
 
 
 def _langevin(s: FloatArray, decay: FloatArray) -> FloatArray:

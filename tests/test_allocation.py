@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from codedfedl import (
+    Fleet,
+    FleetDelays,
+    InputError,
+    MeasuredDelays,
+    best_loads,
+    expected_return,
+    minimum_deadline,
+    paper_fleet,
+)
+from codedfedl.allocation import DEADLINE_TOLERANCE, _by_bisection
+from tests import naive
+from tests.strategies import fleets, times
+
+
+@given(fleet=fleets(always_there=False, max_points=1000), t=times())
+def test_bisection_finds_the_same_returns_as_the_pieces(fleet: Fleet, t: float) -> None:
+    model = FleetDelays(fleet)
+    pieces, general = best_loads(model, t), _by_bisection(model, t)
+    np.testing.assert_allclose(
+        general.loads * general.return_probabilities,
+        pieces.loads * pieces.return_probabilities,
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+@settings(max_examples=40)
+@given(fleet=fleets(max_clients=3, max_points=30), share=st.floats(0.05, 0.95))
+def test_deadline_against_exhaustive_search(fleet: Fleet, share: float) -> None:
+    target = share * fleet.total_points
+    found = minimum_deadline(FleetDelays(fleet), target)
+    assert found.t == pytest.approx(naive.deadline_of_whole_loads(fleet, target), rel=1e-6)
+    assert found.expected_return >= target
+
+
+def test_continuous_deadline_against_scipy() -> None:
+    fleet = paper_fleet().take(np.arange(0, 30, 3))
+    target = 0.85 * fleet.total_points
+    found = minimum_deadline(FleetDelays(fleet), target, whole=False)
+    assert found.t == pytest.approx(naive.deadline_by_scipy(fleet, target), rel=1e-6)
+
+
+@given(fleet=fleets(), share=st.floats(0.05, 0.95))
+def test_no_shorter_deadline_would_do(fleet: Fleet, share: float) -> None:
+    target = share * fleet.total_points
+    model = FleetDelays(fleet)
+    found = minimum_deadline(model, target)
+    assert best_loads(model, found.t * (1 - 1e-6)).expected_return < target
+
+
+@given(fleet=fleets(min_points=100, max_points=1000, max_alpha=10), share=st.floats(0.7, 0.99))
+def test_whole_loads_cost_little_where_clients_have_many_points(fleet: Fleet, share: float) -> None:
+    """Rounding a load ℓ loses at most (1 + v)/(8ℓ²) of its return, v ≈ α + log α: little for α ≤ 10.
+
+    With a nearly deterministic processor it can cost more: 0.3% for one client, α = 100, ℓ = 50.
+    """
+    model, target = FleetDelays(fleet), share * fleet.total_points
+    whole, continuous = (minimum_deadline(model, target, whole=w).t for w in (True, False))
+    assert continuous * (1 - 3 * DEADLINE_TOLERANCE) <= whole <= continuous * 1.001
+
+
+@given(fleet=fleets(), t=times(), later=st.floats(1.0, 10.0))
+def test_return_rises_with_the_waiting_time(fleet: Fleet, t: float, later: float) -> None:
+    model = FleetDelays(fleet)
+    sooner, after = best_loads(model, t), best_loads(model, t * later)
+    assert after.expected_return >= sooner.expected_return * (1 - 1e-12)
+
+
+@given(fleet=fleets(), t=times())
+def test_slope_is_the_derivative(fleet: Fleet, t: float) -> None:
+    """With the loads held: by the envelope theorem their change does not count."""
+    found = best_loads(FleetDelays(fleet), t)
+    step = 1e-6 * t
+    ahead, behind = (
+        expected_return(FleetDelays(fleet), found.loads, t + s).sum() for s in (step, -step)
+    )
+    rises = (ahead - behind) / (2 * step)
+    kinked = np.abs((t - fleet.overhead - found.loads / fleet.rate) / t).min() < 1e-5
+    assume(not kinked and fleet.alpha.max() < 1e3)
+    assert found.slope == pytest.approx(rises, rel=1e-3, abs=1e-6 * fleet.total_points / t)
+
+
+def test_sampling_a_large_fleet_changes_nothing() -> None:
+    rng = np.random.default_rng(0)
+    n = 20_000
+    fleet = Fleet(
+        points=rng.integers(1, 300, n),
+        rate=10 ** rng.uniform(-1, 1, n),
+        alpha=10 ** rng.uniform(-1, 1, n),
+        packet_time=10 ** rng.uniform(-1, 1, n),
+        erasure=rng.uniform(0, 0.3, n),
+    )
+    model, target = FleetDelays(fleet), 0.9 * fleet.total_points
+    found = minimum_deadline(model, target)
+    assert found.expected_return >= target
+    assert best_loads(model, found.t * (1 - 1e-6)).expected_return < target
+
+
+class TestAnyModel:
+    def asymmetric(self) -> Fleet:
+        rng = np.random.default_rng(2)
+        n = 6
+        return Fleet(
+            points=rng.integers(5, 80, n),
+            rate=10 ** rng.uniform(-1, 1, n),
+            alpha=10 ** rng.uniform(-1, 1, n),
+            packet_time=10 ** rng.uniform(-1, 1, n),
+            erasure=rng.uniform(0, 0.9, n),
+            packet_time_up=3.0,
+            erasure_up=0.4,
+        )
+
+    def test_asymmetric_links_against_every_load(self) -> None:
+        fleet = self.asymmetric()
+        model = FleetDelays(fleet)
+        for t in (5.0, 30.0, 200.0):
+            loads = np.arange(fleet.points.max() + 1)[:, None]
+            returned = expected_return(model, loads, t) * (loads <= fleet.points)
+            found = best_loads(model, t)
+            np.testing.assert_allclose(
+                found.loads * found.return_probabilities, returned.max(0), rtol=1e-12
+            )
+
+    def test_a_fleet_of_both_kinds_is_solved_in_two_parts(self) -> None:
+        one, other = self.asymmetric(), paper_fleet().take(np.arange(3))
+        columns = ("points", "rate", "alpha", "packet_time", "erasure", "packet_time_up")
+        both = Fleet(
+            **{name: np.append(getattr(one, name), getattr(other, name)) for name in columns},
+            erasure_up=np.append(one.erasure_up, other.erasure_up),
+        )
+        found = best_loads(FleetDelays(both), 100.0)
+        parts = [best_loads(FleetDelays(part), 100.0).loads for part in (one, other)]
+        np.testing.assert_array_equal(found.loads, np.concatenate(parts))
+        deadline = minimum_deadline(FleetDelays(both), 0.8 * both.total_points)
+        assert deadline.expected_return >= 0.8 * both.total_points
+
+    def test_measured_delays_against_every_load(self) -> None:
+        rng = np.random.default_rng(3)
+        points = np.array([7, 30, 100])
+        per_point = [rng.uniform(0.1, 1, size) for size in (5, 12, 40)]
+        fixed = [
+            np.where(rng.random(len(p)) < 0.1, np.inf, rng.uniform(0, 9, len(p))) for p in per_point
+        ]
+        model = MeasuredDelays(points, per_point, fixed)
+        for t in (5.0, 12.0, 40.0):
+            loads = np.arange(101)[:, None]
+            returned = np.where(loads <= points, loads * model.cdf(loads + 0 * points, t), 0)
+            found = best_loads(model, t)
+            np.testing.assert_allclose(
+                found.loads * found.return_probabilities, returned.max(0), rtol=1e-12
+            )
+
+    def test_measured_deadline_is_the_smallest(self) -> None:
+        rng = np.random.default_rng(4)
+        model = MeasuredDelays(
+            [40] * 5, [rng.uniform(0.1, 1, 20) for _ in range(5)], [rng.uniform(0, 9, 20)] * 5
+        )
+        found = minimum_deadline(model, 150)
+        assert found.expected_return >= 150
+        assert best_loads(model, found.t * (1 - 1e-6)).expected_return < 150

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import lambertw
+
+from codedfedl import Fleet, FleetDelays, best_loads, expected_return
+from codedfedl.calibration import FIGURE_1_SECONDS, figure_1_client
+from codedfedl.concave_pieces import ConcavePieces, peak_share, piece_peaks
+from tests import naive
+from tests.strategies import fleets, times
+
+
+class TestClosedForm:
+    @pytest.mark.parametrize("alpha", [0.01, 0.5, 1.0, 2.0, 20.0, 600.0])
+    def test_equals_the_papers_lambert_w(self, alpha: float) -> None:
+        lambert = lambertw(-np.exp(-(1 + alpha)), -1).real
+        assert peak_share(np.array([alpha]))[0] == pytest.approx(-alpha / (lambert + 1), rel=1e-9)
+
+    @given(log_alpha=st.floats(-6, 6))
+    def test_is_a_root_for_any_alpha(self, log_alpha: float) -> None:
+        alpha = 10**log_alpha
+        share = peak_share(np.array([alpha]))[0]
+        v = alpha / share
+        # v − log(1+v) with its digits kept for small v, where it is v²/2 − v³/3 + …
+        left = v - np.log1p(v) if v > 1e-2 else sum((-v) ** k / k for k in range(2, 12))
+        assert left == pytest.approx(alpha, rel=1e-10)
+        assert 0 < share < 1
+
+    @given(fleet=fleets(max_clients=1, max_points=10**6), t=times())
+    def test_gives_the_best_load_of_lossless_links(self, fleet: Fleet, t: float) -> None:
+        lossless = Fleet(
+            points=fleet.points,
+            rate=fleet.rate,
+            alpha=fleet.alpha,
+            packet_time=fleet.packet_time,
+            erasure=0,
+        )
+        spare = np.maximum(t - 2 * fleet.packet_time, 0)
+        closed = np.minimum(fleet.rate * peak_share(fleet.alpha) * spare, fleet.points)
+        found = best_loads(FleetDelays(lossless), t, whole=False).loads
+        np.testing.assert_allclose(found, closed, rtol=1e-6)
+
+
+@given(fleet=fleets(always_there=False), t=times())
+def test_best_whole_load_against_every_load(fleet: Fleet, t: float) -> None:
+    found = best_loads(FleetDelays(fleet), t)
+    returned = found.loads * found.return_probabilities
+    best = [naive.best_whole_load(client, t)[1] for client in naive.clients(fleet)]
+    np.testing.assert_allclose(returned, best, rtol=1e-7, atol=1e-10)
+    assert (found.loads == np.floor(found.loads)).all()
+    assert (found.loads <= fleet.points).all()
+
+
+@given(fleet=fleets(max_clients=3, max_points=10**5), t=times())
+def test_best_continuous_load_against_a_grid(fleet: Fleet, t: float) -> None:
+    model = FleetDelays(fleet)
+    found = best_loads(model, t, whole=False)
+    grid = np.linspace(0, 1, 4001)[:, None] * np.minimum(fleet.points, fleet.rate * t)
+    on_grid = expected_return(model, grid, t).max(0)
+    returned = found.loads * found.return_probabilities
+    assert (returned >= on_grid * (1 - 1e-9) - 1e-12).all()
+
+
+@given(fleet=fleets(max_clients=1, max_points=2000, max_erasure=0.8), t=times())
+def test_continuous_optimum_is_on_the_best_piece(fleet: Fleet, t: float) -> None:
+    """Solving every piece for itself finds no more than branch and bound."""
+    peaks = piece_peaks(fleet, t)
+    if not len(peaks):
+        return
+    model = FleetDelays(fleet)
+    best = expected_return(model, peaks[:, None], t).max()
+    found = best_loads(model, t, whole=False)
+    assert found.expected_return == pytest.approx(best, rel=1e-9, abs=1e-12)
+
+
+def test_jensen_bound_holds_on_every_range_of_pieces() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        client = Fleet(
+            points=[10**6],
+            rate=1,
+            alpha=10 ** rng.uniform(-3, 3),
+            packet_time=1,
+            erasure=rng.uniform(0, 0.95),
+        )
+        t = rng.uniform(4, 30)
+        first = int(rng.integers(2, int(t) + 1))
+        final = int(rng.integers(first, int(t) + 1))
+        bound = _bound(client, t, first, final)
+        loads = np.linspace(max(t - final - 1, 0), t - first, 500)
+        inside = expected_return(FleetDelays(client), loads[:, None], t)
+        assert inside.max() <= bound * (1 + 1e-12)
+
+
+def _bound(client: Fleet, t: float, first: int, final: int) -> float:
+    from codedfedl.concave_pieces import _Ranges
+
+    pieces = ConcavePieces.of(client)
+    columns = (np.array([float(value)]) for value in (t, int(t), first, final))
+    return float(_Ranges(pieces, np.array([0]), *columns).bounds()[0][0])
+
+
+def test_pieces_are_concave_and_slopes_jump_up_between_them() -> None:
+    client, t = figure_1_client(), FIGURE_1_SECONDS
+    model = FleetDelays(client)
+    edges = 2 * (t - np.sqrt(3) * np.arange(5, 1, -1))
+    for low, high in zip([0.0, *edges[:-1]], edges, strict=True):
+        loads = np.linspace(low + 1e-9, high - 1e-9, 400)
+        returned = expected_return(model, loads[:, None], t)[:, 0]
+        assert (np.diff(returned, 2) < 1e-12).all()
+    for edge in edges[:-1]:
+        left, at, right = expected_return(model, (edge + np.array([-1e-5, 0, 1e-5]))[:, None], t)
+        assert (right - at) - (at - left) > 0
+
+
+def test_figure_1_has_an_optimum_inside_every_piece() -> None:
+    client, t = figure_1_client(), FIGURE_1_SECONDS
+    edges = 2 * (t - np.sqrt(3) * np.arange(2, 7))
+    peaks = piece_peaks(client, t)
+    assert len(peaks) == 4
+    assert (peaks < edges[:-1]).all()
+    assert (peaks > np.maximum(edges[1:], 0)).all()
+    for load in peaks:
+        around = expected_return(FleetDelays(client), load + np.array([[-1e-3], [0], [1e-3]]), t)
+        assert around.argmax() == 1

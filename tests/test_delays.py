@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from scipy.stats import norm
+
+from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
+from codedfedl.delays import _asymmetric_cdf
+from codedfedl.fleet import FloatArray
+from tests import naive
+from tests.strategies import fleets, times
+
+
+def mixed_fleet(symmetric: bool) -> Fleet:
+    rng = np.random.default_rng(5)
+    n = 40
+    return Fleet(
+        points=rng.integers(1, 1000, n),
+        rate=10 ** rng.uniform(-1, 2, n),
+        alpha=10 ** rng.uniform(-1, 1, n),
+        packet_time=10 ** rng.uniform(-1, 1.5, n),
+        erasure=rng.choice([0, 0.1, 0.5, 0.9], n),
+        packet_time_up=None if symmetric else 10 ** rng.uniform(-1, 1.5, n),
+        erasure_up=None if symmetric else rng.choice([0, 0.2, 0.9], n),
+        overhead=rng.uniform(0, 5, n),
+        availability=rng.uniform(0.5, 1, n),
+    )
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_cdf_against_samples(symmetric: bool) -> None:
+    """120 comparisons at 1e-6 false alarms together: a bound of 5.9 standard deviations each."""
+    fleet = mixed_fleet(symmetric)
+    model = FleetDelays(fleet)
+    rng = np.random.default_rng(6)
+    rounds, loads = 100_000, np.ceil(fleet.points * rng.uniform(0.2, 1, len(fleet)))
+    samples = model.sample(loads, rounds, rng)
+    threshold = norm.isf(1e-6 / 120 / 2)
+    for quantile in (0.1, 0.4, 0.8):
+        t = np.quantile(np.where(np.isinf(samples), 1e9, samples), quantile, axis=0)
+        t = np.where(t == 1e9, 100.0, t) * 1.01
+        expected = model.cdf(loads, t)
+        spread = np.sqrt(np.maximum(expected * (1 - expected), 1 / rounds) / rounds)
+        assert np.abs((samples <= t).mean(0) - expected).max() <= (threshold * spread).max()
+        assert (np.abs((samples <= t).mean(0) - expected) <= threshold * spread + 1e-9).all()
+
+
+def test_mean_against_samples() -> None:
+    """Five standard deviations of each of 40 means: false alarm below 3e-5."""
+    fleet = mixed_fleet(symmetric=False)
+    there = Fleet(
+        **{name: getattr(fleet, name) for name in ("points", "rate", "alpha", "packet_time")},
+        erasure=fleet.erasure,
+        packet_time_up=fleet.packet_time_up,
+        erasure_up=fleet.erasure_up,
+        overhead=fleet.overhead,
+    )
+    samples = FleetDelays(there).sample(there.points, 50_000, np.random.default_rng(7))
+    error = samples.mean(0) - FleetDelays(there).mean(there.points)
+    assert (np.abs(error) < 5 * samples.std(0) / np.sqrt(50_000)).all()
+
+
+@given(fleet=fleets(max_points=100), t=times())
+def test_load_times_cdf_is_the_theorem(fleet: Fleet, t: float) -> None:
+    loads = np.ceil(fleet.points / 2)
+    found = loads * FleetDelays(fleet).cdf(loads, t)
+    clients = zip(naive.clients(fleet), loads, strict=True)
+    expected = [naive.expected_return(client, load, t) for client, load in clients]
+    # a cdf is good to 1e-12; a load multiplies that, and so does a large α the exponent's rounding
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-10)
+
+
+@given(fleet=fleets(), t=times())
+def test_asymmetric_sum_reduces_to_the_symmetric_one(fleet: Fleet, t: float) -> None:
+    compute, time = fleet.points / fleet.rate, t - fleet.overhead
+    found = fleet.availability * _asymmetric_cdf(fleet, time, compute)
+    np.testing.assert_allclose(found, FleetDelays(fleet).cdf(fleet.points, t), atol=1e-9)
+
+
+def test_asymmetric_link_by_convolution() -> None:
+    """Both links' attempts enumerated, one term at a time."""
+    fleet = Fleet(
+        points=[100],
+        rate=5,
+        alpha=1.5,
+        packet_time=2.0,
+        erasure=0.3,
+        packet_time_up=3.7,
+        erasure_up=0.6,
+    )
+    t, x = 70.0, 20.0
+    total = 0.0
+    for down in range(1, 60):
+        for up in range(1, 150):
+            spare = t - x - 2.0 * down - 3.7 * up
+            if spare > 0:
+                chance = 0.7 * 0.3 ** (down - 1) * 0.4 * 0.6 ** (up - 1)
+                total += chance * -np.expm1(-1.5 * spare / x)
+    assert FleetDelays(fleet).cdf(100, t)[0] == pytest.approx(total, abs=1e-14)
+
+
+def test_cdf_broadcasts_and_is_monotone() -> None:
+    model = FleetDelays(paper_fleet())
+    by_time = model.cdf(200, np.linspace(0, 5000, 300)[:, None])
+    assert by_time.shape == (300, 30)
+    assert (np.diff(by_time, axis=0) >= -1e-14).all()
+    by_load = model.cdf(np.arange(0, 401)[:, None], 1000.0)
+    assert (np.diff(by_load, axis=0) <= 1e-14).all()
+
+
+def test_no_load_leaves_the_link() -> None:
+    fleet = Fleet(points=[10], rate=1, alpha=1, packet_time=1, erasure=0.5)
+    assert FleetDelays(fleet).cdf(0, 3.5)[0] == pytest.approx(0.25 + 0.25)
+
+
+def test_expected_maximum_against_samples() -> None:
+    """Five standard deviations of the mean of 50,000 maxima: false alarm 6e-7."""
+    fleet = paper_fleet()
+    model = FleetDelays(fleet)
+    longest = model.sample(fleet.points, 50_000, np.random.default_rng(8)).max(1)
+    error = expected_maximum(model, fleet.points) - longest.mean()
+    assert abs(error) < 5 * longest.std() / np.sqrt(50_000)
+
+
+def test_waiting_for_somebody_who_may_not_come_never_ends() -> None:
+    fleet = Fleet(points=[10], rate=1, alpha=1, packet_time=1, erasure=0, availability=0.9)
+    assert expected_maximum(FleetDelays(fleet), fleet.points) == np.inf
+
+
+class TestMeasured:
+    def model(self) -> MeasuredDelays:
+        return MeasuredDelays([10, 20], [[1.0, 2.0, 3.0], [0.5, np.inf]], [[0.0, 0.0, 5.0], [1, 1]])
+
+    def test_cdf_counts_the_measurements_that_would_have_met_t(self) -> None:
+        np.testing.assert_allclose(self.model().cdf([10, 20], 20.0), [2 / 3, 1 / 2])
+        np.testing.assert_allclose(self.model().cdf([0, 0], 1.0), [2 / 3, 1.0])
+
+    def test_samples_are_measurements(self) -> None:
+        samples = self.model().sample([10, 20], 200, np.random.default_rng(0))
+        assert set(samples[:, 0]) == {10.0, 20.0, 35.0}
+        assert set(samples[:, 1]) == {11.0, np.inf}
+
+    def test_approaches_the_model_that_was_measured(self) -> None:
+        """Dvoretzky-Kiefer-Wolfowitz at 30 clients and 1e-6: 4,000 samples are within 0.047."""
+        fleet = paper_fleet()
+        rng = np.random.default_rng(1)
+        per_point: list[FloatArray] = []
+        fixed: list[FloatArray] = []
+        link = FleetDelays(fleet).sample(0, 4000, rng)
+        for j in range(30):
+            slow = 1 + rng.standard_exponential(4000) / fleet.alpha[j]
+            per_point.append(slow / fleet.rate[j])
+            fixed.append(link[:, j])
+        measured = MeasuredDelays(fleet.points, per_point, fixed)
+        bound = np.sqrt(np.log(2 * 30 / 1e-6) / (2 * 4000))
+        for t in (50.0, 500.0, 2000.0):
+            apart = measured.cdf(fleet.points, t) - FleetDelays(fleet).cdf(fleet.points, t)
+            assert np.abs(apart).max() < bound
+
+    @pytest.mark.parametrize(
+        ("per_point", "fixed", "message"),
+        [
+            ([[1.0]], [[1.0]], "per_point has 1 rows for 2 clients"),
+            ([[1.0], []], [[1.0], []], "per_point of client 1 is empty"),
+            ([[1.0], [-2.0]], [[1.0], [1.0]], "per_point of client 1 holds -2"),
+            ([[1.0], [np.nan]], [[1.0], [1.0]], "per_point of client 1 holds nan"),
+            ([[1.0], [1.0, 2.0]], [[1.0], [1.0]], "differ in length"),
+        ],
+    )
+    def test_bad_measurements(
+        self, per_point: list[list[float]], fixed: list[list[float]], message: str
+    ) -> None:
+        with pytest.raises(InputError, match=message):
+            MeasuredDelays([10, 20], per_point, fixed)
