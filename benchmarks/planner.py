@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 from scipy.optimize import bisect, brentq
+from tests.naive import deadline_by_scipy
 
 from codedfedl import Fleet, FleetDelays, minimum_deadline, plan
-from tests.naive import deadline_by_scipy
 
 SCIPY_CLIENTS = 200
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -95,7 +96,7 @@ class ScipyClient:
         edges = self.rate * (t - self.arrival[self.arrival < t])[::-1]
         edges = np.unique(np.append(np.minimum(edges, self.points), 0.0))
         best = 0.0
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges):
             found = minimize_scalar(
                 lambda load: -self.expected_return(load, t), bounds=(low, high), method="bounded"
             )

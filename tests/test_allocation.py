@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from codedfedl import (
     Fleet,
     FleetDelays,
-    InputError,
     MeasuredDelays,
     best_loads,
     expected_return,
@@ -56,7 +55,7 @@ def test_no_shorter_deadline_would_do(fleet: Fleet, share: float) -> None:
 
 @given(fleet=fleets(min_points=100, max_points=1000, max_alpha=10), share=st.floats(0.7, 0.99))
 def test_whole_loads_cost_little_where_clients_have_many_points(fleet: Fleet, share: float) -> None:
-    """Rounding a load ℓ loses at most (1 + v)/(8ℓ²) of its return, v ≈ α + log α: little for α ≤ 10.
+    """Rounding a load ℓ loses at most (1 + v)/(8ℓ²) of its return, with v ≈ α + log α.
 
     With a nearly deterministic processor it can cost more: 0.3% for one client, α = 100, ℓ = 50.
     """

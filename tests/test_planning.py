@@ -26,7 +26,7 @@ COLUMNS = ("points", "rate", "alpha", "packet_time", "erasure", "overhead", "ava
 
 
 def changed(fleet: Fleet, **columns: object) -> Fleet:
-    return Fleet(**{name: getattr(fleet, name) for name in COLUMNS} | columns)  # type: ignore[arg-type]
+    return Fleet(**{name: getattr(fleet, name) for name in COLUMNS} | columns)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -116,12 +116,12 @@ class TestRedundancy:
 
     @pytest.mark.parametrize("redundancy", [0.0, 1.0, -0.1, 1.5, np.nan, np.inf])
     def test_outside_the_interval(self, redundancy: float) -> None:
-        with pytest.raises(InputError, match="redundancy is .*: must lie between 0 and 1"):
+        with pytest.raises(InputError, match=r"redundancy is .*: must lie between 0 and 1"):
             plan(paper_fleet(), redundancy)
 
     @pytest.mark.parametrize("rows", [0, -5, 12_001, 1.5])
     def test_impossible_rows(self, rows: int) -> None:
-        with pytest.raises(InputError, match="parity_rows is .* from 1 to m = 12000"):
+        with pytest.raises(InputError, match=r"parity_rows is .* from 1 to m = 12000"):
             plan(paper_fleet(), parity_rows=rows)
 
     def test_one_way_to_say_it(self) -> None:
@@ -132,7 +132,7 @@ class TestRedundancy:
 
     def test_unreachable_target(self) -> None:
         fleet = changed(paper_fleet(), availability=0.85)
-        with pytest.raises(InputError, match="10200 of 12000 however long.*raise the redundancy"):
+        with pytest.raises(InputError, match=r"10200 of 12000 however long.*raise the redundancy"):
             plan(fleet, 0.1)
         assert plan(fleet, 0.2).expected_return >= 9600
 

@@ -67,7 +67,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
 def test_missing_and_unknown_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_table(tmp_path / "none.csv", ["x"])
-    with pytest.raises(InputError, match="must end in .csv or .parquet"):
+    with pytest.raises(InputError, match=r"must end in \.csv or \.parquet"):
         read_table(tmp_path / "t.xlsx", ["x"])
 
 

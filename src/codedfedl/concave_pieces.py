@@ -121,8 +121,14 @@ class _Ranges:
     final: FloatArray
 
     def take(self, which: IntArray) -> "_Ranges":
-        columns = (self.who, self.time, self.last, self.first, self.final)
-        return _Ranges(self.clients.take(which), *(column[which] for column in columns))
+        return _Ranges(
+            self.clients.take(which),
+            self.who[which],
+            self.time[which],
+            self.last[which],
+            self.first[which],
+            self.final[which],
+        )
 
     def where(self, condition: npt.NDArray[np.bool_]) -> "_Ranges":
         return self.take(np.flatnonzero(condition))
@@ -196,7 +202,8 @@ class _Search:
         self.loads, self.best, self.answered, self.late = np.zeros((4, len(clients.points)))
 
     def run(self) -> None:
-        for ranges in (self.lowest_pieces(), self.other_pieces()):
+        for start in (self.lowest_pieces(), self.other_pieces()):
+            ranges = start
             bounds, x = ranges.bounds()
             self.attempt(ranges, ranges.clients.rate * x)  # a good load soon discards many ranges
             while len(ranges.who):

@@ -63,7 +63,7 @@ class FleetDelays:
     --------
     >>> fleet = Fleet(points=[400], rate=[2], alpha=2, packet_time=3, erasure=0.1)
     >>> FleetDelays(fleet).cdf(loads=[400], t=300).round(3)
-    array([0.72])
+    array([0.607])
     """
 
     fleet: Fleet

@@ -149,7 +149,7 @@ def plan(
     >>> fleet = Fleet(points=[400, 400], rate=[2, 20], alpha=2, packet_time=3, erasure=0.1)
     >>> p = plan(fleet, redundancy=0.1)
     >>> p.parity_rows, p.loads.tolist(), round(p.deadline)
-    (80, [400, 400], 343)
+    (80, [400, 400], 368)
     """
     model = FleetDelays(fleet) if isinstance(fleet, Fleet) else fleet
     if sum(option is not None for option in (redundancy, parity_rows, server)) != 1:

@@ -30,7 +30,8 @@ _TINY = 1e-300  # stands in for p = 0 under a logarithm
 def transmissions_within(time: FloatArray, packet_time: FloatArray) -> FloatArray:
     """Return the largest ν ≥ 0 with ντ < time; ∞ where a packet takes no time."""
     with np.errstate(over="ignore"):
-        return np.maximum(np.ceil(time / np.maximum(packet_time, _TINY)) - 1, 0.0)
+        count: FloatArray = np.ceil(time / np.maximum(packet_time, _TINY)) - 1
+    return np.maximum(count, np.float64(0.0))
 
 
 def useful_transmissions(erasure: FloatArray) -> FloatArray:

@@ -1,0 +1,200 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from codedfedl import paper_fleet, plan
+from codedfedl.cli import main
+
+HEADER = "client,points,rate,alpha,packet_time,erasure"
+
+
+class Run:
+    """Run a command as a shell would, and keep what it printed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self.monkeypatch.setattr("sys.argv", ["codedfedl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = self.capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "120")
+    return Run(monkeypatch, capsys)
+
+
+@pytest.fixture
+def fleet_file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.csv"
+    path.write_text(f"{HEADER}\nphone,40,2,2,3,0.1\nsensor,60,1,1,5,0.2\n")
+    return path
+
+
+class TestPlan:
+    def test_json_contract(self, run: Run) -> None:
+        code, out, err = run("plan", "paper", "--redundancy", 0.2, "--json")
+        document = json.loads(out)
+        expected = plan(paper_fleet(), 0.2)
+        assert (code, err) == (0, "")
+        assert document["deadline_s"] == expected.deadline
+        assert document["points"] == 12_000
+        assert document["parity_rows"] == 2400
+        assert document["expected_return"] == expected.expected_return
+        assert len(document["clients"]) == 30
+        assert document["gain"] == pytest.approx(5.87, abs=0.02)
+        assert set(document["clients"][0]) == {"client", "points", "load", "return_probability"}
+
+    def test_table_says_what_an_engineer_asks(self, run: Run) -> None:
+        code, out, _ = run("plan", "paper")
+        assert code == 0
+        assert "2,099 s (35.0 min)" in out
+        assert "2.65× over waiting for everybody" in out
+        assert "25 clients all their points, 5 a part, 0 none" in out
+        assert "\x1b" not in out  # no colour when piped
+
+    def test_same_output_twice(self, run: Run, tmp_path: Path) -> None:
+        figures = [tmp_path / "a.svg", tmp_path / "b.svg"]
+        outputs = [run("plan", "paper", "--figure", figure)[1] for figure in figures]
+        assert outputs[0] == outputs[1]
+        assert figures[0].read_bytes() == figures[1].read_bytes()
+
+    def test_own_fleet_with_files_out(self, run: Run, fleet_file: Path, tmp_path: Path) -> None:
+        table, figure = tmp_path / "plan.parquet", tmp_path / "plan.png"
+        code, out, err = run("plan", fleet_file, "--out", table, "--figure", figure)
+        assert code == 0
+        assert "phone" in out
+        assert "sensor" in out
+        assert str(table) in err
+        assert table.stat().st_size > 0
+        assert figure.read_bytes().startswith(b"\x89PNG")
+
+    def test_device_file(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "devices.csv"
+        path.write_text("client,mac_rate,bit_rate,alpha,erasure\na,4e5,1e5,2,0.1\n")
+        work = ("--points", 50, "--features", 100, "--labels", 2)
+        code, out, _ = run("plan", path, *work, "--json")
+        assert code == 0
+        assert json.loads(out)["points"] == 50
+
+    def test_server_and_rounds_choose_the_rows(self, run: Run) -> None:
+        _, out, _ = run("plan", "paper", "--server-rate", 1, "--json")
+        assert 0 < json.loads(out)["server_return_probability"] < 1
+        _, table, _ = run("plan", "paper", "--server-rate", 1)
+        assert "divide the coded gradient" in table
+        _, out, _ = run("plan", "paper", "--rounds", 400, "--json")
+        assert json.loads(out)["parity_rows"] < 1200  # dense parity is dear
+
+    def test_clients_who_may_be_absent(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "fleet.csv"
+        path.write_text(f"{HEADER},availability\na,40,2,2,3,0.1,0.95\nb,60,1,1,5,0.2,1\n")
+        code, out, _ = run("plan", path)
+        assert code == 0
+        assert "would never end" in out
+        assert json.loads(run("plan", path, "--json")[1])["wait_for_all_s"] is None
+
+    def test_a_large_fleet_is_summarised(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "fleet.csv"
+        rows = [f"{j},10,{1 + j % 7},2,1,0.1" for j in range(300)]
+        path.write_text("\n".join([HEADER, *rows]))
+        code, out, _ = run("plan", path, "--figure", tmp_path / "f.png")
+        assert code == 0
+        assert "The 40 of 300 clients least likely to answer" in out
+
+
+class TestBadInput:
+    """Exit code 2, one line that says what and where, and nothing written."""
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            ("a,40,fast,2,3,0.1", "line 2: rate is 'fast': write a number"),
+            ("a,40,0,2,3,0.1", "rate of client a is 0: must be finite and above 0"),
+            ("a,40,1,2,3,1", "erasure of client a is 1: must be at least 0 and below 1"),
+            ("a,40,inf,2,3,0.1", "rate of client a is inf"),
+            ("a,40,nan,2,3,0.1", "rate"),
+            ("", "no rows"),
+        ],
+    )
+    def test_fleet_files(self, run: Run, tmp_path: Path, rows: str, message: str) -> None:
+        path, out = tmp_path / "fleet.csv", tmp_path / "plan.parquet"
+        path.write_text(f"{HEADER}\n{rows}\n" if rows else f"{HEADER}\n")
+        code, printed, err = run("plan", path, "--out", out)
+        assert (code, printed) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+        assert not out.exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["nowhere.csv"], "cannot read nowhere.csv: there is no such file"),
+            (["fleet.txt"], "must end in .csv or .parquet"),
+            (["paper", "--redundancy", 0], "redundancy is 0: must lie between 0 and 1"),
+            (["paper", "--redundancy", 1.5], "redundancy is 1.5"),
+            (["paper", "--rows", 12001], "parity_rows is 12001"),
+            (["paper", "--rows", 5, "--redundancy", 0.1], "give one of"),
+            (["paper", "--rounds", 5, "--redundancy", 0.1], "leave one out"),
+            (["paper", "--rounds", 0], "rounds is 0"),
+            (["paper", "--max-rows", 5], "say --server-rate too"),
+            (["paper", "--server-rate", 0], "the server's rate is 0"),
+            (["paper", "--out", "plan.xlsx"], "must end in .csv or .parquet"),
+            (["paper", "--out", "no/plan.csv"], "create it"),
+            (["paper", "--figure", "plan.jpg"], "must end in .png"),
+            (["paper", "--features", 0], "features is 0"),
+            (["paper", "--points", -1], "points of client 0 is -1"),
+        ],
+    )
+    def test_arguments(self, run: Run, arguments: list[object], message: str) -> None:
+        code, printed, err = run("plan", *arguments)
+        assert (code, printed) == (2, "")
+        assert message in err
+
+    def test_unreachable_target(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "fleet.csv"
+        path.write_text(f"{HEADER},availability\na,40,2,2,3,0.1,0.5\n")
+        code, _, err = run("plan", path)
+        assert code == 2
+        assert "out of reach" in err
+        assert "raise the redundancy" in err
+
+    def test_unknown_option_and_command(self, run: Run) -> None:
+        assert run("plan", "paper", "--redundancee", 0.1)[0] == 2
+        assert run("plam")[0] == 2
+
+    def test_traceback_only_on_request(self, run: Run) -> None:
+        assert "Traceback" not in run("plan", "none.csv")[2]
+        assert "Traceback" in run("--debug", "plan", "none.csv")[2]
+
+
+class TestReproduce:
+    def test_fig1(self, run: Run, tmp_path: Path) -> None:
+        code, out, _ = run("reproduce", "fig1", "--out", tmp_path / "new", "--json")
+        document = json.loads(out)
+        assert code == 0
+        assert len(document["pieces"]) == 4
+        assert document["alpha"] == 20
+        for name in ("fig1.svg", "fig1.png"):
+            assert (tmp_path / "new" / name).stat().st_size > 10_000
+
+    def test_sentence(self, run: Run, tmp_path: Path) -> None:
+        _, out, _ = run("reproduce", "fig1", "--out", tmp_path)
+        assert "best load at t = 10 s, α = 20: 5.489 points" in out
+
+    def test_bad_alpha(self, run: Run, tmp_path: Path) -> None:
+        code, _, err = run("reproduce", "fig1", "--alpha", 0, "--out", tmp_path / "new")
+        assert code == 2
+        assert "alpha of client 0 is 0" in err
+        assert not (tmp_path / "new").exists()
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version")[1].startswith("codedfedl 0.")
+    _, out, _ = run("--help")
+    assert "plan" in out
+    assert "Exit codes" in out
