@@ -1,18 +1,27 @@
 """What each step costs in multiply-accumulates and bits, and how long a fleet takes for it.
 
-This is the one place where costs are written. A gradient's cost is the `Workload`'s; here are the
-steps that come before the first round, as the paper describes them: random Fourier features
-(section 3.1) and parity from a dense random code for every mini-batch (section 3.2).
+This is the one place where costs are written. A gradient's cost is the `Workload`'s: 2·q·c
+multiply-accumulates a point, and a packet of q·c numbers each way. Here are the steps that come once:
+
+| step | multiply-accumulates of a client | numbers that it sends |
+| --- | --- | --- |
+| `embedding` | d·q a point, for random Fourier features | – |
+| `parity` | u·ℓ·(q + c) for every mini-batch | u·(q + c) for every mini-batch |
+| `gram` | q(q + 1)/2 + q·c a point | q(q + 1)/2 + q·c |
+
+What the server computes is free, as in the paper.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, Workload
+from codedfedl.fleet import Fleet, FloatArray, IntArray, Workload
 
-__all__ = ["Cost", "Setup"]
+__all__ = ["Cost", "Setup", "embedding", "gram", "parity"]
 
 
 @dataclass(frozen=True)
@@ -22,16 +31,63 @@ class Cost:
     macs: FloatArray
     bits_up: FloatArray
 
+    def packets(self, workload: Workload) -> IntArray:
+        """Return how many packets of the size of a model hold the bits."""
+        return np.ceil(self.bits_up / workload.packet_bits - 1e-9).astype(np.int64)
+
     def mean_seconds(self, fleet: Fleet, workload: Workload) -> FloatArray:
         """Return the mean time on the fleet's delay model: shifted exponential, then packets."""
-        compute = self.macs / workload.point_macs / fleet.rate * (1 + 1 / fleet.alpha)
-        packets = self.bits_up / workload.packet_bits
+        compute = self.macs / (workload.point_macs * fleet.rate) * (1 + 1 / fleet.alpha)
+        packets = self.packets(workload)
         return compute + packets * fleet.packet_time_up / (1 - fleet.erasure_up)
+
+    def sample_seconds(
+        self, fleet: Fleet, workload: Workload, rng: np.random.Generator
+    ) -> tuple[FloatArray, FloatArray]:
+        """Draw the time of the computation and of the upload, on the same model."""
+        compute = self.macs / (workload.point_macs * fleet.rate)
+        compute = compute * (1 + rng.standard_exponential(len(fleet)) / fleet.alpha)
+        packets = self.packets(workload)
+        again = rng.negative_binomial(np.maximum(packets, 1), 1 - fleet.erasure_up)
+        upload = (packets + np.where(packets > 0, again, 0)) * fleet.packet_time_up
+        return compute, upload
+
+
+def embedding(points: npt.ArrayLike, feature_macs: int) -> Cost:
+    """Map every point of a client to its features, once."""
+    macs = np.asarray(points, dtype=np.float64) * feature_macs
+    return Cost(macs, np.zeros_like(macs))
+
+
+def parity(points: npt.ArrayLike, rows: Sequence[int], workload: Workload) -> Cost:
+    """Apply a dense code to every mini-batch, and send what it makes.
+
+    Parameters
+    ----------
+    points : array of shape (batches, n)
+    rows
+        u of every mini-batch.
+    """
+    points = np.asarray(points, dtype=np.float64)
+    columns = workload.features + workload.labels
+    numbers = sum(rows) * columns
+    bits = numbers * workload.bits * (1 + workload.overhead)
+    macs = np.asarray(rows, dtype=np.float64) @ points * columns
+    return Cost(macs, np.full(points.shape[1], bits))
+
+
+def gram(points: npt.ArrayLike, workload: Workload) -> Cost:
+    """Sum the outer products of every point of a client, and send the triangle and the moments."""
+    points = np.asarray(points, dtype=np.float64)
+    q, c = workload.features, workload.labels
+    numbers = q * (q + 1) / 2 + q * c
+    bits = numbers * workload.bits * (1 + workload.overhead)
+    return Cost(points * numbers, np.full(points.shape, bits))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that the clients do once, before the first round.
+    """The paper's set-up: dense random Fourier features, and dense parity for every mini-batch.
 
     Parameters
     ----------
@@ -49,22 +105,10 @@ class Setup:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: must be at least 1")
 
-    def embedding(self, fleet: Fleet, workload: Workload) -> Cost:
-        """Dense random Fourier features: d·q multiply-accumulates a point."""
-        points = self.batches * fleet.points
-        return Cost(points * self.inputs * workload.features, np.zeros(len(fleet)))
-
-    def parity(self, fleet: Fleet, workload: Workload, rows: int) -> Cost:
-        """Apply a dense code of `rows` × points to q + c columns, and upload what it makes."""
-        columns = workload.features + workload.labels
-        bits = rows * columns * workload.bits * (1 + workload.overhead)
-        return Cost(
-            self.batches * rows * fleet.points * columns,
-            np.full(len(fleet), self.batches * bits),
-        )
-
     def seconds(self, fleet: Fleet, workload: Workload, rows: int) -> float:
         """Mean set-up time of the client that takes longest in the mean, seconds."""
-        embedding = self.embedding(fleet, workload).mean_seconds(fleet, workload)
-        parity = self.parity(fleet, workload, rows).mean_seconds(fleet, workload)
-        return float((embedding + parity).max())
+        points = np.tile(fleet.points, (self.batches, 1))
+        embed = embedding(points.sum(0), self.inputs * workload.features)
+        encode = parity(points, [rows] * self.batches, workload)
+        together = embed.mean_seconds(fleet, workload) + encode.mean_seconds(fleet, workload)
+        return float(together.max())

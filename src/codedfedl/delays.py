@@ -22,7 +22,7 @@ from codedfedl.retransmissions import (
     useful_transmissions,
 )
 
-__all__ = ["FOREVER", "DelayModel", "FleetDelays", "MeasuredDelays", "expected_maximum"]
+__all__ = ["FOREVER", "Chance", "DelayModel", "FleetDelays", "MeasuredDelays", "expected_maximum"]
 
 TRUNCATED_MASS = 2 * NEGLIGIBLE
 """Probability that the cdf of an asymmetric link may leave out, at most."""
@@ -53,6 +53,25 @@ class DelayModel(Protocol):
 
     def take(self, clients: IntArray | slice) -> Self:
         """Return the same model of some of the clients."""
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What chance decides in each round and client: all arrays have shape (rounds, n) or (n,).
+
+    The same chances serve any loads, so that schemes can be compared on the same luck.
+    """
+
+    slowness: FloatArray  # standard exponential
+    down: IntArray  # transmissions until the model is there
+    up: IntArray  # transmissions until the reply is there
+    absent: npt.NDArray[np.bool_]
+
+    def of_round(self, round_: int) -> "Chance":
+        """Return one round's."""
+        return Chance(
+            self.slowness[round_], self.down[round_], self.up[round_], self.absent[round_]
+        )
 
 
 @dataclass(frozen=True)
@@ -117,19 +136,26 @@ class FleetDelays:
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
         """Draw T for every round and client, shape (rounds, n); ∞ where a client is absent."""
+        return self.seconds(loads, self.draw(rounds, rng))
+
+    def draw(self, rounds: int, rng: np.random.Generator) -> "Chance":
+        """Draw what chance decides in every round, whatever the loads will be."""
         fleet = self.fleet
         shape = (rounds, len(fleet))
+        slowness = rng.standard_exponential(shape)
+        down = rng.geometric(1 - fleet.erasure, shape)
+        up = rng.geometric(1 - fleet.erasure_up, shape)
+        return Chance(slowness, down, up, rng.random(shape) >= fleet.availability)
+
+    def seconds(self, loads: npt.ArrayLike, chance: "Chance") -> FloatArray:
+        """T for the loads and what chance decided, shape (…, n); ∞ where a client is absent."""
+        fleet = self.fleet
         compute = np.asarray(loads, dtype=np.float64) / fleet.rate
-        total = rng.standard_exponential(shape)
-        total *= compute / fleet.alpha
+        total = chance.slowness * (compute / fleet.alpha)
         total += compute + fleet.overhead
-        for packet_time, erasure in (
-            (fleet.packet_time, fleet.erasure),
-            (fleet.packet_time_up, fleet.erasure_up),
-        ):
-            total += packet_time * rng.geometric(1 - erasure, shape)
-        if (fleet.availability < 1).any():
-            total[rng.random(shape) >= fleet.availability] = np.inf
+        total += fleet.packet_time * chance.down
+        total += fleet.packet_time_up * chance.up
+        total[chance.absent] = np.inf
         return total
 
 

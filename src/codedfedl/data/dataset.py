@@ -1,0 +1,149 @@
+"""`Dataset`: inputs and labels to train on and to test with, checked once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.errors import InputError
+from codedfedl.fleet import FloatArray, IntArray
+
+__all__ = ["Dataset", "check_finite", "real_numbers"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Points with their labels, in a part to train on and a part to test with.
+
+    Parameters
+    ----------
+    name
+        What the data are called in tables and figures.
+    inputs, test_inputs : arrays of shape (n, d) and (n_test, d)
+        One point per row; kept as float32.
+    labels, test_labels : arrays of shape (n,), or (n, c) for regression
+        Class numbers from 0, kept as int64, or the numbers to predict, kept as float64.
+    classes
+        How many classes there are; None stands for regression.
+
+    Examples
+    --------
+    >>> data = Dataset("xor", [[0, 0], [0, 1]], [0, 1], [[1, 1], [1, 0]], [0, 1], classes=2)
+    >>> data.targets.tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    name: str
+    inputs: npt.NDArray[np.float32]
+    labels: IntArray | FloatArray
+    test_inputs: npt.NDArray[np.float32]
+    test_labels: IntArray | FloatArray
+    classes: int | None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and self.classes < 1:
+            raise InputError(f"classes is {self.classes}: must be at least 1, or None")
+        for part in ("", "test_"):
+            inputs = _points(f"{part}inputs", getattr(self, f"{part}inputs"))
+            labels = _labels(f"{part}labels", getattr(self, f"{part}labels"), self.classes)
+            if len(inputs) != len(labels):
+                raise InputError(
+                    f"{part}inputs has {len(inputs)} rows and {part}labels has {len(labels)}: "
+                    "give every point one label"
+                )
+            object.__setattr__(self, f"{part}inputs", inputs)
+            object.__setattr__(self, f"{part}labels", labels)
+        for field in ("inputs", "labels"):
+            shape, test = getattr(self, field).shape[1:], getattr(self, f"test_{field}").shape[1:]
+            if shape != test:
+                raise InputError(
+                    f"test_{field} has rows of shape {test} where {field} has {shape}: "
+                    "give both the same columns"
+                )
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether the labels are classes."""
+        return self.classes is not None
+
+    @property
+    def label_columns(self) -> int:
+        """Columns of the targets (the paper's c): the classes, or the numbers to predict."""
+        if self.classes is not None:
+            return self.classes
+        return 1 if self.labels.ndim == 1 else self.labels.shape[1]
+
+    @property
+    def targets(self) -> npt.NDArray[np.float32]:
+        """What the model is fitted to, shape (n, c): one-hot classes, or the labels as columns."""
+        return _targets(self.labels, self.classes)
+
+    @property
+    def test_targets(self) -> npt.NDArray[np.float32]:
+        """The same for the test points, shape (n_test, c)."""
+        return _targets(self.test_labels, self.classes)
+
+
+def check_finite(name: str, values: npt.NDArray[Any]) -> None:
+    """Refuse NaN and infinity in an array of shape (n,) or (n, d), naming row and column."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        first = tuple(np.argwhere(~finite)[0].tolist())
+        column = "".join(f", column {place}" for place in first[1:])
+        raise InputError(
+            f"{name}, row {first[0]}{column} (counted from 0) is {values[first]}: "
+            "replace it by a finite number, or leave the point out"
+        )
+
+
+def _points(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    given = real_numbers(name, values)
+    if given.ndim != 2 or given.size == 0:
+        raise InputError(f"{name} has shape {given.shape}: give at least one point and one feature")
+    return _float32(name, given)
+
+
+def _labels(name: str, values: npt.ArrayLike, classes: int | None) -> IntArray | FloatArray:
+    given = real_numbers(name, values)
+    allowed = (1, 2) if classes is None else (1,)
+    if given.ndim not in allowed or given.size == 0:
+        raise InputError(f"{name} has shape {given.shape}: give one label per point")
+    if classes is None:
+        _float32(name, given)  # what `targets` will hold
+        return given.astype(np.float64, copy=False)
+    wrong = ~((given >= 0) & (given < classes) & (given == np.floor(given)))  # NaN is wrong
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(
+            f"{name}, row {row} (counted from 0) is {given[row]}: must be a class, a whole number "
+            f"from 0 to {classes - 1}"
+        )
+    return given.astype(np.int64, copy=False)
+
+
+def _float32(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    check_finite(name, values)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32, copy=False)
+    check_finite(f"{name} as float32", single)
+    return single
+
+
+def real_numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return values as an array, refusing what holds anything but real numbers."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise InputError(f"{name} has rows of unequal length: give every point alike") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{name} holds {array.dtype}, not real numbers: convert it first")
+    return array
+
+
+def _targets(labels: IntArray | FloatArray, classes: int | None) -> npt.NDArray[np.float32]:
+    if classes is None:
+        return labels.reshape(len(labels), -1).astype(np.float32)
+    one_hot = np.zeros((len(labels), classes), dtype=np.float32)
+    one_hot[np.arange(len(labels)), labels.astype(np.int64)] = 1
+    return one_hot

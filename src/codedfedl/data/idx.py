@@ -1,0 +1,143 @@
+"""MNIST and its look-alikes: IDX files, found on this machine or else downloaded."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.data.dataset import Dataset
+from codedfedl.data.download import CHECKSUMS, MIRRORS, cache_folder, download
+from codedfedl.errors import InputError
+from codedfedl.fleet import IntArray
+
+__all__ = ["IDX_NAMES", "find_files", "load_idx", "read_idx"]
+
+IDX_NAMES = tuple(MIRRORS)
+CLASSES = 10
+
+_FILES = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+_TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
+_DEBIAN = {"fashion-mnist": (Path("/usr/share/dataset-fashion-mnist"),)}
+# Both data sets use the same file names. The CRC-32 of the test labels tells them apart.
+_TEST_LABELS = {0xEE8604D9: "mnist", 0x242BC73F: "fashion-mnist"}
+_AGAIN = "copy or download it again"
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def load_idx(name: str, directory: str | Path | None) -> Dataset:
+    """Read a data set of 10 classes from its four IDX files, with inputs in [0, 1]."""
+    files = find_files(name, directory, MIRRORS[name], CHECKSUMS[name])
+    inputs, labels = _read_part(files[0], files[1])
+    test_inputs, test_labels = _read_part(files[2], files[3])
+    held = _TEST_LABELS.get(zlib.crc32(test_labels.astype(np.uint8).tobytes()), name)
+    if held != name:
+        raise InputError(
+            f"{files[3].parent} holds {held}, not {name}: put each into a folder of its own name"
+        )
+    return Dataset(name, inputs, labels, test_inputs, test_labels, CLASSES)
+
+
+def find_files(
+    name: str,
+    directory: str | Path | None,
+    mirrors: Sequence[str],
+    checksums: Mapping[str, str],
+) -> list[Path]:
+    """Return the paths of training images and labels, and of test images and labels.
+
+    The first folder that has all four is taken: below `directory`, below the environment variable
+    CODEDFEDL_DATA, where Debian puts them, then the cache. Where none has any, they are downloaded.
+    """
+    incomplete = ""
+    for folder in _folders(name, directory):
+        found = [path for file in _FILES if (path := _present(folder, file))]
+        if len(found) == len(_FILES):
+            return found
+        if found and not incomplete:
+            missing = next(file for file in _FILES if not _present(folder, file))
+            incomplete = f"{folder} has {found[0].name} and lacks {missing}: add it, gzipped or not"
+    if incomplete:
+        raise InputError(incomplete)
+    folder = cache_folder(name)
+    if not all(_present(folder, file) for file in _FILES):
+        download(name, folder, mirrors, checksums)
+    return [path for file in _FILES if (path := _present(folder, file))]
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """Read an IDX file of bytes, gzipped or not.
+
+    The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the length of each
+    as a big-endian 32-bit integer, and then the bytes.
+    """
+    content = _content(path)
+    if not content.startswith(b"\0\0\x08"):
+        raise InputError(
+            f"{path} starts with {content[:4].hex(' ') or 'nothing'} where the magic number "
+            f"00 00 08 {dimensions:02} is needed: it is no IDX file of bytes; {_AGAIN}"
+        )
+    if content[3:] and content[3] != dimensions:
+        raise InputError(
+            f"{path} has {content[3]} dimensions where {dimensions} are needed: "
+            f"images and labels may be exchanged; {_AGAIN}"
+        )
+    header = 4 + 4 * dimensions
+    whole = len(content) >= header
+    shape = np.frombuffer(content[4:header], dtype=">u4").tolist() if whole else [0]
+    needed = header + prod(shape)
+    if len(content) != needed:
+        what = "it is truncated" if len(content) < needed else "something follows the data"
+        raise InputError(
+            f"{path} has {len(content)} bytes where {needed} are needed: {what}; {_AGAIN}"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _folders(name: str, directory: str | Path | None) -> Iterator[Path]:
+    variable = os.environ.get("CODEDFEDL_DATA")
+    for source, given in (("--data", directory), ("CODEDFEDL_DATA", variable)):
+        if given:
+            root = Path(given).expanduser()
+            if not root.is_dir():
+                raise InputError(f"{source} is {given}: there is no such folder; create or correct")
+            yield from (root / name, root / _TORCHVISION[name], root)
+    yield from _DEBIAN.get(name, ())
+
+
+def _present(folder: Path, file: str) -> Path | None:
+    return next((p for p in (folder / file, folder / f"{file}.gz") if p.is_file()), None)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    except EOFError:
+        raise InputError(f"{path} is truncated: its gzip stream has no end; {_AGAIN}") from None
+    except (OSError, zlib.error) as error:
+        raise InputError(f"cannot read {path}: {error}; {_AGAIN}") from None
+
+
+def _read_part(image_file: Path, label_file: Path) -> tuple[npt.NDArray[np.float32], IntArray]:
+    images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
+    if len(images) != len(labels):
+        raise InputError(
+            f"{image_file} has {len(images)} images and {label_file} has {len(labels)} labels: "
+            "take both from the same data set"
+        )
+    wrong = labels >= CLASSES
+    if wrong.any():
+        raise InputError(
+            f"{label_file} has the label {labels[wrong][0]} at position {np.argmax(wrong)}: "
+            f"labels are 0 to {CLASSES - 1}; {_AGAIN}"
+        )
+    flat = images.reshape(len(images), prod(images.shape[1:]))
+    return flat.astype(np.float32) / np.float32(255), labels.astype(np.int64)

@@ -1,0 +1,154 @@
+"""`load_dataset`: built-in data by name, and the user's own from a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.data.dataset import Dataset, check_finite, real_numbers
+from codedfedl.data.files import TABLES, read_npz, read_points
+from codedfedl.data.idx import IDX_NAMES, load_idx
+from codedfedl.errors import InputError
+from codedfedl.fleet import IntArray
+from codedfedl.tables import nearest
+
+__all__ = ["DATASET_NAMES", "load_dataset"]
+
+DATASET_NAMES = ("digits", *IDX_NAMES)
+
+Array = npt.NDArray[Any]
+
+
+def load_dataset(
+    name: str | Path,
+    directory: str | Path | None = None,
+    *,
+    label: str | Sequence[str] | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Load a data set, with inputs in [0, 1].
+
+    Parameters
+    ----------
+    name
+        ``digits``, ``mnist``, ``fashion-mnist``, or the path of a file. An ``.npz`` file holds the
+        arrays ``inputs`` and ``labels``, and may hold ``test_inputs`` and ``test_labels``. A
+        ``.csv`` or ``.parquet`` file holds a line per point. Whole numbers or words as labels mean
+        classes, and words are numbered in sorted order. Decimal numbers mean regression, and so do
+        several label columns.
+    directory
+        Where the files of ``mnist`` and ``fashion-mnist`` are; see `find_files`.
+    label
+        The label column of a table, or several, separated by commas; ``label`` by default.
+    test_share
+        Share of the points to test with, where the data come in one part. Every class gives its
+        share.
+    seed
+        Of that split.
+
+    Notes
+    -----
+    Where a file's training inputs are not all in [0, 1], each column is moved and scaled so that
+    its training values span [0, 1]. Test inputs follow, and may lie outside.
+    """
+    if not 0 < test_share < 1:
+        raise InputError(f"test_share is {test_share}: must be above 0 and below 1")
+    suffix = Path(name).suffix
+    if label is not None and suffix not in TABLES:
+        raise InputError(f"label is {label!r}, but only a .csv or .parquet table has label columns")
+    if name in IDX_NAMES:
+        return load_idx(str(name), directory)
+    if name == "digits":
+        inputs, labels = _digits()
+        return _split("digits", inputs, labels, test_share, seed)
+    if suffix == ".npz":
+        return _load_npz(Path(name), test_share, seed)
+    if suffix in TABLES:
+        inputs, labels = read_points(Path(name), label)
+        return _split(Path(name).stem, inputs, labels, test_share, seed)
+    raise InputError(
+        f"the data set {str(name)!r} is neither a file that ends in .npz, .csv or .parquet nor a "
+        f"known name: {nearest(str(name), DATASET_NAMES)}"
+    )
+
+
+def _digits() -> tuple[Array, Array]:
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    inputs, labels = load_digits(return_X_y=True)
+    return inputs / 16, labels
+
+
+def _load_npz(path: Path, test_share: float, seed: int) -> Dataset:
+    arrays = read_npz(path)
+    inputs, labels = arrays["inputs"], arrays["labels"]
+    if "test_inputs" not in arrays:
+        return _split(path.stem, inputs, labels, test_share, seed)
+    test_inputs, test_labels = arrays["test_inputs"], arrays["test_labels"]
+    if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
+        raise InputError(f"{path}: labels and test_labels differ in kind: write both alike")
+    numbers, classes = _numbered(path.stem, np.concatenate([labels, test_labels]))
+    labels, test_labels = numbers[: len(labels)], numbers[len(labels) :]
+    if inputs.shape[1] == test_inputs.shape[1]:  # `Dataset` refuses the rest
+        inputs, test_inputs = _to_unit(inputs, test_inputs)
+    return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes)
+
+
+def _kind(labels: Array) -> str:
+    return {"U": "words", "S": "words", "f": "decimal"}.get(labels.dtype.kind, "whole")
+
+
+def _numbered(name: str, labels: Array) -> tuple[Array, int | None]:
+    """Return labels as numbers, and how many classes they are; None for regression."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if _kind(labels) == "words" and labels.ndim == 1:
+        words, numbers = np.unique(labels, return_inverse=True)
+        return numbers, len(words)
+    labels = real_numbers(f"{name}: labels", labels)
+    check_finite(f"{name}: labels", labels)
+    if _kind(labels) == "decimal" or labels.ndim > 1:
+        return labels, None
+    for extreme in (labels.min(), labels.max()):
+        if not 0 <= extreme < len(labels):
+            raise InputError(
+                f"{name} has the label {extreme} among {len(labels)} points: number the classes "
+                "0, 1, …, or write decimal numbers for regression"
+            )
+    return labels.astype(np.int64), int(labels.max()) + 1
+
+
+def _split(name: str, inputs: Array, labels: Array, test_share: float, seed: int) -> Dataset:
+    numbers, classes = _numbered(name, labels)
+    test = _test_rows(np.zeros(len(labels), int) if classes is None else numbers, test_share, seed)
+    if not test.any():
+        raise InputError(
+            f"test_share is {test_share}, which leaves none of the {len(labels)} points of {name} "
+            "to test with: raise it, or add points"
+        )
+    train_inputs, test_inputs = _to_unit(inputs[~test], inputs[test])
+    return Dataset(name, train_inputs, numbers[~test], test_inputs, numbers[test], classes)
+
+
+def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Choose the same share of every stratum at random, but never all of it."""
+    order = np.random.default_rng(seed).permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    counts = np.bincount(strata)
+    chosen = np.minimum(np.floor(share * counts + 0.5), counts - 1)
+    rank = np.arange(len(strata)) - np.repeat(np.cumsum(counts) - counts, counts)
+    test = np.empty(len(strata), dtype=np.bool_)
+    test[order] = rank < np.repeat(chosen, counts)
+    return test
+
+
+def _to_unit(inputs: Array, test_inputs: Array) -> tuple[Array, Array]:
+    low, high = inputs.min(axis=0), inputs.max(axis=0)
+    if low.min() >= 0 and high.max() <= 1:
+        return inputs, test_inputs
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    span = np.where(high > low, high - low, 1)  # a constant column becomes 0
+    return (inputs - low) / span, (test_inputs - low) / span

@@ -1,0 +1,129 @@
+"""Which client holds which points, and in which mini-batch each of them is used."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.errors import InputError
+from codedfedl.fleet import IntArray
+from codedfedl.tables import nearest
+
+__all__ = ["PARTITIONS", "mini_batches", "partition"]
+
+PARTITIONS = ("sorted", "iid", "dirichlet")
+
+
+def partition(
+    dataset_labels: npt.NDArray[Any],
+    clients: int,
+    how: str = "sorted",
+    *,
+    concentration: float = 0.5,
+    seed: int = 0,
+) -> list[IntArray]:
+    """Share all points among the clients, each to exactly one.
+
+    Parameters
+    ----------
+    dataset_labels : array of shape (n,) or (n, c)
+        Classes, or the numbers of a regression; of several columns, the first counts.
+    clients
+        How many shards to make; none is empty.
+    how
+        ``sorted``: by label, in shards of equal size, as in the paper. ``iid``: at
+        random, in shards of equal size. ``dirichlet``: each class is shared in proportions drawn
+        from a Dirichlet distribution, so sizes differ too. Equal sizes differ by one at most.
+    concentration
+        The Dirichlet parameter of every client: small gives few classes each, large gives all.
+    seed
+        Of the partition, and of the order within each shard.
+
+    Returns
+    -------
+    list of arrays
+        The points of each client, as rows of the data, in random order.
+
+    Examples
+    --------
+    >>> [sorted(shard.tolist()) for shard in partition(np.array([1, 0, 1, 0]), 2)]
+    [[1, 3], [0, 2]]
+    """
+    labels = np.asarray(dataset_labels)
+    labels = labels if labels.ndim == 1 else labels[:, 0]
+    if how not in PARTITIONS:
+        raise InputError(f"partition {how!r} is unknown: {nearest(how, PARTITIONS)}")
+    if not 1 <= clients <= len(labels):
+        raise InputError(
+            f"clients is {clients} where there are {len(labels)} points: "
+            "must be at least 1, and every client needs a point"
+        )
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))  # not the split's
+    if how == "dirichlet":
+        owner = _dirichlet_owners(labels, clients, concentration, rng)
+    else:
+        order = (
+            np.argsort(labels, kind="stable") if how == "sorted" else rng.permutation(len(labels))
+        )
+        owner = np.empty(len(labels), dtype=np.int64)
+        for client, shard in enumerate(np.array_split(order, clients)):
+            owner[shard] = client
+    return _shards(owner, clients, rng)
+
+
+def mini_batches(shards: Sequence[IntArray], batches: int) -> list[list[IntArray]]:
+    """Cut every shard into equal consecutive parts; a mini-batch takes one part of each client.
+
+    Parameters
+    ----------
+    shards
+        The points of each client, from `partition`.
+    batches
+        Mini-batches per epoch. The parts of one shard differ by one point at most.
+
+    Returns
+    -------
+    list of lists of arrays
+        ``result[b][j]`` are the points of client j in mini-batch b.
+    """
+    if batches < 1:
+        raise InputError(f"batches is {batches}: must be at least 1")
+    for client, shard in enumerate(shards):
+        if len(shard) < batches:
+            raise InputError(
+                f"client {client} has {len(shard)} points for {batches} mini-batches: "
+                "ask for fewer mini-batches or fewer clients"
+            )
+    parts = [np.array_split(shard, batches) for shard in shards]
+    return [[part[batch] for part in parts] for batch in range(batches)]
+
+
+def _dirichlet_owners(
+    labels: npt.NDArray[Any], clients: int, concentration: float, rng: np.random.Generator
+) -> IntArray:
+    if not 0 < concentration < inf:
+        raise InputError(f"concentration is {concentration}: must be finite and above 0")
+    if labels.dtype.kind == "f":
+        raise InputError("dirichlet needs classes, and the labels are not: use sorted or iid")
+    owner = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        points = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, concentration))
+        ends = np.cumsum(shares)[:-1] * len(points)
+        owner[points] = np.searchsorted(ends, np.arange(len(points)) + 0.5)
+    sizes = np.bincount(owner, minlength=clients)
+    for client in np.flatnonzero(sizes == 0):  # the client with most gives one of its points
+        donor = np.argmax(sizes)
+        owner[rng.choice(np.flatnonzero(owner == donor))] = client
+        sizes[donor] -= 1
+        sizes[client] += 1
+    return owner
+
+
+def _shards(owner: IntArray, clients: int, rng: np.random.Generator) -> list[IntArray]:
+    order = rng.permutation(len(owner))
+    grouped = order[np.argsort(owner[order], kind="stable")]
+    sizes = np.bincount(owner, minlength=clients)
+    return np.split(grouped, np.cumsum(sizes)[:-1])

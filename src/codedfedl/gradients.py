@@ -1,0 +1,63 @@
+"""Gradients of the squared loss: a client's, the server's on parity, and both as quadratics.
+
+All are *sums* over points, ½‖Xβ − Y‖² differentiated; whoever uses them divides by m.
+"""
+
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace
+
+from codedfedl.features import Array
+
+__all__ = ["Quadratic", "gradient"]
+
+_ROWS_AT_ONCE = 4096
+
+
+def gradient(features: Array, targets: Array, model: Array) -> Array:
+    """Xᵀ(Xβ − Y), a few thousand rows at a time, shape (q, c).
+
+    With a client's points this is ℓ·g^(j) of section 3.5; with parity it is g_C.
+    """
+    total = None
+    for start in range(0, features.shape[0], _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        part = features[rows].T @ (features[rows] @ model - targets[rows])
+        total = part if total is None else total + part
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """½‖Xβ − Y‖² known by XᵀX, shape (q, q), and XᵀY, shape (q, c): its gradient reads no point."""
+
+    hessian: Array
+    moment: Array
+
+    @classmethod
+    def of(cls, features: Array, targets: Array) -> "Quadratic":
+        """Compute the Gram matrix and the moments of points."""
+        return cls(features.T @ features, features.T @ targets)
+
+    def __add__(self, other: "Quadratic") -> "Quadratic":
+        """Return the quadratic of both sets of points."""
+        return Quadratic(self.hessian + other.hessian, self.moment + other.moment)
+
+    def __sub__(self, other: "Quadratic") -> "Quadratic":
+        """Return the quadratic of the points that are not the other's."""
+        return Quadratic(self.hessian - other.hessian, self.moment - other.moment)
+
+    def scaled(self, factor: float) -> "Quadratic":
+        """Return the quadratic with every point counted `factor` times."""
+        return Quadratic(self.hessian * factor, self.moment * factor)
+
+    def gradient(self, model: Array) -> Array:
+        """XᵀXβ − XᵀY."""
+        return self.hessian @ model - self.moment
+
+    def minimum(self, ridge: float) -> Array:
+        """Solve (XᵀX + ridge·I)β = XᵀY in float64, on the device."""
+        xp = array_namespace(self.hessian)
+        hessian = xp.astype(self.hessian, xp.float64)
+        eye = xp.eye(hessian.shape[0], dtype=xp.float64, device=hessian.device)
+        return xp.linalg.solve(hessian + ridge * eye, xp.astype(self.moment, xp.float64))

@@ -1,0 +1,39 @@
+"""Schemes: one file each. A new one is a new file here with a class that has a `name`."""
+
+import importlib
+import pkgutil
+from typing import Any
+
+from codedfedl.errors import InputError
+from codedfedl.schemes.base import Scheme
+from codedfedl.tables import nearest
+
+__all__ = ["SCHEMES", "Scheme", "make_scheme"]
+
+
+def _found() -> dict[str, type[Any]]:
+    schemes = {}
+    for module in pkgutil.iter_modules(__path__):
+        members = vars(importlib.import_module(f"{__name__}.{module.name}"))
+        for exported in members["__all__"]:
+            member = members[exported]
+            if isinstance(getattr(member, "name", None), str):
+                schemes[member.name] = member
+    return schemes
+
+
+SCHEMES = _found()
+"""Every scheme by its name."""
+
+
+def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
+    """Return a scheme by name, with its settings."""
+    if name not in SCHEMES:
+        raise InputError(f"scheme {name!r} is unknown: {nearest(name, list(SCHEMES))}")
+    known = [field for field in SCHEMES[name].__dataclass_fields__ if field != "name"]
+    for key in settings:
+        if key not in known:
+            hint = nearest(key, known) if known else "it has no settings"
+            raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
+    scheme: Scheme = SCHEMES[name](**settings)
+    return scheme

@@ -1,0 +1,254 @@
+"""What a scheme is: a state machine that asks the clients for something and learns from the answers.
+
+A scheme does no I/O and knows no clock. Whoever drives it, a simulator or a real federation, answers
+one question only: who arrived?
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.features import Array
+from codedfedl.fleet import Fleet, FloatArray, IntArray, Workload
+from codedfedl.gradients import Quadratic
+from codedfedl.parity import Parity
+from codedfedl.training import Schedule
+
+__all__ = [
+    "Ask",
+    "AskGradient",
+    "AskGram",
+    "AskLocalModel",
+    "AskParity",
+    "Everyone",
+    "Fastest",
+    "Inbox",
+    "Scheme",
+    "State",
+    "Task",
+    "Until",
+    "Wait",
+    "at_batch",
+]
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The public facts of a training task: nothing here is a client's secret.
+
+    Attributes
+    ----------
+    inputs
+        Numbers in a raw point (d).
+    workload
+        What a point and a packet cost, with q and c.
+    feature_macs
+        Multiply-accumulates that embedding a point costs.
+    points : array of shape (batches, n)
+        Points of every client in every mini-batch.
+    """
+
+    inputs: int
+    workload: Workload
+    feature_macs: int
+    points: IntArray
+    epochs: int
+    schedule: Schedule
+    ridge: float
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches in an epoch."""
+        return len(self.points)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in all epochs."""
+        return self.epochs * self.batches
+
+    def batch(self, round_: int) -> int:
+        """Return the mini-batch of a round, both counted from 0."""
+        return round_ % self.batches
+
+    def step_size(self, round_: int) -> float:
+        """Return the step size of a round."""
+        return self.schedule.at(round_ // self.batches)
+
+
+class Wait(Protocol):
+    """How long the server waits."""
+
+    def arrivals(self, seconds: FloatArray) -> tuple[Mask, float]:
+        """Say who of those asked counts as arrived, and how long the round took.
+
+        Parameters
+        ----------
+        seconds : array of shape (n,)
+            When each reply is there; ∞ for a client that was not asked or does not answer.
+        """
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """Until all who were asked have answered."""
+
+    def arrivals(self, seconds: FloatArray) -> tuple[Mask, float]:
+        """Return all who answer, and when the last one did."""
+        arrived = np.isfinite(seconds)
+        return arrived, float(seconds[arrived].max(initial=0.0))
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Until `count` have answered."""
+
+    count: int
+
+    def arrivals(self, seconds: FloatArray) -> tuple[Mask, float]:
+        """Return the first `count`, and when the last of them answered."""
+        order = np.argsort(seconds, kind="stable")[: self.count]
+        arrived = np.zeros(len(seconds), dtype=bool)
+        arrived[order] = np.isfinite(seconds[order])
+        return arrived, float(seconds[arrived].max(initial=0.0))
+
+
+@dataclass(frozen=True)
+class Until:
+    """Until a deadline, in seconds."""
+
+    deadline: float
+
+    def arrivals(self, seconds: FloatArray) -> tuple[Mask, float]:
+        """Return who met the deadline, which is how long the round took."""
+        return seconds <= self.deadline, self.deadline
+
+
+@dataclass(frozen=True, eq=False)
+class AskParity:
+    """Every client's parity for every mini-batch, once.
+
+    Attributes
+    ----------
+    rows : sequence of int
+        u for each mini-batch.
+    loads, return_probabilities : arrays of shape (batches, n)
+        Of which the clients' weights are made.
+    """
+
+    rows: Sequence[int]
+    loads: IntArray
+    return_probabilities: FloatArray
+
+
+@dataclass(frozen=True)
+class AskGram:
+    """Every client's Gram matrix and moments over all its points, once."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskGradient:
+    """A gradient over the first `loads` points of each client's mini-batch.
+
+    Attributes
+    ----------
+    loads : array of shape (n,)
+        0 where a client is not asked.
+    own
+        What the server adds to the sum itself: the coded gradient.
+    """
+
+    round: int
+    batch: int
+    loads: IntArray
+    wait: Wait
+    own: Quadratic | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AskLocalModel:
+    """A model after `steps` local gradient steps on the client's mini-batch."""
+
+    round: int
+    batch: int
+    loads: IntArray
+    wait: Wait
+    steps: int
+    step_size: float
+    ridge: float
+
+
+Ask = AskParity | AskGram | AskGradient | AskLocalModel
+
+
+@dataclass(frozen=True, eq=False)
+class Inbox:
+    """The answers to an ask.
+
+    Attributes
+    ----------
+    arrived : array of shape (n,)
+    points : float
+        Points behind `total`, the server's own not counted.
+    total : array of shape (q, c), or a Quadratic for an `AskGram`
+        Sum of the gradients that arrived and the server's own, or the mean of the local models
+        weighted by points.
+    parity : tuple of Parity
+        The composite parity of each mini-batch, for an `AskParity`.
+    """
+
+    arrived: Mask
+    points: float
+    total: Array = None
+    gram: Quadratic | None = None
+    parity: tuple[Parity, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a scheme knows between two asks; a checkpoint is its `model` and `round`."""
+
+    task: Task
+    fleet: Fleet
+    model: Array
+    round: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.round >= self.task.rounds
+
+
+class Scheme(Protocol):
+    """A way to train: a frozen dataclass of settings with three pure functions."""
+
+    name: ClassVar[str]
+
+    def start(self, task: Task, fleet: Fleet, model: Array) -> State:
+        """Plan, and return the state before the first ask."""
+
+    def ask(self, state: State) -> Ask | None:
+        """Return what to ask next; None when training is done."""
+
+    def receive(self, state: State, inbox: Inbox) -> State:
+        """Learn from the answers."""
+
+
+def at_batch(fleet: Fleet, points: IntArray) -> Fleet:
+    """Return the fleet with the points of one mini-batch."""
+    return Fleet(
+        points=points,
+        rate=fleet.rate,
+        alpha=fleet.alpha,
+        packet_time=fleet.packet_time,
+        erasure=fleet.erasure,
+        packet_time_up=fleet.packet_time_up,
+        erasure_up=fleet.erasure_up,
+        overhead=fleet.overhead,
+        availability=fleet.availability,
+        client=fleet.client,
+    )

@@ -1,0 +1,17 @@
+"""`cfl`: the paper's predecessor, which is `coded` on the raw points."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from codedfedl.features import FeatureMap, Identity
+from codedfedl.schemes.coded import Coded
+
+__all__ = ["CFL"]
+
+
+@dataclass(frozen=True)
+class CFL(Coded):
+    """Coded federated learning for linear regression."""
+
+    name: ClassVar[str] = "cfl"
+    features: ClassVar[FeatureMap] = Identity()

@@ -1,0 +1,87 @@
+"""`coded`: the paper's scheme. The server's gradient on parity stands in for what did not arrive."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl.errors import InputError
+from codedfedl.features import Array
+from codedfedl.fleet import Fleet
+from codedfedl.gradients import Quadratic
+from codedfedl.planning import Plan, plan
+from codedfedl.schemes.base import (
+    Ask,
+    AskGradient,
+    AskParity,
+    Inbox,
+    State,
+    Task,
+    Until,
+    at_batch,
+)
+from codedfedl.training import step
+
+__all__ = ["Coded", "CodedState"]
+
+
+@dataclass(frozen=True, eq=False)
+class CodedState(State):
+    """The plans of all mini-batches, and the parity as quadratics once it is there."""
+
+    plans: tuple[Plan, ...] = ()
+    own: tuple[Quadratic, ...] = ()
+
+
+@dataclass(frozen=True)
+class Coded:
+    """CodedFedL (sections 3.2 to 3.5).
+
+    Parameters
+    ----------
+    redundancy
+        Parity rows per point, in (0, 1).
+    """
+
+    redundancy: float = 0.1
+
+    name: ClassVar[str] = "coded"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.redundancy < 1:
+            raise InputError(
+                f"coded.redundancy is {self.redundancy:g}: must lie between 0 and 1, both excluded"
+            )
+
+    def start(self, task: Task, fleet: Fleet, model: Array) -> CodedState:
+        """Plan every mini-batch."""
+        plans = tuple(plan(at_batch(fleet, points), self.redundancy) for points in task.points)
+        return CodedState(task, fleet, model, plans=plans)
+
+    def ask(self, state: State) -> Ask | None:
+        """Ask for parity first, then for gradients until the deadline."""
+        assert isinstance(state, CodedState)
+        if state.finished:
+            return None
+        if not state.own:
+            return AskParity(
+                [p.parity_rows for p in state.plans],
+                np.array([p.loads for p in state.plans]),
+                np.array([p.return_probabilities for p in state.plans]),
+            )
+        batch = state.task.batch(state.round)
+        chosen = state.plans[batch]
+        wait = Until(chosen.deadline)
+        return AskGradient(state.round, batch, chosen.loads, wait, state.own[batch])
+
+    def receive(self, state: State, inbox: Inbox) -> CodedState:
+        """Keep the parity, or take a step along g_M = (g_C + g_U)/m."""
+        assert isinstance(state, CodedState)
+        if not state.own:
+            own = tuple(Quadratic.of(part.features, part.targets) for part in inbox.parity)
+            return replace(state, own=own)
+        task = state.task
+        points = float(task.points[task.batch(state.round)].sum())
+        size = task.step_size(state.round)
+        model = step(state.model, inbox.total / points, size, task.ridge)
+        return replace(state, model=model, round=state.round + 1)

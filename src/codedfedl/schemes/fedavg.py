@@ -1,0 +1,57 @@
+"""`fedavg`: several local steps at each client, and the mean of the models."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from codedfedl.errors import InputError
+from codedfedl.features import Array
+from codedfedl.fleet import Fleet
+from codedfedl.schemes.base import Ask, AskLocalModel, Everyone, Inbox, State, Task, Until, Wait
+
+__all__ = ["FedAvg"]
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Federated averaging over all clients, or over those that meet a deadline.
+
+    Parameters
+    ----------
+    local_steps
+        Gradient steps that a client takes on its mini-batch before it answers.
+    deadline : seconds, optional
+        Wait no longer than this; for everybody if not given.
+    """
+
+    local_steps: int = 5
+    deadline: float | None = None
+
+    name: ClassVar[str] = "fedavg"
+
+    def __post_init__(self) -> None:
+        if self.local_steps < 1:
+            raise InputError(f"fedavg.local_steps is {self.local_steps}: must be at least 1")
+        if self.deadline is not None and not self.deadline > 0:
+            raise InputError(f"fedavg.deadline is {self.deadline:g}: must be above 0")
+
+    def start(self, task: Task, fleet: Fleet, model: Array) -> State:
+        """Return the state before the first round."""
+        if self.deadline is None and (fleet.availability < 1).any():
+            raise InputError("fedavg without a deadline waits for all; give fedavg.deadline")
+        return State(task, fleet, model)
+
+    def ask(self, state: State) -> Ask | None:
+        """Ask for local models."""
+        if state.finished:
+            return None
+        task = state.task
+        batch = task.batch(state.round)
+        wait: Wait = Everyone() if self.deadline is None else Until(self.deadline)
+        size = task.step_size(state.round)
+        loads = task.points[batch]
+        return AskLocalModel(state.round, batch, loads, wait, self.local_steps, size, task.ridge)
+
+    def receive(self, state: State, inbox: Inbox) -> State:
+        """Take the mean of the models that arrived; keep the old one if none did."""
+        model = inbox.total if inbox.points else state.model
+        return replace(state, model=model, round=state.round + 1)

@@ -1,0 +1,1 @@
+"""The virtual clock: sampled delays, and nothing sleeps."""

@@ -1,0 +1,64 @@
+"""Who arrived, and when: the fleet's chances in every round, and what the set-up takes.
+
+Two clocks run side by side. The paper's counts training rounds alone; the honest one also charges
+what the clients do before the first round, on the same stochastic model.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from codedfedl import costs
+from codedfedl.delays import Chance, FleetDelays
+from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.schemes.base import AskGram, AskParity, Mask, Task, Wait
+from codedfedl.streams import stream
+
+__all__ = ["Clock", "SetupTime"]
+
+
+@dataclass(frozen=True)
+class SetupTime:
+    """Seconds that each client spends once, shape (n,): processor and link."""
+
+    compute: FloatArray
+    upload: FloatArray
+
+    @property
+    def seconds(self) -> float:
+        """When the last client is done."""
+        return float((self.compute + self.upload).max())
+
+
+class Clock:
+    """All chances of one seed, drawn before the first round: every scheme meets the same luck."""
+
+    def __init__(self, fleet: Fleet, task: Task, seed: int) -> None:
+        self.model, self.task, self.seed = FleetDelays(fleet), task, seed
+        self.chance: Chance = self.model.draw(task.rounds, stream(seed, "delays"))
+
+    def round(self, round_: int, loads: IntArray, wait: Wait) -> tuple[Mask, float]:
+        """Say who counts as arrived in a round, and how long it took.
+
+        Parameters
+        ----------
+        loads
+            Points that each client processes, all local steps counted.
+        """
+        seconds = self.model.seconds(loads, self.chance.of_round(round_))
+        return wait.arrivals(np.where(loads > 0, seconds, np.inf))
+
+    def embedding(self) -> SetupTime:
+        """Draw what the features take: every scheme needs them."""
+        return self._draw(0, costs.embedding(self.task.points.sum(0), self.task.feature_macs))
+
+    def answer(self, ask: AskParity | AskGram) -> SetupTime:
+        """Draw what parity or Gram matrices take, after the features."""
+        if isinstance(ask, AskParity):
+            cost = costs.parity(self.task.points, ask.rows, self.task.workload)
+            return self._draw(1, cost)
+        return self._draw(2, costs.gram(self.task.points.sum(0), self.task.workload))
+
+    def _draw(self, step: int, cost: costs.Cost) -> SetupTime:
+        rng = stream(self.seed, "setup", step)
+        return SetupTime(*cost.sample_seconds(self.model.fleet, self.task.workload, rng))

@@ -1,0 +1,203 @@
+"""The engine: many settings of one seed in lock-step, on one data set and one feature map."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from codedfedl.errors import InputError
+from codedfedl.features import Array
+from codedfedl.fleet import Fleet, FloatArray
+from codedfedl.schemes.base import (
+    Ask,
+    AskGradient,
+    AskGram,
+    AskLocalModel,
+    AskParity,
+    Inbox,
+    Mask,
+    Scheme,
+    State,
+    Task,
+    Until,
+)
+from codedfedl.simulate.clock import Clock, SetupTime
+from codedfedl.simulate.evaluate import Batch, Evaluator, stacked_predictions
+
+__all__ = ["Problem", "Progress", "Setting", "Simulation"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Data on a device, ready to be trained on.
+
+    Attributes
+    ----------
+    test_classes : array of shape (t,) or None
+        None for regression, whose metric is R² on `test_targets`.
+    """
+
+    task: Task
+    batches: Sequence[Batch]
+    test_features: Array
+    test_targets: Array
+    test_classes: Array | None
+
+
+@dataclass(eq=False)
+class Setting:
+    """One scheme in a simulation: its state, and what it has done so far."""
+
+    label: str
+    scheme: Scheme
+    state: State
+    setup: SetupTime
+    training_setup: SetupTime | None = None  # what counts as training on the paper's clock too
+    seconds: list[float] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)
+    arrived: list[Mask] = field(default_factory=list)
+    metric: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher may show after a round."""
+
+    round: int
+    rounds: int
+    settings: Sequence[Setting]
+
+
+class Simulation:
+    """Schemes that share data, features, fleet and luck."""
+
+    def __init__(
+        self, problem: Problem, fleet: Fleet, schemes: dict[str, Scheme], seed: int
+    ) -> None:
+        self.problem, self.seed = problem, seed
+        self.clock = Clock(fleet, problem.task, seed)
+        self.evaluator = Evaluator(problem.batches)
+        self.round = 0
+        features, targets = problem.batches[0].features, problem.batches[0].targets
+        zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
+        embedding = self.clock.embedding()
+        self.settings = [
+            Setting(label, scheme, scheme.start(problem.task, fleet, zero), embedding)
+            for label, scheme in schemes.items()
+        ]
+        for setting in self.settings:
+            self._set_up(setting)
+
+    def _set_up(self, setting: Setting) -> None:
+        """Answer what is asked once; it is the same on every start, so no checkpoint holds it."""
+        ask = setting.scheme.ask(setting.state)
+        everyone = np.ones(len(self.clock.model.points), dtype=bool)
+        points = float(self.problem.task.points.sum())
+        if isinstance(ask, AskParity):
+            extra = self.clock.answer(ask)
+            before = setting.setup
+            setting.setup = SetupTime(before.compute + extra.compute, extra.upload)
+            inbox = Inbox(everyone, points, parity=self.evaluator.parity(ask, self.seed))
+            setting.state = setting.scheme.receive(setting.state, inbox)
+        elif isinstance(ask, AskGram):
+            setting.training_setup = self.clock.answer(ask)
+            inbox = Inbox(everyone, points, gram=self.evaluator.gram())
+            setting.state = setting.scheme.receive(setting.state, inbox)
+            self._record(setting, setting.training_setup.seconds, np.inf, everyone)
+            setting.metric.append(self._metrics([setting.state.model])[0])
+
+    def run(self) -> Iterator[Progress]:
+        """Play round after round."""
+        while self.round < self.problem.task.rounds:
+            self._play_round()
+            self.round += 1
+            yield Progress(self.round, self.problem.task.rounds, self.settings)
+
+    def _play_round(self) -> None:
+        asked = [(s, s.scheme.ask(s.state)) for s in self.settings]
+        playing: list[tuple[Setting, AskGradient, Mask]] = []
+        active = [setting for setting, ask in asked if ask is not None]
+        for setting, ask in asked:
+            if isinstance(ask, AskGradient):
+                playing.append((setting, ask, self._arrivals(setting, ask, ask.loads)))
+            elif isinstance(ask, AskLocalModel):
+                arrived = self._arrivals(setting, ask, ask.loads * ask.steps)
+                total = self.evaluator.local_models(ask, setting.state.model, arrived)
+                self._deliver(setting, ask, arrived, total)
+        if playing:
+            settings, asks, arrived_masks = zip(*playing, strict=True)
+            models = [setting.state.model for setting in settings]
+            totals = self.evaluator.totals(asks, models, arrived_masks)
+            for setting, ask, arrived, total in zip(
+                settings, asks, arrived_masks, totals, strict=True
+            ):
+                self._deliver(setting, ask, arrived, total)
+        if active:
+            metrics = self._metrics([setting.state.model for setting in active])
+            for place, setting in enumerate(active):
+                setting.metric.append(metrics[place])
+
+    def _arrivals(
+        self, setting: Setting, ask: AskGradient | AskLocalModel, work: np.ndarray
+    ) -> Mask:
+        arrived, seconds = self.clock.round(ask.round, work, ask.wait)
+        deadline = ask.wait.deadline if isinstance(ask.wait, Until) else np.inf
+        self._record(setting, seconds, deadline, arrived)
+        return arrived
+
+    @staticmethod
+    def _record(setting: Setting, seconds: float, deadline: float, arrived: Mask) -> None:
+        setting.seconds.append(seconds)
+        setting.deadlines.append(deadline)
+        setting.arrived.append(arrived)
+
+    @staticmethod
+    def _deliver(setting: Setting, ask: Ask, arrived: Mask, total: Array) -> None:
+        assert isinstance(ask, AskGradient | AskLocalModel)
+        points = float(ask.loads[arrived].sum())
+        setting.state = setting.scheme.receive(setting.state, Inbox(arrived, points, total))
+
+    def _metrics(self, models: Sequence[Array]) -> Array:
+        """Return accuracy or R² on the test points of every model, on the device."""
+        problem = self.problem
+        predictions = stacked_predictions(problem.test_features, models)
+        xp = array_namespace(predictions)
+        if problem.test_classes is not None:
+            right = xp.argmax(predictions, axis=2) == problem.test_classes[:, None]
+            return xp.mean(xp.astype(right, xp.float32), axis=0)
+        targets = problem.test_targets[:, None, :]
+        residual = xp.sum((predictions - targets) ** 2, axis=(0, 2))
+        total = xp.sum((targets - xp.mean(targets, axis=0)) ** 2)
+        return 1 - residual / total
+
+    def client_story(self, setting: Setting) -> dict[str, FloatArray]:
+        """Per client: load, how often it arrived, and where its time went, in the mean."""
+        fleet, chance = self.clock.model.fleet, self.clock.chance
+        rounds = len(setting.arrived)
+        ask = setting.scheme.ask(setting.scheme.start(self.problem.task, fleet, None))
+        points = self.problem.task.points[0].astype(np.float64)
+        loads = ask.loads[0] if isinstance(ask, AskParity) else points
+        compute = loads / fleet.rate * (1 + chance.slowness[:rounds].mean(0) / fleet.alpha)
+        link = fleet.packet_time + fleet.packet_time_up
+        sent = chance.down[:rounds] * fleet.packet_time + chance.up[:rounds] * fleet.packet_time_up
+        return {
+            "points": points,
+            "load": np.asarray(loads, dtype=np.float64),
+            "arrived_share": np.mean(setting.arrived, axis=0),
+            "compute_s": compute,
+            "link_s": link,
+            "retransmission_s": sent.mean(0) - link,
+            "setup_compute_s": setting.setup.compute,
+            "setup_upload_s": setting.setup.upload,
+        }
+
+
+def check_fleet(fleet: Fleet, task: Task) -> None:
+    """Refuse a fleet that has not as many clients as the data were cut for."""
+    if len(fleet) != task.points.shape[1]:
+        raise InputError(
+            f"the fleet has {len(fleet)} clients and the data {task.points.shape[1]} shards: "
+            "make them equal"
+        )

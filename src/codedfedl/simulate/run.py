@@ -1,0 +1,273 @@
+"""An experiment from its configuration to a filled run directory."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from codedfedl.calibration import paper_devices
+from codedfedl.data import Dataset, load_dataset, mini_batches, partition
+from codedfedl.errors import InputError
+from codedfedl.features import Array, FeatureMap, feature_map
+from codedfedl.fleet import Fleet, Workload, read_fleet
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import Checkpoint, RunDirectory
+from codedfedl.schemes import Scheme
+from codedfedl.schemes.base import Task, at_batch
+from codedfedl.simulate.engine import Problem, Progress, Setting, Simulation
+from codedfedl.simulate.evaluate import Batch
+from codedfedl.training import Schedule
+
+__all__ = ["prepare", "simulate", "to_device"]
+
+_SECONDS_BETWEEN_CHECKPOINTS = 5.0
+
+Watch = Callable[[str, Progress | None], None]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What is simulated in one go: a seed, and the schemes that share a feature map."""
+
+    seed: int
+    features: FeatureMap
+    schemes: dict[str, Scheme]
+
+
+def simulate(
+    experiment: Experiment,
+    directory: RunDirectory,
+    *,
+    data: str | None = None,
+    device: str = "cpu",
+    watch: Watch = lambda _what, _progress: None,
+) -> None:
+    """Run an experiment, going on from the directory's checkpoint where it has one.
+
+    Parameters
+    ----------
+    data
+        The folder of the data files.
+    device
+        ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
+    watch
+        Called with what is being done, and after every round.
+    """
+    checkpoint = directory.checkpoint() or {}
+    units = list(_units(experiment))
+    dataset = load_dataset(experiment.data.name, data, label=experiment.data.label)
+    for place, unit in enumerate(units):
+        if f"{place}/done" in checkpoint:
+            continue
+        watch(f"seed {unit.seed}: features and parity", None)
+        simulation = _prepared(experiment, dataset, unit, device)
+        _restore(simulation, checkpoint, place)
+        saved = time.monotonic()
+        for progress in simulation.run():
+            watch(f"seed {unit.seed}", progress)
+            if time.monotonic() - saved > _SECONDS_BETWEEN_CHECKPOINTS:
+                directory.save(checkpoint | _snapshot(simulation, place))
+                saved = time.monotonic()
+        checkpoint |= _snapshot(simulation, place) | {f"{place}/done": np.array(True)}
+        checkpoint |= _stories(simulation, place)
+        directory.save(checkpoint)
+    _write_tables(directory, experiment, units, checkpoint)
+
+
+def prepare(
+    experiment: Experiment, dataset: Dataset, seed: int, features: FeatureMap, device: str
+) -> tuple[Problem, Fleet]:
+    """Deal the data to the clients, embed them, and build the fleet."""
+    size = features.size(dataset.inputs.shape[1])
+    workload = Workload(size, dataset.label_columns)
+    fleet = _fleet(experiment, workload, seed)
+    shards = partition(
+        dataset.labels,
+        len(fleet),
+        experiment.data.partition,
+        concentration=experiment.data.concentration,
+        seed=seed,
+    )
+    parts = mini_batches(shards, experiment.data.batches)
+    training = experiment.training
+    points = np.array([[len(indices) for indices in batch] for batch in parts])
+    task = Task(
+        inputs=dataset.inputs.shape[1],
+        workload=workload,
+        feature_macs=features.macs(dataset.inputs.shape[1]),
+        points=points,
+        epochs=training.epochs,
+        schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
+        ridge=training.ridge,
+    )
+
+    def embedded(inputs: np.ndarray) -> Array:
+        return features.transform(to_device(inputs, device))
+
+    batches = []
+    for part, held in zip(parts, points, strict=True):
+        rows = np.concatenate(part)
+        targets = to_device(dataset.targets[rows], device)
+        offsets = np.concatenate([[0], np.cumsum(held)])
+        batches.append(Batch(embedded(dataset.inputs[rows]), targets, offsets))
+    classes = to_device(dataset.test_labels, device) if dataset.is_classification else None
+    test_targets = to_device(dataset.test_targets, device)
+    problem = Problem(task, batches, embedded(dataset.test_inputs), test_targets, classes)
+    return problem, at_batch(fleet, points[0])
+
+
+def to_device(array: np.ndarray, device: str) -> Array:
+    """Put a host array where the training is to happen."""
+    array = np.ascontiguousarray(array)
+    if device == "cpu":
+        return array
+    try:
+        if device == "cupy":
+            import cupy  # type: ignore[import-not-found]
+
+            return cupy.asarray(array)
+        import torch  # type: ignore[import-not-found]
+
+        return torch.asarray(array, device="cpu" if device == "torch" else device)
+    except ImportError as error:
+        raise InputError(f"--device {device} needs the package {error.name}: install it") from None
+
+
+def _units(experiment: Experiment) -> Iterator[_Unit]:
+    config = experiment.features
+    for seed in experiment.seeds:
+        shared = feature_map(config.kind, config.n_components, config.sigma, seed)
+        groups: dict[FeatureMap, dict[str, Scheme]] = {}
+        for label, scheme in experiment.build_schemes().items():
+            groups.setdefault(getattr(scheme, "features", shared), {})[label] = scheme
+        for features, schemes in groups.items():
+            yield _Unit(seed, features, schemes)
+
+
+def _fleet(experiment: Experiment, workload: Workload, seed: int) -> Fleet:
+    config = experiment.fleet
+    if config.name != "paper":
+        return read_fleet(config.name, workload, points=1)
+    devices = paper_devices(
+        config.clients,
+        k1=config.k1,
+        k2=config.k2,
+        alpha=config.alpha,
+        erasure=config.erasure,
+        seed=seed,
+    )
+    return devices.fleet(workload, 1)
+
+
+def _prepared(experiment: Experiment, dataset: Dataset, unit: _Unit, device: str) -> Simulation:
+    problem, fleet = prepare(experiment, dataset, unit.seed, unit.features, device)
+    return Simulation(problem, fleet, unit.schemes, unit.seed)
+
+
+def _snapshot(simulation: Simulation, place: int) -> Checkpoint:
+    """Return everything that a resumed simulation needs and cannot compute again."""
+    arrays: Checkpoint = {f"{place}/round": np.array(simulation.round)}
+    for s, setting in enumerate(simulation.settings):
+        arrays |= {
+            f"{place}/{s}/model": _host(setting.state.model),
+            f"{place}/{s}/seconds": np.array(setting.seconds),
+            f"{place}/{s}/deadlines": np.array(setting.deadlines),
+            f"{place}/{s}/arrived": np.array(setting.arrived),
+            f"{place}/{s}/metric": np.array([float(value) for value in setting.metric]),
+        }
+    return arrays
+
+
+def _restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None:
+    if f"{place}/round" not in checkpoint:
+        return
+    simulation.round = int(checkpoint[f"{place}/round"])
+    for s, setting in enumerate(simulation.settings):
+        stored = {
+            name: checkpoint[f"{place}/{s}/{name}"]
+            for name in ("model", "seconds", "deadlines", "arrived", "metric")
+        }
+        model = _like(stored["model"], setting.state.model)
+        played = len(stored["seconds"])
+        setting.state = replace(setting.state, model=model, round=played)
+        setting.seconds = stored["seconds"].tolist()
+        setting.deadlines = stored["deadlines"].tolist()
+        setting.arrived = list(stored["arrived"])
+        setting.metric = stored["metric"].tolist()
+
+
+def _stories(simulation: Simulation, place: int) -> Checkpoint:
+    return {
+        f"{place}/{s}/story/{name}": values
+        for s, setting in enumerate(simulation.settings)
+        for name, values in simulation.client_story(setting).items()
+    } | {
+        f"{place}/{s}/setup_seconds": np.array(setting.setup.seconds)
+        for s, setting in enumerate(simulation.settings)
+    }
+
+
+def _write_tables(
+    directory: RunDirectory, experiment: Experiment, units: Sequence[_Unit], stored: Checkpoint
+) -> None:
+    configs = {config.label: config for config in experiment.schemes}
+    rounds: list[dict[str, Any]] = []
+    clients: list[dict[str, Any]] = []
+    for place, unit in enumerate(units):
+        for s, label in enumerate(unit.schemes):
+            prefix = f"{place}/{s}"
+            seconds = stored[f"{prefix}/seconds"]
+            training = np.cumsum(seconds) / 3600
+            count = len(seconds)
+            common = {
+                "setting": label,
+                "scheme": configs[label].name,
+                "redundancy": float(configs[label].settings.get("redundancy", np.nan)),
+                "seed": unit.seed,
+            }
+            setup_hours = float(stored[f"{prefix}/setup_seconds"]) / 3600
+            rounds.append(
+                {name: np.full(count, value) for name, value in common.items()}
+                | {
+                    "round": np.arange(1, count + 1),
+                    "deadline_s": stored[f"{prefix}/deadlines"],
+                    "seconds": seconds,
+                    "training_hours": training,
+                    "total_hours": training + setup_hours,
+                    "arrived": stored[f"{prefix}/arrived"].sum(1),
+                    "metric": stored[f"{prefix}/metric"],
+                }
+            )
+            story = {
+                key.rsplit("/", 1)[1]: values
+                for key, values in stored.items()
+                if key.startswith(f"{prefix}/story/")
+            }
+            n = len(story["points"])
+            clients.append(
+                {name: np.full(n, value) for name, value in common.items()}
+                | {"client": np.arange(n)}
+                | story
+            )
+    directory.write("rounds.parquet", _stacked(rounds))
+    directory.write("clients.parquet", _stacked(clients))
+
+
+def _stacked(tables: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def _host(array: Array) -> np.ndarray:
+    return np.asarray(array.get() if hasattr(array, "get") else _to_cpu(array))
+
+
+def _to_cpu(array: Array) -> Array:
+    return array.cpu() if hasattr(array, "cpu") else array
+
+
+def _like(array: np.ndarray, other: Array) -> Array:
+    from codedfedl.simulate.evaluate import on_device
+
+    return array if isinstance(other, np.ndarray) else on_device(array, other)

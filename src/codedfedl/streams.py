@@ -1,0 +1,16 @@
+"""Independent random streams: one for each purpose and client, all from one seed."""
+
+import numpy as np
+
+__all__ = ["stream"]
+
+_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code")
+
+
+def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
+    """Return the generator of a purpose, such as the code of client 3: ``stream(0, "code", 3)``.
+
+    Streams of different purposes or keys are independent, and drawing more from one moves no other.
+    """
+    key = (_PURPOSES.index(purpose), *keys)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

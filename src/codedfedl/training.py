@@ -1,0 +1,56 @@
+"""One pure training step, the step-size schedule, and the metrics."""
+
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace
+
+from codedfedl.errors import InputError
+from codedfedl.features import Array
+
+__all__ = ["Schedule", "accuracy", "r_squared", "step"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Step sizes that fall at some epochs.
+
+    Parameters
+    ----------
+    step
+        The first step size (the paper's μ).
+    decay
+        What it is multiplied by at each of `decay_epochs`, counted from 0.
+    """
+
+    step: float = 6.0
+    decay: float = 0.8
+    decay_epochs: tuple[int, ...] = (40, 65)
+
+    def __post_init__(self) -> None:
+        if not self.step > 0:
+            raise InputError(f"training.step is {self.step:g}: must be above 0")
+        if not 0 < self.decay <= 1:
+            raise InputError(f"training.decay is {self.decay:g}: must be above 0 and at most 1")
+
+    def at(self, epoch: int) -> float:
+        """Return the step size of an epoch."""
+        return self.step * self.decay ** sum(epoch >= when for when in self.decay_epochs)
+
+
+def step(model: Array, mean_gradient: Array, size: float, ridge: float) -> Array:
+    """β − μ(g + λβ) (section 2.1)."""
+    return model - size * (mean_gradient + ridge * model)
+
+
+def accuracy(predictions: Array, classes: Array) -> float:
+    """Share of points whose largest prediction is their class."""
+    xp = array_namespace(predictions)
+    return float(xp.mean(xp.astype(xp.argmax(predictions, axis=1) == classes, xp.float64)))
+
+
+def r_squared(predictions: Array, targets: Array) -> float:
+    """1 − residual over total variance, pooled over label columns."""
+    xp = array_namespace(predictions)
+    residual = xp.sum((predictions - targets) ** 2)
+    total = xp.sum((targets - xp.mean(targets, axis=0)) ** 2)
+    return float(1 - residual / total)
