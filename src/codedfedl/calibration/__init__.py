@@ -3,8 +3,9 @@
 from codedfedl.calibration.paper import (
     FIGURE_1_SECONDS,
     figure_1_client,
+    gain_by_alpha,
     paper_devices,
     paper_fleet,
 )
 
-__all__ = ["FIGURE_1_SECONDS", "figure_1_client", "paper_devices", "paper_fleet"]
+__all__ = ["FIGURE_1_SECONDS", "figure_1_client", "gain_by_alpha", "paper_devices", "paper_fleet"]

@@ -9,6 +9,7 @@ import typer
 from codedfedl import __version__
 from codedfedl.cli.plan import plan_command
 from codedfedl.cli.reproduce import reproduce_command
+from codedfedl.cli.simulate import demo_command, report_command, simulate_command
 from codedfedl.errors import InputError
 
 __all__ = ["app", "main"]
@@ -20,7 +21,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan")(plan_command)
+app.command("simulate")(simulate_command)
+app.command("report")(report_command)
 app.command("reproduce")(reproduce_command)
+app.command("demo")(demo_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -31,8 +35,9 @@ def tour(
 ) -> None:
     """Straggler-proof federated learning at the edge.
 
-    Begin with `codedfedl plan paper`: how long to wait in each round, and who does how much. Then
-    give it a CSV file of your own fleet.
+    Begin with `codedfedl demo`: all schemes on embedded data, and a report. `codedfedl plan paper`
+    says how long to wait in each round, and who does how much; give it a CSV file of your own fleet.
+    `codedfedl simulate` runs your own experiment, and `codedfedl reproduce table1` the paper's.
     """
     if version:
         typer.echo(f"codedfedl {__version__}")

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -12,7 +13,8 @@ import pyarrow as pa
 
 from codedfedl.data.dataset import check_finite, real_numbers
 from codedfedl.errors import InputError
-from codedfedl.tables import _check_columns, _is_number, _load, _numbers, nearest
+from codedfedl.fleet import FloatArray
+from codedfedl.tables import _check_columns, _load, nearest
 
 __all__ = ["TABLES", "read_npz", "read_points"]
 
@@ -27,7 +29,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
         raise InputError(f"cannot read {path}: {error}; write it with numpy.savez") from None
@@ -58,8 +60,8 @@ def _rows(name: str, values: Array) -> Array:
 
 def read_points(path: Path, label: str | Sequence[str] | None) -> tuple[Array, Array]:
     """Return the features of a table, shape (n, d), and its labels, shape (n,) or (n, c)."""
-    names = (label or "label").split(",") if isinstance(label, str | None) else list(label)
-    names = [name.strip() for name in names]
+    given = label.split(",") if isinstance(label, str) else label or ["label"]
+    names = list(dict.fromkeys(name.strip() for name in given))
     table = _load(path)
     found = table.column_names
     for name in names:
@@ -75,35 +77,57 @@ def read_points(path: Path, label: str | Sequence[str] | None) -> tuple[Array, A
     return inputs, np.column_stack([_number_column(path, name, table[name]) for name in names])
 
 
-def _number_column(path: Path, name: str, column: pa.ChunkedArray) -> Array:
-    numbers = _numbers(path, name, column)
-    wrong = ~np.isfinite(numbers)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise InputError(f"{_place(path, row)}: {name} is {numbers[row]}: write a finite number")
+def _number_column(path: Path, name: str, column: pa.ChunkedArray) -> FloatArray:
+    numbers = _parsed(column)
+    if not np.isfinite(numbers).all():
+        raise _refusal(path, name, column, ~np.isfinite(numbers), "a finite number")
     return numbers
 
 
 def _label_column(path: Path, name: str, column: pa.ChunkedArray) -> Array:
     """Return whole numbers, decimal numbers or words; a CSV file's cells say which they are."""
     cells = column.to_pylist()
-    if None in cells or "" in cells:
-        row = next(row for row, cell in enumerate(cells) if cell in (None, ""))
-        raise InputError(f"{_place(path, row)}: {name} is empty: write a label")
-    text = path.suffix == ".csv"
-    numeric = [_is_number(cell) if text else not isinstance(cell, str) for cell in cells]
-    if not any(numeric):
-        return np.asarray(cells, dtype=str)
-    if not all(numeric):
-        row = numeric.index(False)
-        raise InputError(
-            f"{_place(path, row)}: {name} is {cells[row]!r} among numbers: write either numbers or "
-            "words"
-        )
-    whole = all(cell.lstrip("+-").isdigit() if text else isinstance(cell, int) for cell in cells)
+    empty = np.array([cell is None or cell == "" for cell in cells])
+    if empty.any():
+        raise _refusal(path, name, column, empty, "a label")
+    if isinstance(cells[0], str):
+        no_number = np.isnan(_parsed(column))
+        if path.suffix == ".parquet" or no_number.all():
+            return np.array([cell.strip() for cell in cells])
+        if no_number.any():
+            raise _refusal(path, name, column, no_number, "a number, or all labels as words")
     numbers = _number_column(path, name, column)
-    return numbers.astype(np.int64) if whole else numbers
+    if not all(_is_whole(cell) for cell in cells):
+        return numbers
+    return numbers.clip(-(2.0**62), 2.0**62).astype(np.int64)
 
 
-def _place(path: Path, row: int) -> str:
-    return f"{path}, " + (f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}")
+def _is_whole(cell: object) -> bool:
+    return cell.strip().lstrip("+-").isdigit() if isinstance(cell, str) else isinstance(cell, int)
+
+
+def _parsed(column: pa.ChunkedArray) -> FloatArray:
+    """Return a column's numbers, and NaN for a cell that is none."""
+    try:
+        if not column.null_count:
+            return np.asarray(column.cast(pa.float64()).to_numpy())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass  # Python reads a few more, such as those with a space before
+    return np.array([_number(cell) for cell in column.to_pylist()])
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return nan
+
+
+def _refusal(
+    path: Path, name: str, column: pa.ChunkedArray, wrong: npt.NDArray[np.bool_], remedy: str
+) -> InputError:
+    row = int(np.argmax(wrong))
+    cell = column[row].as_py()
+    place = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
+    what = "is empty" if cell in (None, "") else f"is {cell!r}"
+    return InputError(f"{path}, {place}: {name} {what}: write {remedy}")

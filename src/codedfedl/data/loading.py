@@ -150,5 +150,6 @@ def _to_unit(inputs: Array, test_inputs: Array) -> tuple[Array, Array]:
     if low.min() >= 0 and high.max() <= 1:
         return inputs, test_inputs
     low, high = low.astype(np.float64), high.astype(np.float64)
-    span = np.where(high > low, high - low, 1)  # a constant column becomes 0
-    return (inputs - low) / span, (test_inputs - low) / span
+    with np.errstate(over="ignore", invalid="ignore"):  # `Dataset` refuses what overflows
+        span = np.where(high > low, high - low, 1)  # a constant column becomes 0
+        return (inputs - low) / span, (test_inputs - low) / span

@@ -1,7 +1,7 @@
 """Figures, drawn without any global state and the same to the last byte every time."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib as mpl
 import numpy as np
@@ -15,10 +15,10 @@ from codedfedl.fleet import Fleet, IntArray
 from codedfedl.planning import Plan
 from codedfedl.tables import FIGURE_SUFFIXES, check_destination
 
-__all__ = ["plan_figure", "return_figure", "save_figure"]
+__all__ = ["STYLE", "plan_figure", "return_figure", "save_figure"]
 
 _BLUE, _ORANGE, _GREY, _LIGHT = "#1f5fa8", "#d9541e", "#5b6570", "#c9d6e6"
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -34,18 +34,25 @@ _DRAWN_CLIENTS = 120  # with more, bars become curves
 _CURVE_CLIENTS = 4096  # with more, a sample gives the curve
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure without a time stamp, so that the same figure is the same file."""
-    check_destination(path, FIGURE_SUFFIXES)
-    suffix = Path(path).suffix
-    stamp = {".svg": "Date", ".pdf": "CreationDate"}.get(suffix)
-    with mpl.rc_context(_STYLE):
-        figure.savefig(path, dpi=160, metadata={stamp: None} if stamp else None)
+def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = None) -> None:
+    """Write a figure without a time stamp, so that the same figure is the same file.
+
+    Parameters
+    ----------
+    form
+        ``png``, ``svg`` or ``pdf``; the path's ending if not given.
+    """
+    if isinstance(path, str | Path):
+        check_destination(path, FIGURE_SUFFIXES)
+        form = Path(path).suffix[1:]
+    stamp = {"svg": "Date", "pdf": "CreationDate"}.get(form or "")
+    with mpl.rc_context(STYLE):
+        figure.savefig(path, format=form, dpi=160, metadata={stamp: None} if stamp else None)
 
 
 def plan_figure(plan: Plan, model: DelayModel) -> Figure:
     """Draw loads and return probabilities over the fleet, and expected return against t."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 6.2), layout="constrained")
         axes = figure.subplot_mosaic("AC;BC", width_ratios=(3, 2))
         order = np.lexsort((plan.loads, plan.return_probabilities))[::-1]
@@ -118,7 +125,7 @@ def return_figure(client: Fleet, t: float) -> Figure:
 
     With the client and t of the paper's figure 1, this is that figure.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4), layout="constrained")
         left, right = figure.subplots(1, 2)
         _draw_pieces(left, client, t)

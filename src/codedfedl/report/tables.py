@@ -1,13 +1,16 @@
 """Tables in the terminal."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from codedfedl.planning import Plan
+from codedfedl.report.results import Outcome
 
-__all__ = ["duration", "plan_view"]
+__all__ = ["duration", "outcome_view", "plan_view"]
 
 _ROWS = 40  # a longer fleet is summarised
 _UNLIKELY = 0.5
@@ -98,3 +101,53 @@ def _bar(share: float, style: str = "cyan", width: int = 10) -> Text:
     eighths = round(share * width * 8)
     text = "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")
     return Text(text.ljust(width, "·") if share < 1 else text, style=style)
+
+
+def outcome_view(found: Sequence[Outcome]) -> Table:
+    """Return the schemes of a run with their hours on both clocks, medians over seeds."""
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    table.add_column("data")
+    table.add_column("scheme")
+    for heading in ("rounds", "training h", "gain", "with set-up h", "gain", "final"):
+        table.add_column(heading, justify="right")
+    for heading in ("paper h", "gain"):
+        table.add_column(heading, justify="right", style="dim")
+    best = min((_median(o.total_hours) or np.inf for o in found), default=np.inf)
+    for outcome in found:
+        total = _median(outcome.total_hours)
+        table.add_row(
+            outcome.dataset,
+            outcome.setting,
+            _spread(outcome.rounds, "{:.0f}"),
+            _spread(outcome.training_hours, "{:,.4g}"),
+            _times(outcome.gain),
+            _spread(outcome.total_hours, "{:,.4g}"),
+            _times(outcome.gain_total),
+            f"{np.median(outcome.final):.2%}",
+            "" if outcome.paper_hours is None else f"{outcome.paper_hours:.0f}",
+            _times(outcome.paper_gain) if outcome.paper_gain is not None else "",
+            style="bold green" if total == best else "",
+        )
+    return table
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    met = [value for value in values if value is not None]
+    return float(np.median(met)) if len(met) == len(values) and met else None
+
+
+def _spread(values: Sequence[float | None], form: str) -> str:
+    """Write the median, and how far the seeds lie apart."""
+    met = [value for value in values if value is not None]
+    if not met:
+        return "not met"
+    middle = form.format(np.median(met))
+    if len(met) < len(values):
+        return f"{middle} ({len(met)} of {len(values)} seeds)"
+    if len(met) == 1:
+        return middle
+    return f"{middle} ({form.format(min(met))}–{form.format(max(met))})"
+
+
+def _times(gain: float | None) -> str:
+    return "–" if gain is None else f"{gain:.2f}×"

@@ -1,0 +1,141 @@
+"""`codedfedl simulate`, `demo` and `report`: runs on a virtual clock."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from codedfedl.cli.output import messages, print_json, results, wrote
+from codedfedl.experiments import built_in
+from codedfedl.report.html import render_report
+from codedfedl.report.results import Outcome, outcomes
+from codedfedl.report.tables import outcome_view
+from codedfedl.runs.config import Experiment, read_experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.simulate import engine
+from codedfedl.simulate.run import Watch, simulate
+
+__all__ = [
+    "Data",
+    "Device",
+    "Json",
+    "Resume",
+    "demo_command",
+    "outcome_rows",
+    "report_command",
+    "run_experiment",
+    "simulate_command",
+]
+
+Data = Annotated[
+    str | None,
+    typer.Option(help="Folder of the data files; CODEDFEDL_DATA if not given.", show_default=False),
+]
+Device = Annotated[str, typer.Option(help="cpu, or cuda, torch or cupy where installed.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def simulate_command(
+    experiment: Annotated[Path, typer.Argument(help="A TOML file that describes the run.")],
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/run"),
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
+    ] = None,
+    data: Data = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
+
+    The run directory holds config.toml, environment.json, rounds.parquet, clients.parquet,
+    checkpoint.npz and report.html. A run that was killed goes on with --resume, and ends bit by bit
+    as if it had not been.
+    """
+    directory = RunDirectory(out)
+    run_experiment(read_experiment(experiment, overrides), directory, data, device, resume)
+    _finish(directory, as_json)
+
+
+def demo_command(
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("demo/run"),
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Tell the whole story on embedded data: all schemes on ten unequal clients."""
+    directory = RunDirectory(out)
+    run_experiment(built_in("demo"), directory, None, "cpu", resume)
+    _finish(directory, as_json)
+
+
+def report_command(
+    run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: Json = False
+) -> None:
+    """Write report.html of a run anew, and show its table."""
+    _finish(RunDirectory(run), as_json)
+
+
+def run_experiment(
+    experiment: Experiment, directory: RunDirectory, data: str | None, device: str, resume: bool
+) -> None:
+    """Run with a progress bar, and say how to go on when interrupted."""
+    directory.open(experiment, resume=resume)
+    try:
+        with _shown() as watch:
+            simulate(experiment, directory, data=data, device=device, watch=watch)
+    except KeyboardInterrupt:
+        messages.print(f"stopped; go on with --resume --out {directory.path}", soft_wrap=True)
+        raise
+
+
+def outcome_rows(found: list[Outcome]) -> list[dict[str, Any]]:
+    """Return outcomes as plain rows, for JSON."""
+    return [asdict(outcome) for outcome in found]
+
+
+def _finish(directory: RunDirectory, as_json: bool) -> None:
+    found = outcomes(directory)
+    if as_json:
+        print_json({"run": str(directory.path), "rows": outcome_rows(found)})
+    else:
+        results.print(outcome_view(found))
+    wrote(directory.write_text("report.html", render_report(directory)))
+
+
+@contextmanager
+def _shown() -> Iterator[Watch]:
+    """Show simulated hours, accuracy and who is late, on a terminal only."""
+    if not messages.is_terminal:
+        yield lambda _what, _progress: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=messages, transient=True) as bar:
+        line = bar.add_task("reading data", total=None)
+
+        def watch(what: str, progress: engine.Progress | None) -> None:
+            if progress is None:
+                bar.update(line, description=what, total=None)
+            elif progress.round % 5 == 0 or progress.round == progress.rounds:
+                text = f"{what} · {_latest(progress)}"
+                bar.update(line, description=text, completed=progress.round, total=progress.rounds)
+
+        yield watch
+
+
+def _latest(progress: engine.Progress) -> str:
+    """Describe the last scheme that plays in rounds: hours, accuracy, who missed the deadline."""
+    playing = [setting for setting in progress.settings if len(setting.seconds) > 1]
+    if not playing:
+        return ""
+    setting = playing[-1]
+    hours = sum(setting.seconds) / 3600
+    late = np.flatnonzero(~setting.arrived[-1])
+    missing = f"missing {', '.join(map(str, late[:6]))}" if len(late) else "all there"
+    return f"{setting.label}: {hours:,.1f} h, {float(setting.metric[-1]):.2%}, {missing}"

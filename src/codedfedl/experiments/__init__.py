@@ -1,0 +1,14 @@
+"""The experiments that come with the package, one TOML file each."""
+
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from codedfedl.runs.config import Experiment, read_experiment
+
+__all__ = ["built_in"]
+
+
+def built_in(name: str, overrides: list[str] | None = None) -> Experiment:
+    """Read one of the package's own experiments: ``table1-mnist``, ``demo``, …"""
+    with as_file(files(__package__) / f"{name}.toml") as path:
+        return read_experiment(Path(path), overrides)

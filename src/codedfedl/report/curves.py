@@ -1,0 +1,72 @@
+"""Accuracy against time and against iteration: the paper's figures 2 and 3."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from codedfedl.report.figures import STYLE
+from codedfedl.report.results import Curve
+
+__all__ = ["curve_figure"]
+
+_COLOURS = ("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c", "#5b6570", "#c2407e", "#1397a8")
+_POINTS = 400  # on which the seeds' curves are compared
+
+
+def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Figure:
+    """Draw the metric against training hours, hours with set-up, and rounds; bands over seeds."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(12, 4.2), layout="constrained")
+        axes = figure.subplots(1, 3, sharey=True)
+        panels = (
+            ("training_hours", "hours of training, the paper's clock"),
+            ("total_hours", "hours with set-up charged"),
+            ("rounds", "mini-batch updates"),
+        )
+        settings = list(dict.fromkeys(curve.setting for curve in found))
+        for ax, (clock, label) in zip(axes, panels, strict=True):
+            for colour, setting in zip(_cycle(len(settings)), settings, strict=True):
+                seeds = [curve for curve in found if curve.setting == setting]
+                _draw(ax, seeds, clock, colour)
+            if target is not None:
+                ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
+            ax.set(xlabel=label, xscale="linear" if clock == "rounds" else "log")
+        axes[0].set(ylabel="accuracy on the test set", title=title)
+        axes[0].set_ylim(_lowest(found, target), None)
+        axes[2].legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def _cycle(count: int) -> list[str]:
+    return [_COLOURS[k % len(_COLOURS)] for k in range(count)]
+
+
+def _lowest(found: Sequence[Curve], target: float | None) -> float:
+    """Begin a little below where it becomes interesting."""
+    top = max(float(np.nanmax(curve.metric)) for curve in found)
+    return max(0.0, (target if target is not None else top) - 0.25)
+
+
+def _draw(ax: Axes, seeds: Sequence[Curve], clock: str, colour: str) -> None:
+    times = [getattr(curve, clock).astype(float) for curve in seeds]
+    label = seeds[0].setting
+    if len(seeds[0].metric) == 1:  # one answer, no curve
+        metric = [curve.metric[0] for curve in seeds]
+        ax.plot(np.median([t[0] for t in times]), np.median(metric), "D", color=colour, label=label)
+        return
+    low, high = min(t[0] for t in times), max(t[-1] for t in times)
+    common = np.geomspace(low, high, _POINTS) if clock != "rounds" else times[0]
+    values = np.array(
+        [
+            np.interp(common, t, curve.metric, left=np.nan)
+            for t, curve in zip(times, seeds, strict=True)
+        ]
+    )
+    shown = ~np.isnan(values).any(axis=0)
+    ax.plot(common[shown], np.median(values[:, shown], axis=0), color=colour, lw=1.5, label=label)
+    ax.fill_between(
+        common[shown], values[:, shown].min(0), values[:, shown].max(0), color=colour, alpha=0.15
+    )

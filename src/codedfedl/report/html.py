@@ -1,0 +1,96 @@
+"""`report.html`: one self-contained page for one run."""
+
+import io
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from codedfedl.report.curves import curve_figure
+from codedfedl.report.figures import save_figure
+from codedfedl.report.results import Outcome, curves, outcomes, read_columns
+from codedfedl.runs.directory import RunDirectory
+
+__all__ = ["render_report"]
+
+
+def render_report(directory: RunDirectory) -> str:
+    """Return the page: who won, the curves, the clients, the set-up, and how to reproduce it."""
+    experiment = directory.experiment()
+    found = outcomes(directory)
+    figure = curve_figure(curves(directory), experiment.title or "Accuracy", found[0].target)
+    pages = Environment(
+        loader=PackageLoader("codedfedl", "report"), autoescape=True, undefined=StrictUndefined
+    )
+    pages.filters["times"] = lambda value: "–" if value is None else f"{value:.2f}×"
+    pages.filters["middle"] = _middle
+    return pages.get_template("report.html.j2").render(
+        title=experiment.title or experiment.data.name,
+        outcomes=found,
+        headline=_headline(found),
+        target=found[0].target,
+        curves=_svg(figure),
+        clients=_client_rows(directory),
+        setups=_setups(directory),
+        config=(directory.path / "config.toml").read_text("utf-8"),
+        environment=directory.environment(),
+        seeds=experiment.seeds,
+    )
+
+
+def _headline(found: list[Outcome]) -> str:
+    sentences = []
+    for clock, name in (("training_hours", "training alone"), ("total_hours", "set-up charged")):
+        met = [o for o in found if None not in getattr(o, clock)]
+        if not met:
+            continue
+        winner = min(met, key=lambda o: float(np.median(getattr(o, clock))))
+        gain = winner.gain if clock == "training_hours" else winner.gain_total
+        hours = float(np.median(getattr(winner, clock)))
+        versus = f", {gain:.1f} times sooner than waiting for all" if gain and gain != 1 else ""
+        sentences.append(f"With {name}, {winner.setting} is first: {hours:,.4g} h{versus}.")
+    return " ".join(sentences) or "No scheme met the target on every seed."
+
+
+def _middle(values: list[float | None]) -> str:
+    met = [value for value in values if value is not None]
+    if len(met) < len(values):
+        return f"{len(met)} of {len(values)} seeds" if met else "not met"
+    return f"{np.median(met):,.4g}"
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    save_figure(figure, buffer, "svg")
+    text = buffer.getvalue().decode("utf-8")
+    return text[text.index("<svg") :]
+
+
+def _client_rows(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Return the clients of the first seed and the first coded scheme, slowest first."""
+    columns = read_columns(directory.path / "clients.parquet")
+    settings = list(dict.fromkeys(columns["setting"].tolist()))
+    shown = next((s for s in settings if s.startswith("coded")), settings[0])
+    rows = np.flatnonzero(
+        (columns["setting"] == shown) & (columns["seed"] == columns["seed"].min())
+    )
+    slowest = rows[np.argsort(-columns["compute_s"][rows], kind="stable")]
+    return [{name: columns[name][row] for name in columns} for row in slowest[:40]]
+
+
+def _setups(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Return every setting's set-up hours: the longest client's, median over seeds."""
+    columns = read_columns(directory.path / "clients.parquet")
+    found = []
+    for setting in dict.fromkeys(columns["setting"].tolist()):
+        longest = []
+        for seed in np.unique(columns["seed"]):
+            rows = (columns["setting"] == setting) & (columns["seed"] == seed)
+            together = columns["setup_compute_s"][rows] + columns["setup_upload_s"][rows]
+            slowest = int(np.argmax(together))
+            parts = ("setup_compute_s", "setup_upload_s")
+            longest.append([columns[part][rows][slowest] / 3600 for part in parts])
+        compute, upload = np.median(longest, axis=0)
+        found.append({"setting": setting, "compute": compute, "upload": upload})
+    return found

@@ -1,0 +1,153 @@
+"""What came of a run: hours to the target, on both clocks, and the gain over waiting for all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet
+
+from codedfedl.calibration.paper import paper_result
+from codedfedl.errors import InputError
+from codedfedl.runs.directory import RunDirectory
+
+__all__ = ["Curve", "Outcome", "curves", "outcomes", "read_columns"]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One setting of one seed, round after round."""
+
+    setting: str
+    scheme: str
+    redundancy: float | None
+    seed: int
+    rounds: npt.NDArray[np.int64]
+    training_hours: npt.NDArray[np.float64]
+    total_hours: npt.NDArray[np.float64]
+    arrived: npt.NDArray[np.int64]
+    metric: npt.NDArray[np.float64]
+
+    def reaches(self, target: float) -> int | None:
+        """Return the place of the first round at which the target is met."""
+        met = np.flatnonzero(self.metric >= target)
+        return int(met[0]) if len(met) else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One setting over all seeds; None stands for a target that was not met."""
+
+    dataset: str
+    setting: str
+    scheme: str
+    redundancy: float | None
+    target: float
+    rounds: list[int | None]
+    training_hours: list[float | None]
+    total_hours: list[float | None]
+    final: list[float]
+    gain: float | None
+    gain_total: float | None
+    paper_hours: float | None
+    paper_gain: float | None
+
+
+def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Read a table of a run directory."""
+    if not path.is_file():
+        raise InputError(f"{path} is not there: the run is not finished; go on with --resume")
+    table = pyarrow.parquet.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def curves(directory: RunDirectory) -> list[Curve]:
+    """Read what happened in every round."""
+    columns = read_columns(directory.path / "rounds.parquet")
+    keys = list(zip(columns["setting"], columns["seed"], strict=True))
+    found = []
+    for setting, seed in dict.fromkeys(keys):
+        rows = np.flatnonzero((columns["setting"] == setting) & (columns["seed"] == seed))
+        redundancy = float(columns["redundancy"][rows[0]])
+        found.append(
+            Curve(
+                setting=str(setting),
+                scheme=str(columns["scheme"][rows[0]]),
+                redundancy=None if np.isnan(redundancy) else redundancy,
+                seed=int(seed),
+                rounds=columns["round"][rows],
+                training_hours=columns["training_hours"][rows],
+                total_hours=columns["total_hours"][rows],
+                arrived=columns["arrived"][rows],
+                metric=columns["metric"][rows],
+            )
+        )
+    return found
+
+
+def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outcome]:
+    """Summarise a run: one outcome per setting, gains as medians over seeds."""
+    experiment = directory.experiment()
+    found = curves(directory)
+    if target is None:
+        target = experiment.training.target
+    if target is None:  # what the reference reaches in the end, less a little
+        target = float(np.median([c.metric[-1] for c in _reference(found)])) * 0.99
+    settings = dict.fromkeys(curve.setting for curve in found)
+    by_setting = {s: [curve for curve in found if curve.setting == s] for s in settings}
+    reference = _reference(found)
+    return [
+        _outcome(experiment.data.name, target, by_setting[setting], reference)
+        for setting in settings
+    ]
+
+
+def _reference(found: Sequence[Curve]) -> list[Curve]:
+    """Return the curves of `uncoded`, or of the first setting where there is none."""
+    name = "uncoded" if any(curve.setting == "uncoded" for curve in found) else found[0].setting
+    return [curve for curve in found if curve.setting == name]
+
+
+def _outcome(
+    dataset: str, target: float, seeds: Sequence[Curve], reference: Sequence[Curve]
+) -> Outcome:
+    first = seeds[0]
+    met = [curve.reaches(target) for curve in seeds]
+
+    def at(values: Sequence[npt.NDArray[Any]]) -> list[Any]:
+        return [None if k is None else v[k].item() for v, k in zip(values, met, strict=True)]
+
+    paper = paper_result(dataset, first.scheme, first.redundancy)
+    return Outcome(
+        dataset=dataset,
+        setting=first.setting,
+        scheme=first.scheme,
+        redundancy=first.redundancy,
+        target=target,
+        rounds=at([curve.rounds for curve in seeds]),
+        training_hours=at([curve.training_hours for curve in seeds]),
+        total_hours=at([curve.total_hours for curve in seeds]),
+        final=[float(curve.metric[-1]) for curve in seeds],
+        gain=_gain(target, seeds, reference, "training_hours"),
+        gain_total=_gain(target, seeds, reference, "total_hours"),
+        paper_hours=paper[0] if paper else None,
+        paper_gain=paper[1] if paper else None,
+    )
+
+
+def _gain(
+    target: float, seeds: Sequence[Curve], reference: Sequence[Curve], clock: str
+) -> float | None:
+    """Median of the reference's hours over ours, of the same seed; None if a seed lacks either."""
+    ratios = []
+    for ours in seeds:
+        theirs = next((curve for curve in reference if curve.seed == ours.seed), None)
+        place = ours.reaches(target)
+        reference_place = None if theirs is None else theirs.reaches(target)
+        if theirs is None or place is None or reference_place is None:
+            return None
+        hours = float(getattr(ours, clock)[place])
+        ratios.append(float(getattr(theirs, clock)[reference_place]) / hours if hours else np.inf)
+    return float(np.median(ratios))
