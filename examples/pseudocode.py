@@ -46,9 +46,7 @@ def minimum_deadline(clients, points, target):
 
     def expected_return(t):
         loads = [best_load(client, held, t) for client, held in zip(clients, points)]
-        return sum(
-            load * probability(client, load, t) for client, load in zip(clients, loads)
-        )
+        return sum(load * probability(client, load, t) for client, load in zip(clients, loads))
 
     low, high = 0.0, 1.0
     while expected_return(high) < target:

@@ -193,6 +193,110 @@ class TestReproduce:
         assert not (tmp_path / "new").exists()
 
 
+TINY = """
+seeds = [0, 1]
+[data]
+name = "digits"
+batches = 1
+[fleet]
+clients = 5
+[features]
+n_components = 50
+sigma = 2.0
+[training]
+epochs = 5
+step = 2.0
+target = 0.5
+[[schemes]]
+name = "uncoded"
+[[schemes]]
+name = "coded"
+redundancy = 0.2
+"""
+
+
+class TestSimulate:
+    @pytest.fixture
+    def toml(self, tmp_path: Path) -> Path:
+        path = tmp_path / "tiny.toml"
+        path.write_text(TINY)
+        return path
+
+    def test_run_report_and_resume(self, run: Run, toml: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        code, printed, err = run("simulate", toml, "--out", out, "--json")
+        rows = json.loads(printed)["rows"]
+        assert code == 0
+        assert [row["setting"] for row in rows] == ["uncoded", "coded 20%"]
+        assert len(rows[0]["training_hours"]) == 2
+        assert str(out / "report.html") in err
+        files = {path.name for path in out.iterdir()}
+        assert files == {
+            "config.toml",
+            "environment.json",
+            "rounds.parquet",
+            "clients.parquet",
+            "checkpoint.npz",
+            "report.html",
+        }
+        assert run("simulate", toml, "--out", out)[0] == 2  # not empty
+        assert run("simulate", toml, "--out", out, "--resume", "--json")[1] == printed
+        assert run("report", out, "--json")[1] == printed
+        assert "coded 20%" in run("report", out)[1]
+
+    def test_another_configuration(self, run: Run, toml: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        run("simulate", toml, "--out", out)
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        change = ("--set", "training.epochs=6")
+        code, _, err = run("simulate", toml, "--out", out, "--resume", *change)
+        assert code == 2
+        assert "holds a run with training" in err
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ("data.name=digitz", "digits"),
+            ("data.batches=2000", "batches"),
+            ("fleet.clients=2000", "clients"),
+            ("fleet.name=none.csv", "no such file"),
+            ("training.epoch=3", "did you mean 'epochs'"),
+        ],
+    )
+    def test_bad_input(
+        self, run: Run, toml: Path, tmp_path: Path, change: str, message: str
+    ) -> None:
+        out = tmp_path / "run"
+        code, printed, err = run("simulate", toml, "--out", out, "--set", change)
+        assert (code, printed) == (2, "")
+        assert message in err
+        assert not out.exists()
+
+    def test_own_fleet_file(self, run: Run, toml: Path, tmp_path: Path) -> None:
+        path = tmp_path / "devices.csv"
+        rows = [f"d{j},{(j + 1) * 1e5},{1e5},2,0.1" for j in range(4)]
+        path.write_text("\n".join(["client,mac_rate,bit_rate,alpha,erasure", *rows]))
+        code, out, _ = run(
+            "simulate", toml, "--out", tmp_path / "run", "--set", f"fleet.name={path}", "--json"
+        )
+        assert code == 0
+        assert json.loads(out)["rows"][1]["gain"] > 0
+
+    def test_demo(self, run: Run, tmp_path: Path) -> None:
+        code, out, _ = run("demo", "--out", tmp_path / "demo", "--json")
+        found = {row["setting"]: row for row in json.loads(out)["rows"]}
+        assert code == 0
+        assert found["coded 20%"]["gain"] > 2
+        assert None not in found["coded 10%"]["rounds"]
+
+    def test_reproduce_needs_a_seed(self, run: Run, tmp_path: Path) -> None:
+        code, _, err = run("reproduce", "table1", "--seeds", 0, "--out", tmp_path / "x")
+        assert code == 2
+        assert "--seeds is 0" in err
+        assert not (tmp_path / "x").exists()
+
+
 def test_version_and_help(run: Run) -> None:
     assert run("--version")[1].startswith("codedfedl 0.")
     _, out, _ = run("--help")

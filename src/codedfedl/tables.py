@@ -1,6 +1,5 @@
 """Columns of numbers in CSV and Parquet files, read strictly and written whole or not at all."""
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -180,14 +179,16 @@ def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> npt.NDArray[np.f
             raise pa.ArrowInvalid("empty cell")
         return np.asarray(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        row, cell = next((i, c) for i, c in enumerate(column.to_pylist()) if not _is_number(c))
+        wrong = ((i, c) for i, c in enumerate(column.to_pylist()) if not _is_number(c))
+        row, cell = next(wrong)
         where = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
         what = "is empty" if cell in (None, "") else f"is {cell!r}"
         raise InputError(f"{path}, {where}: {name} {what}: write a number") from None
 
 
 def _is_number(cell: object) -> bool:
+    """Say whether Arrow reads a cell as a number: no spaces, no underscores."""
     try:
-        return not math.isnan(float(cell))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        return bool(pc.cast(pa.scalar(cell), pa.float64()).is_valid)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False

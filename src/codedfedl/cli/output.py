@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,8 @@ from rich.console import Console
 
 __all__ = ["json_number", "messages", "print_json", "progress", "results", "wrote"]
 
-results = Console(highlight=False)  # stdout: tables, in colour on a terminal only
+_PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+results = Console(highlight=False, width=_PIPED_WIDTH)  # stdout: in colour on a terminal only
 messages = Console(stderr=True, highlight=False)
 
 

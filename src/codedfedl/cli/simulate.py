@@ -86,10 +86,9 @@ def run_experiment(
     experiment: Experiment, directory: RunDirectory, data: str | None, device: str, resume: bool
 ) -> None:
     """Run with a progress bar, and say how to go on when interrupted."""
-    directory.open(experiment, resume=resume)
     try:
         with _shown() as watch:
-            simulate(experiment, directory, data=data, device=device, watch=watch)
+            simulate(experiment, directory, data=data, device=device, resume=resume, watch=watch)
     except KeyboardInterrupt:
         messages.print(f"stopped; go on with --resume --out {directory.path}", soft_wrap=True)
         raise

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from codedfedl.errors import InputError
 from codedfedl.fleet import IntArray
+from codedfedl.streams import stream
 from codedfedl.tables import nearest
 
 __all__ = ["PARTITIONS", "mini_batches", "partition"]
@@ -60,7 +61,7 @@ def partition(
             f"clients is {clients} where there are {len(labels)} points: "
             "must be at least 1, and every client needs a point"
         )
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))  # not the split's
+    rng = stream(seed, "partition")
     if how == "dirichlet":
         owner = _dirichlet_owners(labels, clients, concentration, rng)
     else:

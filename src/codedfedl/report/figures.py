@@ -45,9 +45,10 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
     if isinstance(path, str | Path):
         check_destination(path, FIGURE_SUFFIXES)
         form = Path(path).suffix[1:]
-    stamp = {"svg": "Date", "pdf": "CreationDate"}.get(form or "")
+    stamps = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}
+    without = dict.fromkeys(stamps.get(form or "", ()))
     with mpl.rc_context(STYLE):
-        figure.savefig(path, format=form, dpi=160, metadata={stamp: None} if stamp else None)
+        figure.savefig(path, format=form, dpi=160, metadata=without or None)
 
 
 def plan_figure(plan: Plan, model: DelayModel) -> Figure:

@@ -25,6 +25,7 @@ def render_report(directory: RunDirectory) -> str:
     )
     pages.filters["times"] = lambda value: "–" if value is None else f"{value:.2f}×"
     pages.filters["middle"] = _middle
+    pages.filters["median"] = np.median
     return pages.get_template("report.html.j2").render(
         title=experiment.title or experiment.data.name,
         outcomes=found,

@@ -105,7 +105,7 @@ def _bar(share: float, style: str = "cyan", width: int = 10) -> Text:
 
 def outcome_view(found: Sequence[Outcome]) -> Table:
     """Return the schemes of a run with their hours on both clocks, medians over seeds."""
-    table = Table(box=None, padding=(0, 2), header_style="bold")
+    table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("data")
     table.add_column("scheme")
     for heading in ("rounds", "training h", "gain", "with set-up h", "gain", "final"):

@@ -55,8 +55,11 @@ class Coded:
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> CodedState:
         """Plan every mini-batch."""
-        plans = tuple(plan(at_batch(fleet, points), self.redundancy) for points in task.points)
-        return CodedState(task, fleet, model, plans=plans)
+        held = {points.tobytes(): points for points in task.points}  # often the same in all
+        plans = {key: plan(at_batch(fleet, held[key]), self.redundancy) for key in held}
+        return CodedState(
+            task, fleet, model, plans=tuple(plans[points.tobytes()] for points in task.points)
+        )
 
     def ask(self, state: State) -> Ask | None:
         """Ask for parity first, then for gradients until the deadline."""

@@ -21,10 +21,14 @@ class FedAvg:
         Gradient steps that a client takes on its mini-batch before it answers.
     deadline : seconds, optional
         Wait no longer than this; for everybody if not given.
+    step
+        Size of a local step; the schedule's if not given, which is often too large for the points
+        of one client alone.
     """
 
     local_steps: int = 5
     deadline: float | None = None
+    step: float | None = None
 
     name: ClassVar[str] = "fedavg"
 
@@ -33,6 +37,8 @@ class FedAvg:
             raise InputError(f"fedavg.local_steps is {self.local_steps}: must be at least 1")
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"fedavg.deadline is {self.deadline:g}: must be above 0")
+        if self.step is not None and not self.step > 0:
+            raise InputError(f"fedavg.step is {self.step:g}: must be above 0")
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Return the state before the first round."""
@@ -48,6 +54,8 @@ class FedAvg:
         batch = task.batch(state.round)
         wait: Wait = Everyone() if self.deadline is None else Until(self.deadline)
         size = task.step_size(state.round)
+        if self.step is not None:
+            size *= self.step / task.schedule.step
         loads = task.points[batch]
         return AskLocalModel(state.round, batch, loads, wait, self.local_steps, size, task.ridge)
 

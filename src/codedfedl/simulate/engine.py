@@ -111,7 +111,10 @@ class Simulation:
     def run(self) -> Iterator[Progress]:
         """Play round after round."""
         while self.round < self.problem.task.rounds:
-            self._play_round()
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # a step too large diverges: a result
+                self._play_round()
             self.round += 1
             yield Progress(self.round, self.problem.task.rounds, self.settings)
 

@@ -11,7 +11,7 @@ from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches, partition
 from codedfedl.errors import InputError
 from codedfedl.features import Array, FeatureMap, feature_map
-from codedfedl.fleet import Fleet, Workload, read_fleet
+from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.schemes import Scheme
@@ -42,9 +42,10 @@ def simulate(
     *,
     data: str | None = None,
     device: str = "cpu",
+    resume: bool = False,
     watch: Watch = lambda _what, _progress: None,
 ) -> None:
-    """Run an experiment, going on from the directory's checkpoint where it has one.
+    """Run an experiment, once everything that it needs is known to be right.
 
     Parameters
     ----------
@@ -52,12 +53,16 @@ def simulate(
         The folder of the data files.
     device
         ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
+    resume
+        Go on from the directory's checkpoint.
     watch
         Called with what is being done, and after every round.
     """
-    checkpoint = directory.checkpoint() or {}
     units = list(_units(experiment))
     dataset = load_dataset(experiment.data.name, data, label=experiment.data.label)
+    _check(experiment, dataset, [unit for unit in units if unit.seed == units[0].seed])
+    directory.open(experiment, resume=resume)
+    checkpoint = directory.checkpoint() or {}
     for place, unit in enumerate(units):
         if f"{place}/done" in checkpoint:
             continue
@@ -76,10 +81,39 @@ def simulate(
     _write_tables(directory, experiment, units, checkpoint)
 
 
+def _check(experiment: Experiment, dataset: Dataset, units: Sequence[_Unit]) -> None:
+    """Plan without computing anything, so that what cannot work is refused first."""
+    for unit in units:
+        task, fleet, _ = _deal(experiment, dataset, unit.seed, unit.features)
+        for scheme in unit.schemes.values():
+            scheme.start(task, fleet, None)
+
+
 def prepare(
     experiment: Experiment, dataset: Dataset, seed: int, features: FeatureMap, device: str
 ) -> tuple[Problem, Fleet]:
     """Deal the data to the clients, embed them, and build the fleet."""
+    task, fleet, parts = _deal(experiment, dataset, seed, features)
+
+    def embedded(inputs: np.ndarray) -> Array:
+        return features.transform(to_device(inputs, device))
+
+    batches = []
+    for part, held in zip(parts, task.points, strict=True):
+        rows = np.concatenate(part)
+        targets = to_device(dataset.targets[rows], device)
+        offsets = np.concatenate([[0], np.cumsum(held)])
+        batches.append(Batch(embedded(dataset.inputs[rows]), targets, offsets))
+    classes = to_device(dataset.test_labels, device) if dataset.is_classification else None
+    test_targets = to_device(dataset.test_targets, device)
+    problem = Problem(task, batches, embedded(dataset.test_inputs), test_targets, classes)
+    return problem, fleet
+
+
+def _deal(
+    experiment: Experiment, dataset: Dataset, seed: int, features: FeatureMap
+) -> tuple[Task, Fleet, list[list[IntArray]]]:
+    """Say which client has which points in which mini-batch."""
     size = features.size(dataset.inputs.shape[1])
     workload = Workload(size, dataset.label_columns)
     fleet = _fleet(experiment, workload, seed)
@@ -103,19 +137,7 @@ def prepare(
         ridge=training.ridge,
     )
 
-    def embedded(inputs: np.ndarray) -> Array:
-        return features.transform(to_device(inputs, device))
-
-    batches = []
-    for part, held in zip(parts, points, strict=True):
-        rows = np.concatenate(part)
-        targets = to_device(dataset.targets[rows], device)
-        offsets = np.concatenate([[0], np.cumsum(held)])
-        batches.append(Batch(embedded(dataset.inputs[rows]), targets, offsets))
-    classes = to_device(dataset.test_labels, device) if dataset.is_classification else None
-    test_targets = to_device(dataset.test_targets, device)
-    problem = Problem(task, batches, embedded(dataset.test_inputs), test_targets, classes)
-    return problem, at_batch(fleet, points[0])
+    return task, at_batch(fleet, points[0]), parts
 
 
 def to_device(array: np.ndarray, device: str) -> Array:

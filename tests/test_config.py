@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from codedfedl import InputError
+from codedfedl.experiments import built_in
+from codedfedl.runs.config import read_experiment
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "experiment.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_defaults_and_overrides(tmp_path: Path) -> None:
+    path = write(tmp_path, 'seeds = [3]\n[data]\nname = "mnist"\n[[schemes]]\nname = "uncoded"\n')
+    overrides = ["training.epochs=7", "data.name=digits", "fleet.k1=0.5", "seeds=[1, 2]"]
+    experiment = read_experiment(path, overrides)
+    assert experiment.training.epochs == 7
+    assert experiment.data.name == "digits"
+    assert experiment.fleet.k1 == 0.5
+    assert experiment.seeds == [1, 2]
+    assert experiment.features.n_components == 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[data]\nnam = 'mnist'\n", "unknown key 'data.nam': did you mean 'name'"),
+        ("[trainig]\nepochs = 1\n", "unknown key 'trainig': did you mean 'training'"),
+        ("[training]\nepochs = 0\n", "training.epochs is 0: .*greater than or equal to 1"),
+        ("[training]\nepochs = 'many'\n", "training.epochs is 'many'"),
+        ("[fleet]\nerasure = 1.0\n", "fleet.erasure is 1.0"),
+        ("[data]\npartition = 'random'\n", "data.partition is 'random'"),
+        ("[[schemes]]\nname = 'coded'\nredundance = 0.1\n", "did you mean 'redundancy'"),
+        ("[[schemes]]\nname = 'codet'\n", "scheme 'codet' is unknown: did you mean 'coded'"),
+        ("[[schemes]]\nname = 'uncoded'\n[[schemes]]\nname = 'uncoded'\n", "the same name"),
+        ("schemes = []\n", "schemes: there is none"),
+        ("seeds = \n", "cannot read .*experiment.toml"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_experiment(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("epochs", "has no '='"),
+        ("training.epoch=3", "unknown key 'training.epoch': did you mean 'epochs'"),
+        ("title.x=3", "title is not a table"),
+    ],
+)
+def test_bad_overrides(tmp_path: Path, override: str, message: str) -> None:
+    path = write(tmp_path, "title = 'x'\n")
+    with pytest.raises(InputError, match=message):
+        read_experiment(path, [override])
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_experiment(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("name", ["demo", "table1-mnist", "table1-fashion-mnist"])
+def test_built_in_experiments_are_valid(name: str) -> None:
+    experiment = built_in(name)
+    assert experiment.training.target is not None
+    assert "coded 10%" in experiment.build_schemes()
+
+
+def test_the_papers_settings() -> None:
+    experiment = built_in("table1-mnist")
+    assert (experiment.features.n_components, experiment.features.sigma) == (2000, 5.0)
+    assert (experiment.fleet.clients, experiment.fleet.k1, experiment.fleet.k2) == (30, 0.95, 0.8)
+    training = experiment.training
+    assert (training.step, training.decay, training.decay_epochs) == (6.0, 0.8, [40, 65])
+    assert (training.ridge, training.target, experiment.data.batches) == (9e-6, 0.942, 5)

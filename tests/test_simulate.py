@@ -1,0 +1,342 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codedfedl import Fleet, InputError
+from codedfedl.data import load_dataset
+from codedfedl.features import RandomFourier
+from codedfedl.gradients import Quadratic
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.schemes.base import AskGradient, Everyone, Fastest, Until
+from codedfedl.simulate.engine import Setting, Simulation
+from codedfedl.simulate.evaluate import Batch, Evaluator, answer
+from codedfedl.simulate.run import prepare, simulate
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "digits", "batches": 2},
+    "fleet": {"clients": 6},
+    "features": {"n_components": 60, "sigma": 2.0},
+    "training": {"epochs": 4, "step": 2.0, "target": 0.5},
+    "schemes": [
+        {"name": "uncoded"},
+        {"name": "greedy", "drop": 0.2},
+        {"name": "fedavg", "local_steps": 2, "step": 0.5},
+        {"name": "coded", "redundancy": 0.1},
+        {"name": "coded", "redundancy": 0.3},
+        {"name": "one-shot"},
+    ],
+}
+
+
+def small(**changes: Any) -> Experiment:
+    return Experiment.model_validate(SMALL | changes)
+
+
+def simulation(experiment: Experiment, seed: int = 0) -> Simulation:
+    config = experiment.features
+    features = RandomFourier(config.n_components, config.sigma, seed)
+    problem, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
+    return Simulation(problem, fleet, experiment.build_schemes(), seed)
+
+
+def played(experiment: Experiment, seed: int = 0) -> dict[str, Setting]:
+    run = simulation(experiment, seed)
+    for _ in run.run():
+        pass
+    return {setting.label: setting for setting in run.settings}
+
+
+class TestEvaluator:
+    @settings(max_examples=30)
+    @given(data=st.data())
+    def test_equals_the_sum_of_answers(self, data: st.DataObject) -> None:
+        """The stacked fast path against one client after the other, in float64."""
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        n, q, c = 4, 7, 2
+        held = rng.integers(1, 9, n)
+        m = int(held.sum())
+        batch = Batch(
+            rng.standard_normal((m, q)),
+            rng.standard_normal((m, c)),
+            np.concatenate([[0], np.cumsum(held)]),
+        )
+        own = Quadratic.of(rng.standard_normal((5, q)), rng.standard_normal((5, c)))
+        asks, models, arrived = [], [], []
+        for k in range(4):
+            loads = held if k == 0 else rng.integers(0, held + 1)
+            asks.append(AskGradient(0, 0, loads, Everyone(), own if k % 2 else None))
+            models.append(rng.standard_normal((q, c)))
+            arrived.append((rng.random(n) < 0.6) & (loads > 0))
+        totals = Evaluator([batch]).totals(asks, models, arrived)
+        for ask, model, who, total in zip(asks, models, arrived, totals, strict=True):
+            expected = np.zeros((q, c)) if ask.own is None else own.gradient(model)
+            for j in np.flatnonzero(who):
+                expected = expected + answer(batch, int(j), ask, model)
+            np.testing.assert_allclose(total, expected, atol=1e-10)
+
+    def test_float32_gradients_are_within_1e_5_of_float64(self) -> None:
+        """Relative to the gradient at the start, on a model half-way to the optimum."""
+        run = simulation(small(features={"n_components": 500, "sigma": 2.0}))
+        batch = run.problem.batches[0]
+        model = Quadratic.of(batch.features, batch.targets).minimum(1.0).astype(np.float32) / 2
+        loads = run.problem.task.points[0]
+        arrived = np.arange(len(loads)) != 2
+        ask = AskGradient(0, 0, loads, Everyone())
+        (found,) = run.evaluator.totals([ask], [model], [arrived])
+        exact = Batch(
+            batch.features.astype(np.float64), batch.targets.astype(np.float64), batch.offsets
+        )
+        expected = sum(answer(exact, int(j), ask, model) for j in np.flatnonzero(arrived))
+        start = sum(answer(exact, int(j), ask, 0 * model) for j in np.flatnonzero(arrived))
+        assert np.abs(found - expected).max() < 1e-5 * np.abs(start).max()
+
+
+class TestWaiting:
+    seconds = np.array([3.0, np.inf, 1.0, 2.0])
+
+    def test_everyone(self) -> None:
+        arrived, took = Everyone().arrivals(self.seconds)
+        assert (arrived.tolist(), took) == ([True, False, True, True], 3.0)
+
+    def test_fastest(self) -> None:
+        arrived, took = Fastest(2).arrivals(self.seconds)
+        assert (arrived.tolist(), took) == ([False, False, True, True], 2.0)
+
+    def test_until(self) -> None:
+        arrived, took = Until(1.5).arrivals(self.seconds)
+        assert (arrived.tolist(), took) == ([False, False, True, False], 1.5)
+
+
+class TestSchemes:
+    def test_all_learn(self) -> None:
+        found = played(small(training={"epochs": 30, "step": 2.0}))
+        for label, setting in found.items():
+            least = 0.6 if label.startswith("greedy") else 0.85
+            assert float(setting.metric[-1]) > least, label
+        best = max(float(setting.metric[-1]) for setting in found.values())
+        assert float(found["one-shot"].metric[-1]) >= best - 0.02
+
+    def test_coded_waits_less_and_stays_near_uncoded(self) -> None:
+        found = played(small(training={"epochs": 30, "step": 2.0}))
+        uncoded, coded = found["uncoded"], found["coded 10%"]
+        assert sum(coded.seconds) < sum(uncoded.seconds)
+        apart = np.linalg.norm(coded.state.model - uncoded.state.model)
+        assert apart < 0.2 * np.linalg.norm(uncoded.state.model)
+
+    def test_uncoded_is_gradient_descent_on_all_points(self) -> None:
+        run = simulation(small())
+        model = run.settings[0].state.model.astype(np.float64)
+        for r in range(run.problem.task.rounds):
+            batch = run.problem.batches[r % 2]
+            x, y = batch.features.astype(np.float64), batch.targets
+            model = model - 2.0 * (x.T @ (x @ model - y) / len(x) + 9e-6 * model)
+        final = played(small())["uncoded"].state.model
+        np.testing.assert_allclose(final, model, atol=1e-5)
+
+    def test_one_shot_is_the_ridge_optimum_of_all_points(self) -> None:
+        run = simulation(small())
+        x = np.concatenate([batch.features for batch in run.problem.batches]).astype(np.float64)
+        y = np.concatenate([batch.targets for batch in run.problem.batches])
+        model = run.settings[-1].state.model
+        slope = x.T @ (x @ model - y) / len(x) + 9e-6 * model
+        assert np.abs(slope).max() < 1e-6
+
+    def test_local_steps_cost_time(self) -> None:
+        schemes = [{"name": "fedavg", "local_steps": k, "step": 0.1} for k in (1, 4)]
+        few, many = played(small(schemes=schemes)).values()
+        assert sum(many.seconds) > 2 * sum(few.seconds)
+
+    def test_fedavg_by_a_deadline_drops_the_late(self) -> None:
+        everybody = played(small(schemes=[{"name": "fedavg", "local_steps": 1, "step": 0.1}]))
+        middle = float(np.median(next(iter(everybody.values())).seconds)) / 2
+        scheme = {"name": "fedavg", "local_steps": 1, "step": 0.1, "deadline": middle}
+        (hurried,) = played(small(schemes=[scheme])).values()
+        assert set(hurried.seconds) == {middle}
+        assert not np.all(hurried.arrived)
+
+    def test_cfl_is_coded_on_raw_points(self, tmp_path: Path) -> None:
+        experiment = small(
+            schemes=[{"name": "cfl", "redundancy": 0.2}],
+            training={"epochs": 40, "step": 0.03, "target": 0.5},
+        )
+        directory = RunDirectory(tmp_path / "run")
+        simulate(experiment, directory)
+        with np.load(directory.path / "checkpoint.npz") as stored:
+            assert stored["0/0/model"].shape == (64, 10)
+        table = pyarrow.parquet.read_table(directory.path / "rounds.parquet")
+        assert table["metric"].to_pylist()[-1] > 0.7
+
+    @pytest.mark.parametrize("name", ["uncoded", "one-shot", "fedavg"])
+    def test_waiting_for_the_absent_is_refused(self, name: str) -> None:
+        run = simulation(small())
+        fleet = run.clock.model.fleet
+        columns = ("points", "rate", "alpha", "packet_time", "erasure")
+        absent = Fleet(**{c: getattr(fleet, c) for c in columns}, availability=0.9)
+        with pytest.raises(InputError, match="availability|deadline"):
+            make_scheme(name, {}).start(run.problem.task, absent, None)
+
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            ("codded", {}, "scheme 'codded' is unknown: did you mean 'coded'"),
+            ("coded", {"redundance": 0.1}, "did you mean 'redundancy'"),
+            ("uncoded", {"drop": 1}, "has no setting 'drop'"),
+            ("coded", {"redundancy": 1.0}, "coded.redundancy is 1"),
+            ("greedy", {"drop": 1.0}, "greedy.drop is 1"),
+            ("fedavg", {"local_steps": 0}, "local_steps is 0"),
+            ("fedavg", {"deadline": 0}, "deadline is 0"),
+            ("fedavg", {"step": -1.0}, "step is -1"),
+        ],
+    )
+    def test_bad_settings(self, name: str, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            make_scheme(name, options)
+
+    def test_all_are_registered(self) -> None:
+        assert set(SCHEMES) == {"uncoded", "greedy", "fedavg", "coded", "cfl", "one-shot"}
+
+
+class TestRandomness:
+    def test_one_schemes_settings_do_not_move_anothers_run(self) -> None:
+        many = played(small())
+        schemes = [{"name": "coded", "redundancy": 0.25}, {"name": "uncoded"}]
+        few = played(small(schemes=schemes))
+        assert many["uncoded"].seconds == few["uncoded"].seconds
+        np.testing.assert_allclose(
+            many["uncoded"].state.model, few["uncoded"].state.model, atol=1e-6
+        )
+
+    def test_same_seed_same_run_other_seed_other_run(self) -> None:
+        one, same, other = (played(small(), seed)["coded 10%"] for seed in (1, 1, 2))
+        assert (one.state.model == same.state.model).all()
+        assert one.seconds == same.seconds
+        assert one.seconds != other.seconds
+
+
+def test_pseudocode_computes_the_same_model() -> None:
+    """The library and the paper in plain loops, from the same seeds."""
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+    import pseudocode  # type: ignore[import-not-found]
+
+    experiment = small(
+        fleet={"clients": pseudocode.CLIENTS},
+        features={"n_components": pseudocode.Q, "sigma": pseudocode.SIGMA},
+        training={"epochs": pseudocode.EPOCHS, "step": pseudocode.STEP},
+        schemes=[{"name": "coded", "redundancy": pseudocode.REDUNDANCY}],
+    )
+    (setting,) = played(experiment).values()
+    model, accuracy = pseudocode.train()
+    np.testing.assert_allclose(setting.state.model, model, atol=1e-6)
+    assert float(setting.metric[-1]) == pytest.approx(accuracy)
+    assert not np.all(setting.arrived)  # somebody was late, so that the parity mattered
+
+
+class TestRuns:
+    def run(self, path: Path, experiment: Experiment, *, resume: bool = False) -> RunDirectory:
+        directory = RunDirectory(path)
+        simulate(experiment, directory, resume=resume)
+        return directory
+
+    @pytest.mark.parametrize("killed_after", [1, 3, 8, 9, 14])
+    def test_a_killed_run_ends_as_if_it_had_not_been(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int
+    ) -> None:
+        experiment = small(seeds=[0, 1])
+        whole = self.run(tmp_path / "whole", experiment)
+        monkeypatch.setattr("codedfedl.simulate.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        directory = RunDirectory(tmp_path / "killed")
+
+        def kill(_what: str, progress: object, seen: list[object] = []) -> None:  # noqa: B006
+            seen.append(progress)
+            if sum(p is not None for p in seen) > killed_after:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            simulate(experiment, directory, watch=kill)
+        assert not (directory.path / "rounds.parquet").exists()
+        resumed = self.run(tmp_path / "killed", experiment, resume=True)
+        for name in ("rounds.parquet", "clients.parquet", "config.toml"):
+            assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
+        with np.load(whole.path / "checkpoint.npz") as one:
+            with np.load(resumed.path / "checkpoint.npz") as other:
+                assert set(one) == set(other)
+                assert all((one[key] == other[key]).all() for key in one)
+
+    def test_tables(self, tmp_path: Path) -> None:
+        directory = self.run(tmp_path / "run", small())
+        rounds = pyarrow.parquet.read_table(directory.path / "rounds.parquet").to_pydict()
+        assert rounds["setting"].count("coded 10%") == 8
+        assert rounds["setting"].count("one-shot") == 1
+        setup = np.subtract(rounds["total_hours"], rounds["training_hours"])
+        by_setting = {s: setup[k] for k, s in enumerate(rounds["setting"])}
+        assert by_setting["coded 30%"] > by_setting["coded 10%"] > by_setting["uncoded"] > 0
+        clients = pyarrow.parquet.read_table(directory.path / "clients.parquet").to_pydict()
+        assert len(clients["client"]) == 6 * 6
+        environment = json.loads((directory.path / "environment.json").read_text())
+        assert environment["packages"]["codedfedl"]
+
+    def test_another_configuration_is_refused(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "run", small())
+        with pytest.raises(InputError, match="holds a run with seeds"):
+            RunDirectory(tmp_path / "run").open(small(seeds=[5]), resume=True)
+        with pytest.raises(InputError, match="is not empty: say --resume"):
+            RunDirectory(tmp_path / "run").open(small(), resume=False)
+
+    def test_a_broken_checkpoint_is_named(self, tmp_path: Path) -> None:
+        directory = self.run(tmp_path / "run", small())
+        (directory.path / "checkpoint.npz").write_bytes(b"PK broken")
+        with pytest.raises(InputError, match="checkpoint.npz.*delete it"):
+            directory.checkpoint()
+
+    def test_a_full_disk_keeps_the_last_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        directory = self.run(tmp_path / "run", small())
+        before = (directory.path / "checkpoint.npz").read_bytes()
+
+        def full(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("numpy.savez", full)
+        with pytest.raises(InputError, match="No space left on device"):
+            directory.save({"x": np.zeros(3)})
+        assert (directory.path / "checkpoint.npz").read_bytes() == before
+        assert not list(directory.path.glob(".*"))
+
+    def test_divergence_is_a_result(self, tmp_path: Path) -> None:
+        experiment = small(
+            training={"epochs": 60, "step": 500.0, "target": 0.5}, schemes=[{"name": "uncoded"}]
+        )
+        directory = self.run(tmp_path / "run", experiment)
+        table = pyarrow.parquet.read_table(directory.path / "rounds.parquet").to_pydict()
+        assert table["metric"][-1] < 0.5
+
+
+class TestRegression:
+    def test_vector_labels_through_the_whole_run(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        inputs = rng.random((600, 5))
+        labels = np.stack([np.sin(3 * inputs[:, 0]), inputs[:, 1] * inputs[:, 2]], axis=1)
+        np.savez(tmp_path / "own.npz", inputs=inputs, labels=labels)
+        experiment = small(
+            data={"name": str(tmp_path / "own.npz"), "batches": 1},
+            features={"n_components": 200, "sigma": 1.0},
+            training={"epochs": 1000, "step": 2.0, "ridge": 1e-6, "target": 0.8},
+            schemes=[{"name": "coded", "redundancy": 0.2}, {"name": "one-shot"}],
+        )
+        directory = RunDirectory(tmp_path / "run")
+        simulate(experiment, directory)
+        table = pyarrow.parquet.read_table(directory.path / "rounds.parquet").to_pydict()
+        final = dict(zip(table["setting"], table["metric"], strict=True))
+        assert final["coded 20%"] > 0.8  # R²
+        assert final["one-shot"] > 0.99
