@@ -1,4 +1,4 @@
-"""The whole paper in plain loops: CodedFedL on the embedded digits, one line of mathematics at a time.
+"""The whole paper in plain loops: CodedFedL on the embedded digits, an equation at a time.
 
 Only the data, the paper's devices and the random streams come from the library, so that a test can
 prove that the engine computes the same model. Run it: `python examples/pseudocode.py`.

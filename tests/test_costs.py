@@ -25,7 +25,7 @@ def hours_at_the_slowest(cost: Cost, alpha: float) -> float:
     ],
 )
 def test_deterministic_parts_on_the_papers_fleet(cost: Cost, hours: float) -> None:
-    """The figures that were computed by hand before this was written; Gram there without moments."""
+    """Figures that were computed by hand; that of the Gram matrix without the moments."""
     assert hours_at_the_slowest(cost, alpha=1e12) == pytest.approx(hours, rel=0.012)
     assert hours_at_the_slowest(cost, alpha=2.0) == pytest.approx(1.5 * hours, rel=0.012)
 

@@ -1,7 +1,8 @@
 """What each step costs in multiply-accumulates and bits, and how long a fleet takes for it.
 
 This is the one place where costs are written. A gradient's cost is the `Workload`'s: 2·q·c
-multiply-accumulates a point, and a packet of q·c numbers each way. Here are the steps that come once:
+multiply-accumulates a point, and a packet of q·c numbers each way. These are the steps that come
+once:
 
 | step | multiply-accumulates of a client | numbers that it sends |
 | --- | --- | --- |

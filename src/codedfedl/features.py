@@ -78,7 +78,7 @@ class RandomFourier:
     def frequencies(self, inputs: int) -> tuple[FloatArray, FloatArray]:
         """Draw ω, shape (d, q), and δ, shape (q,)."""
         # RandomState's streams are frozen for ever: a seed means the same draws everywhere.
-        random = np.random.RandomState(self.seed)  # noqa: NPY002
+        random = np.random.RandomState(self.seed)
         gamma = 1 / (2 * self.sigma**2)
         omega = (2.0 * gamma) ** 0.5 * random.normal(size=(inputs, self.n_components))
         return omega, random.uniform(0, 2 * np.pi, size=self.n_components)

@@ -23,7 +23,7 @@ class Parity:
 
 
 def point_weights(points: int, load: int, return_probability: float) -> FloatArray:
-    """w of a client's points: √P(no return) for the `load` that it processes, 1 for the others."""
+    """Weigh a client's points: √P(no return) for the `load` that it processes, 1 for the others."""
     weights = np.ones(points)
     weights[:load] = np.sqrt(1 - return_probability)
     return weights

@@ -36,7 +36,7 @@ def tour(
     """Straggler-proof federated learning at the edge.
 
     Begin with `codedfedl demo`: all schemes on embedded data, and a report. `codedfedl plan paper`
-    says how long to wait in each round, and who does how much; give it a CSV file of your own fleet.
+    says how long to wait in each round and who does how much; give it a file of your own fleet.
     `codedfedl simulate` runs your own experiment, and `codedfedl reproduce table1` the paper's.
     """
     if version:

@@ -9,6 +9,6 @@ __all__ = ["built_in"]
 
 
 def built_in(name: str, overrides: list[str] | None = None) -> Experiment:
-    """Read one of the package's own experiments: ``table1-mnist``, ``demo``, …"""
+    """Read one of the package's own experiments, such as ``table1-mnist`` or ``demo``."""
     with as_file(files(__package__) / f"{name}.toml") as path:
         return read_experiment(Path(path), overrides)

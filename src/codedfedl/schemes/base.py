@@ -1,7 +1,7 @@
-"""What a scheme is: a state machine that asks the clients for something and learns from the answers.
+"""What a scheme is: a state machine that asks the clients and learns from their answers.
 
-A scheme does no I/O and knows no clock. Whoever drives it, a simulator or a real federation, answers
-one question only: who arrived?
+A scheme does no I/O and knows no clock. Whoever drives it, a simulator or a real federation,
+answers one question only: who arrived?
 """
 
 from collections.abc import Sequence

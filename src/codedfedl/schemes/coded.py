@@ -1,4 +1,4 @@
-"""`coded`: the paper's scheme. The server's gradient on parity stands in for what did not arrive."""
+"""`coded`: the paper's scheme. A gradient on parity stands in for what did not arrive."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar

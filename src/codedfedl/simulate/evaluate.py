@@ -1,9 +1,9 @@
 """What the clients would have computed, for many models at once.
 
-`answer` is the reference: one client, one ask. `Evaluator` gives the same sums fast. The gradient of
-*all* points of a mini-batch is a quadratic, which reads a Gram matrix of q² numbers instead of the
-points; what the missing clients would have added is computed from their points and taken off. Models
-that share a Gram matrix, and models that miss the same client, go through one matrix product.
+`answer` is the reference: one client, one ask. `Evaluator` gives the same sums fast. The gradient
+of *all* points of a mini-batch is a quadratic, which reads a Gram matrix of q² numbers instead of
+the points; what the missing clients would have added is computed from their points and taken off.
+Models that share a Gram matrix, or miss the same client, go through one matrix product.
 """
 
 from collections.abc import Sequence

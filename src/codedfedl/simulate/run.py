@@ -16,7 +16,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.schemes import Scheme
 from codedfedl.schemes.base import Task, at_batch
-from codedfedl.simulate.engine import Problem, Progress, Setting, Simulation
+from codedfedl.simulate.engine import Problem, Progress, Simulation
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.training import Schedule
 

@@ -1,0 +1,197 @@
+"""The simulator: a round of ten settings against a plain float32 loop over the 30 clients.
+
+Run with `python -m benchmarks.simulator [--device cpu|cuda] [--rounds R]` and CODEDFEDL_DATA set (or
+on random numbers of the same sizes without it). Both sides have the same threads, models and
+arrivals; set-up of the quadratics is charged to ours, spread over the rounds of a run.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from codedfedl.experiments import built_in
+from codedfedl.schemes.base import AskGradient
+from codedfedl.simulate.engine import Simulation
+from codedfedl.simulate.evaluate import Batch
+from codedfedl.simulate.run import prepare, to_device
+
+# Table 1's settings, their neighbours in redundancy, and one more greedy.
+SETTINGS = [
+    {"name": "uncoded"},
+    {"name": "greedy", "drop": 0.05},
+    {"name": "greedy", "drop": 0.1},
+    {"name": "greedy", "drop": 0.2},
+    *({"name": "coded", "redundancy": r} for r in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)),
+]
+
+
+def build(schemes: list[dict[str, Any]], device: str) -> tuple[Simulation, float]:
+    """Return a simulation on MNIST, and the seconds that its quadratics took."""
+    from codedfedl.data import load_dataset
+    from codedfedl.features import RandomFourier
+
+    experiment = built_in("table1-mnist").model_copy(update={"schemes": []})
+    experiment = type(experiment).model_validate(
+        experiment.model_dump(exclude_none=True) | {"schemes": schemes}
+    )
+    problem, fleet = prepare(experiment, load_dataset("mnist"), 0, RandomFourier(), device)
+    simulation = Simulation(problem, fleet, experiment.build_schemes(), 0)
+    begin = time.perf_counter()
+    for batch in range(len(problem.batches)):
+        for setting in simulation.settings:
+            ask = setting.scheme.ask(
+                _at_round(setting.state, batch)  # type: ignore[arg-type]
+            )
+            assert isinstance(ask, AskGradient)
+            simulation.evaluator._quadratic(ask)
+    _wait(simulation)
+    return simulation, time.perf_counter() - begin
+
+
+def _at_round(state: object, round_: int) -> object:
+    from dataclasses import replace
+
+    return replace(state, round=round_)  # type: ignore[type-var]
+
+
+def _wait(simulation: Simulation) -> None:
+    """Wait until a GPU is done."""
+    float(array_namespace(simulation.problem.test_features).sum(simulation.settings[0].state.model))
+
+
+class Naive:
+    """A plain loop: the gradient of each client, and the coded gradient, one after the other."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        rng = np.random.default_rng(0)
+        q, c = 2000, 10
+        self.model = rng.standard_normal((q, c)).astype(np.float32)
+        self.parity = rng.standard_normal((1200, q)).astype(np.float32)
+        self.parity_targets = rng.standard_normal((1200, c)).astype(np.float32)
+
+    def round(self) -> None:
+        batch: Batch = self.simulation.problem.batches[0]
+        total = np.zeros_like(self.model)
+        for j in range(batch.clients):
+            features, targets = batch.client(j)
+            total += features.T @ (features @ self.model - targets)
+        residual = self.parity @ self.model - self.parity_targets
+        total += self.parity.T @ residual
+
+    def evaluate(self) -> None:
+        problem = self.simulation.problem
+        predictions = problem.test_features @ self.model
+        (predictions.argmax(1) == problem.test_classes).mean()
+
+
+def median_seconds(function: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times))
+
+
+def play(simulation: Simulation, rounds: int, *, evaluate: bool) -> float:
+    """Return the seconds of a round, with or without the test accuracy."""
+    metrics = simulation._metrics
+    if not evaluate:
+        simulation._metrics = lambda models: np.zeros(len(models))  # type: ignore[method-assign]
+    simulation._play_round()  # warm up
+    _wait(simulation)
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        simulation._play_round()
+    _wait(simulation)
+    simulation._metrics = metrics  # type: ignore[method-assign]
+    return (time.perf_counter() - begin) / rounds
+
+
+def floors() -> None:
+    """Measure memory bandwidth and matrix speed, and say what they allow."""
+    big = np.ones(24_000_000, dtype=np.float32)
+    read = big.nbytes / median_seconds(big.sum, 5)
+    gram, ten = np.ones((2000, 2000), np.float32), np.ones((2000, 40), np.float32)
+    multiply = 2 * 2000 * 2000 * 40 / median_seconds(lambda: gram @ ten, 20)
+    own = 6 * 16e6 / read + 4 * 2 * 2000 * 2000 * 10 / multiply
+    print(f"  memory {read / 1e9:.1f} GB/s, products {multiply / 1e9:.0f} GFLOP/s")
+    print(f"  floor: six Gram matrices read, four products shared: {own / 10 * 1e3:.2f} ms")
+
+
+def compare(device: str, rounds: int) -> None:
+    ten, preparing = build(SETTINGS, device)
+    spread = preparing / ten.problem.task.rounds / len(SETTINGS)
+    plain = play(ten, rounds, evaluate=False) / len(SETTINGS)
+    tested = play(ten, rounds, evaluate=True) / len(SETTINGS)
+    print(f"Ten settings on {device}, milliseconds a round and setting")
+    print(f"  gradients {plain * 1e3:8.3f}   with test accuracy {tested * 1e3:8.3f}")
+    print(f"  quadratics, spread over {ten.problem.task.rounds} rounds {spread * 1e3:8.3f}")
+    if device != "cpu":
+        return
+    floors()
+    naive = Naive(ten)
+    gradients = median_seconds(naive.round, 20)
+    testing = median_seconds(naive.evaluate, 20)
+    print(f"  plain loop: gradients {gradients * 1e3:.2f}, test accuracy {testing * 1e3:.2f}")
+    print(f"  ratio without test accuracy {gradients / plain:6.1f}, ", end="")
+    print(f"quadratics charged {gradients / (plain + spread):6.1f}")
+    print(f"  ratio with test accuracy    {(gradients + testing) / tested:6.1f}, ", end="")
+    print(f"quadratics charged {(gradients + testing) / (tested + spread):6.1f}")
+    del ten
+    single, preparing = build([{"name": "coded", "redundancy": 0.1}], device)
+    spread = preparing / single.problem.task.rounds
+    alone = play(single, rounds, evaluate=False)
+    print(f"One coded run at 10%: {alone * 1e3:.2f} ms a round, ratio {gradients / alone:.1f}, ", end="")
+    print(f"quadratics charged {gradients / (alone + spread):.1f}")
+
+
+def growth() -> None:
+    """Time per round as rounds, clients and points grow: the last column stays."""
+    from codedfedl.data import load_dataset
+    from codedfedl.features import RandomFourier
+
+    print("Growth, coded at 10%, 500 features: milliseconds a round")
+    for clients, share in ((30, 1), (30, 2), (30, 4), (60, 1), (120, 1), (240, 1)):
+        experiment = built_in("table1-mnist", [f"fleet.clients={clients}", "fleet.k2=0.99"])
+        dataset = load_dataset("mnist")
+        part = slice(None, None, 4 // share)
+        dataset = type(dataset)(
+            dataset.name,
+            dataset.inputs[part],
+            dataset.labels[part],
+            dataset.test_inputs,
+            dataset.test_labels,
+            dataset.classes,
+        )
+        features = RandomFourier(500)
+        problem, fleet = prepare(experiment, dataset, 0, features, "cpu")
+        schemes = {"coded 10%": experiment.build_schemes()["coded 10%"]}
+        begin = time.perf_counter()
+        simulation = Simulation(problem, fleet, schemes, 0)
+        setup = time.perf_counter() - begin
+        seconds = play(simulation, 40, evaluate=False)
+        print(
+            f"  {clients:4} clients, {len(dataset.inputs):6,} points: "
+            f"{seconds * 1e3:6.2f}, parity {setup:5.2f} s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    to_device(np.zeros(1), options.device)
+    compare(options.device, options.rounds)
+    if options.device == "cpu":
+        growth()
+
+
+if __name__ == "__main__":
+    main()

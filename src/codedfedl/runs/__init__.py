@@ -1,0 +1,1 @@
+"""Run directories: what a run was, what happened in it, and how to go on with it."""

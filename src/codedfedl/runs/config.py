@@ -1,0 +1,156 @@
+"""An experiment as a TOML file, checked before anything else happens."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from codedfedl.errors import InputError
+from codedfedl.schemes import Scheme, make_scheme
+from codedfedl.tables import nearest
+
+__all__ = ["Experiment", "SchemeConfig", "read_experiment"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Table):
+    """Which data, and how they are dealt to the clients."""
+
+    name: str = "digits"
+    label: str | None = None
+    partition: Literal["sorted", "iid", "dirichlet"] = "sorted"
+    concentration: float = Field(0.5, gt=0)
+    batches: int = Field(5, ge=1)
+
+
+class FleetConfig(_Table):
+    """``paper`` with its constants, or a fleet or device file."""
+
+    name: str = "paper"
+    clients: int = Field(30, ge=1)
+    k1: float = Field(0.95, gt=0, le=1)
+    k2: float = Field(0.8, gt=0, le=1)
+    alpha: float = Field(2.0, gt=0)
+    erasure: float = Field(0.1, ge=0, lt=1)
+
+
+class FeaturesConfig(_Table):
+    """The feature map."""
+
+    kind: Literal["fourier", "identity"] = "fourier"
+    n_components: int = Field(2000, ge=1)
+    sigma: float = Field(5.0, gt=0)
+
+
+class TrainingConfig(_Table):
+    """How long and in which steps."""
+
+    epochs: int = Field(100, ge=1)
+    step: float = Field(6.0, gt=0)
+    decay: float = Field(0.8, gt=0, le=1)
+    decay_epochs: list[int] = [40, 65]
+    ridge: float = Field(9e-6, ge=0)
+    target: float | None = None
+
+
+class SchemeConfig(BaseModel):
+    """A scheme and its settings."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.model_extra or {})
+
+    @property
+    def label(self) -> str:
+        """A name that tells two settings of one scheme apart."""
+        values = []
+        for key, value in self.settings.items():
+            share = isinstance(value, float) and 0 < value < 1
+            values.append(f"{value:.4g}" if not share else f"{100 * value:.4g}%")
+            if not share:
+                values[-1] = f"{key} {values[-1]}"
+        return " ".join([self.name, *values])
+
+
+class Experiment(_Table):
+    """Everything that a run depends on."""
+
+    title: str = ""
+    seeds: list[int] = [0]
+    data: DataConfig = DataConfig()
+    fleet: FleetConfig = FleetConfig()
+    features: FeaturesConfig = FeaturesConfig()
+    training: TrainingConfig = TrainingConfig()
+    schemes: list[SchemeConfig] = [SchemeConfig(name="uncoded"), SchemeConfig(name="coded")]
+
+    def build_schemes(self) -> dict[str, Scheme]:
+        """Return the schemes by their labels."""
+        built = {config.label: make_scheme(config.name, config.settings) for config in self.schemes}
+        if len(built) < len(self.schemes):
+            raise InputError("schemes: two have the same name and settings; remove one")
+        if not built:
+            raise InputError("schemes: there is none; add a [[schemes]] table")
+        return built
+
+
+def read_experiment(path: str | Path, overrides: list[str] | None = None) -> Experiment:
+    """Read a TOML file and apply ``key.sub=value`` overrides."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: there is no such file")
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    for override in overrides or []:
+        _override(document, override)
+    experiment = check(document, str(path))
+    experiment.build_schemes()
+    return experiment
+
+
+def check(document: dict[str, Any], where: str) -> Experiment:
+    """Turn a document into an experiment, or say what is wrong with it and where."""
+    try:
+        return Experiment.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            table = _table_at(first["loc"][:-1])
+            hint = nearest(str(first["loc"][-1]), list(table.model_fields))
+            raise InputError(f"{where}: unknown key {key!r}: {hint}") from None
+        raise InputError(f"{where}: {key} is {first['input']!r}: {first['msg']}") from None
+
+
+def _table_at(location: tuple[int | str, ...]) -> type[BaseModel]:
+    table: type[BaseModel] = Experiment
+    for part in location:
+        annotation = table.model_fields[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            table = annotation
+    return table
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise InputError(f"--set {override!r} has no '=': write key=value, such as data.name=mnist")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *tables, last = key.strip().split(".")
+    for table in tables:
+        document = document.setdefault(table, {})
+        if not isinstance(document, dict):
+            raise InputError(f"--set {override!r}: {table} is not a table")
+    document[last] = value

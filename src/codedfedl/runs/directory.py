@@ -1,0 +1,119 @@
+"""A run directory: configuration, environment, records and the checkpoint of a run.
+
+Every file is written beside its place and then moved there, so that a run that is killed, or a full
+disk, leaves the last good one.
+"""
+
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tomli_w
+
+from codedfedl.errors import InputError
+from codedfedl.runs.config import Experiment, check
+from codedfedl.tables import make_folder, write_table
+
+__all__ = ["Checkpoint", "RunDirectory"]
+
+Checkpoint = dict[str, npt.NDArray[Any]]
+
+_PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
+
+
+class RunDirectory:
+    """Where a run keeps everything."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def open(self, experiment: Experiment, *, resume: bool) -> None:
+        """Make the directory for a new run, or check that it belongs to this one."""
+        config = self.path / "config.toml"
+        if resume and config.is_file():
+            self._check_same(experiment)
+            return
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise InputError(
+                f"{self.path} is not empty: say --resume to go on with its run, or choose another"
+            )
+        make_folder(self.path)
+        document = experiment.model_dump(exclude_none=True)
+        self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
+        environment = {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "packages": {name: version(name) for name in _PACKAGES},
+        }
+        text = json.dumps(environment, indent=2)
+        self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
+
+    def experiment(self) -> Experiment:
+        """Read the run's configuration."""
+        path = self.path / "config.toml"
+        if not path.is_file():
+            raise InputError(f"{self.path} is no run directory: it has no config.toml")
+        try:
+            return check(tomllib.loads(path.read_text("utf-8")), str(path))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"cannot read {path}: {error}") from None
+
+    def environment(self) -> dict[str, Any]:
+        """Read what the run ran on."""
+        document: dict[str, Any] = json.loads((self.path / "environment.json").read_text("utf-8"))
+        return document
+
+    def _check_same(self, experiment: Experiment) -> None:
+        before, now = self.experiment().model_dump(), experiment.model_dump()
+        for key, value in now.items():
+            if before[key] != value:
+                raise InputError(
+                    f"{self.path} holds a run with {key} = {before[key]!r}, not {value!r}: "
+                    "resume it with its own configuration, or choose another --out"
+                )
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Return the last checkpoint, if there is one."""
+        path = self.path / "checkpoint.npz"
+        if not path.is_file():
+            return None
+        try:
+            with np.load(path) as stored:
+                return dict(stored)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {path}: {error}; delete it to begin anew") from None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint."""
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, **checkpoint)  # type: ignore[arg-type]
+
+        self._replace("checkpoint.npz", write)
+
+    def write(self, name: str, columns: Mapping[str, npt.ArrayLike]) -> None:
+        """Write a table, such as ``rounds.parquet``."""
+        write_table(self.path / name, columns)
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a text file, such as ``report.html``, and return its path."""
+        self._replace(name, lambda path: path.write_text(text, "utf-8"))
+        return self.path / name
+
+    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
+        partial = self.path / f".{name}.{os.getpid()}"
+        try:
+            write(partial)
+            partial.replace(self.path / name)
+        except OSError as error:
+            raise InputError(f"cannot write {self.path / name}: {error.strerror}") from None
+        finally:
+            partial.unlink(missing_ok=True)
