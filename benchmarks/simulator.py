@@ -147,7 +147,10 @@ def compare(device: str, rounds: int) -> None:
     single, preparing = build([{"name": "coded", "redundancy": 0.1}], device)
     spread = preparing / single.problem.task.rounds
     alone = play(single, rounds, evaluate=False)
-    print(f"One coded run at 10%: {alone * 1e3:.2f} ms a round, ratio {gradients / alone:.1f}, ", end="")
+    print(
+        f"One coded run at 10%: {alone * 1e3:.2f} ms a round, ratio {gradients / alone:.1f}, ",
+        end="",
+    )
     print(f"quadratics charged {gradients / (alone + spread):.1f}")
 
 

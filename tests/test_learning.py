@@ -151,7 +151,7 @@ class TestTraining:
 
     def test_step(self) -> None:
         model, slope = np.ones((2, 1)), np.full((2, 1), 3.0)
-        assert step(model, slope, 0.5, 0.1).tolist() == [[-0.55], [-0.55]]
+        np.testing.assert_allclose(step(model, 2 * slope, 2, 0.5, 0.1), [[-0.55], [-0.55]])
 
     def test_metrics(self) -> None:
         predictions = np.array([[0.9, 0.1], [0.2, 0.3], [0.6, 0.4]])

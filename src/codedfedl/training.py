@@ -37,9 +37,9 @@ class Schedule:
         return self.step * self.decay ** sum(epoch >= when for when in self.decay_epochs)
 
 
-def step(model: Array, mean_gradient: Array, size: float, ridge: float) -> Array:
-    """β − μ(g + λβ) (section 2.1)."""
-    return model - size * (mean_gradient + ridge * model)
+def step(model: Array, total: Array, points: float, size: float, ridge: float) -> Array:
+    """β − μ(g + λβ) with g = total/points (section 2.1), in as few passes as there are."""
+    return (1 - size * ridge) * model - (size / points) * total
 
 
 def accuracy(predictions: Array, classes: Array) -> float:

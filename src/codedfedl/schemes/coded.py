@@ -86,5 +86,5 @@ class Coded:
         task = state.task
         points = float(task.points[task.batch(state.round)].sum())
         size = task.step_size(state.round)
-        model = step(state.model, inbox.total / points, size, task.ridge)
+        model = step(state.model, inbox.total, points, size, task.ridge)
         return replace(state, model=model, round=state.round + 1)

@@ -46,5 +46,5 @@ class Greedy:
     def receive(self, state: State, inbox: Inbox) -> State:
         """Take a step along the mean gradient of the points that arrived."""
         size = state.task.step_size(state.round)
-        model = step(state.model, inbox.total / inbox.points, size, state.task.ridge)
+        model = step(state.model, inbox.total, inbox.points, size, state.task.ridge)
         return replace(state, model=model, round=state.round + 1)

@@ -34,5 +34,5 @@ class Uncoded:
     def receive(self, state: State, inbox: Inbox) -> State:
         """Take a step along the full gradient."""
         size = state.task.step_size(state.round)
-        model = step(state.model, inbox.total / inbox.points, size, state.task.ridge)
+        model = step(state.model, inbox.total, inbox.points, size, state.task.ridge)
         return replace(state, model=model, round=state.round + 1)

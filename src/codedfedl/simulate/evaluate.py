@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 
 from codedfedl.features import Array
 from codedfedl.fleet import IntArray
@@ -61,8 +61,8 @@ def local_model(batch: Batch, client: int, ask: AskLocalModel, model: Array) -> 
     """Return one client's model after its local steps."""
     features, targets = batch.client(client)
     for _ in range(ask.steps):
-        mean = gradient(features, targets, model) / features.shape[0]
-        model = step(model, mean, ask.step_size, ask.ridge)
+        total = gradient(features, targets, model)
+        model = step(model, total, features.shape[0], ask.step_size, ask.ridge)
     return model
 
 
@@ -123,26 +123,41 @@ class Evaluator:
         asks, models, arrived
             One each per setting; the asks are all for the same mini-batch.
         """
+        missed = np.array(
+            [np.where(who, 0, ask.loads) for ask, who in zip(asks, arrived, strict=True)]
+        )
+        batch, columns = self.batches[asks[0].batch], models[0].shape[1]
+        totals = self._of_all(asks, models)
+        for clients in self._together(np.flatnonzero(missed.any(axis=0))):
+            members = np.flatnonzero(missed[:, clients].any(axis=1))
+            loads = missed[np.ix_(members, clients)]
+            part = _stacked_gradients(batch, clients, loads, [models[s] for s in members])
+            for place, s in enumerate(members):
+                totals[s] = totals[s] - part[:, _block(place, columns)]
+        return totals
+
+    def _of_all(self, asks: Sequence[AskGradient], models: Sequence[Array]) -> list[Array]:
+        """Return the gradients as if everybody had arrived, shape (q, c) each."""
         xp = array_namespace(models[0])
         quadratics = [self._quadratic(ask) for ask in asks]
         columns = models[0].shape[1]
-        totals: list[Array] = [None] * len(asks)
+        parts: list[Array] = [None] * len(asks)
         for members in _grouped(quadratics):
             shared = quadratics[members[0]]
-            stacked = xp.concat([models[s] for s in members], axis=1)
-            product = shared.hessian @ stacked
+            product = shared.hessian @ xp.concat([models[s] for s in members], axis=1)
             for place, s in enumerate(members):
-                part = product[:, place * columns : (place + 1) * columns]
-                totals[s] = part - shared.moment
-        batch = self.batches[asks[0].batch]
-        missed = np.array([(ask.loads > 0) & ~who for ask, who in zip(asks, arrived, strict=True)])
-        for j in np.flatnonzero(missed.any(axis=0)):
-            members = np.flatnonzero(missed[:, j]).tolist()
-            loads = [int(asks[s].loads[j]) for s in members]
-            parts = _stacked_gradients(batch, int(j), loads, [models[s] for s in members])
-            for s, part in zip(members, parts, strict=True):
-                totals[s] = totals[s] - part
-        return totals
+                parts[s] = product[:, _block(place, columns)] - shared.moment
+        return parts
+
+    def _together(self, clients: IntArray) -> list[IntArray]:
+        """Say which clients go through one product.
+
+        A processor is slow at products and quick to begin one: each client alone, for the models
+        that miss it. A GPU is the other way round: all clients at once, for all models.
+        """
+        if len(clients) and is_numpy_array(self.batches[0].features):
+            return [np.array([j]) for j in clients]
+        return [clients] if len(clients) else []
 
     def _quadratic(self, ask: AskGradient) -> Quadratic:
         """Return the quadratic of all points that are asked for, and the server's own."""
@@ -175,20 +190,36 @@ def _grouped(quadratics: Sequence[Quadratic]) -> list[list[int]]:
     return list(groups.values())
 
 
+def _block(place: int, columns: int) -> slice:
+    return slice(place * columns, (place + 1) * columns)
+
+
 def _stacked_gradients(
-    batch: Batch, client: int, loads: Sequence[int], models: Sequence[Array]
-) -> list[Array]:
-    """One client's gradients for several models, each over its own load."""
+    batch: Batch, clients: IntArray, loads: IntArray, models: Sequence[Array]
+) -> Array:
+    """Sum some clients' gradients for several models, shape (q, models·c).
+
+    Parameters
+    ----------
+    loads : array of shape (models, clients)
+        Rows of each client that count for each model.
+    """
     xp = array_namespace(models[0])
-    columns = models[0].shape[1]
-    features, targets = batch.client(client, 0, max(loads))
+    most = loads.max(axis=0)
+    parts = [batch.client(int(j), 0, int(rows)) for j, rows in zip(clients, most, strict=True)]
+    features, targets = parts[0]
+    if len(parts) > 1:
+        features, targets = (xp.concat(part, axis=0) for part in zip(*parts, strict=True))
     residuals = features @ xp.concat(list(models), axis=1)
-    for place, load in enumerate(loads):
-        block = slice(place * columns, (place + 1) * columns)
-        residuals[:load, block] -= targets[:load]
-        residuals[load:, block] = 0
-    gradients = features.T @ residuals
-    return [gradients[:, p * columns : (p + 1) * columns] for p in range(len(loads))]
+    residuals = xp.reshape(residuals, (features.shape[0], len(models), targets.shape[1]))
+    residuals = residuals - targets[:, None, :]
+    if (loads != most).any():
+        counted = np.concatenate(
+            [np.arange(rows)[:, None] < loads[:, k] for k, rows in enumerate(most)]
+        )
+        mask = on_device(counted.astype(np.float32), features)
+        residuals = residuals * mask[:, :, None]
+    return features.T @ xp.reshape(residuals, (features.shape[0], -1))
 
 
 def stacked_predictions(features: Array, models: Sequence[Array]) -> Array:
