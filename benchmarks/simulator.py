@@ -1,8 +1,8 @@
 """The simulator: a round of ten settings against a plain float32 loop over the 30 clients.
 
-Run with `python -m benchmarks.simulator [--device cpu|cuda] [--rounds R]` and CODEDFEDL_DATA set (or
-on random numbers of the same sizes without it). Both sides have the same threads, models and
-arrivals; set-up of the quadratics is charged to ours, spread over the rounds of a run.
+Run with `python -m benchmarks.simulator [--device cpu|cuda] [--rounds R]` and CODEDFEDL_DATA set.
+Both sides have the same threads. What the quadratics cost once is shown beside, spread over the
+rounds of a run, and the ratios are given with and without it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from codedfedl.simulate.evaluate import Batch
 from codedfedl.simulate.run import prepare, to_device
 
 # Table 1's settings, their neighbours in redundancy, and one more greedy.
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {"name": "uncoded"},
     {"name": "greedy", "drop": 0.05},
     {"name": "greedy", "drop": 0.1},
@@ -75,6 +75,7 @@ class Naive:
         self.parity_targets = rng.standard_normal((1200, c)).astype(np.float32)
 
     def round(self) -> None:
+        """Add up one round."""
         batch: Batch = self.simulation.problem.batches[0]
         total = np.zeros_like(self.model)
         for j in range(batch.clients):
@@ -84,6 +85,7 @@ class Naive:
         total += self.parity.T @ residual
 
     def evaluate(self) -> None:
+        """Compute one test accuracy."""
         problem = self.simulation.problem
         predictions = problem.test_features @ self.model
         (predictions.argmax(1) == problem.test_classes).mean()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from codedfedl import (
     Fleet,
     FleetDelays,
+    InputError,
     MeasuredDelays,
     best_loads,
     expected_return,
@@ -163,3 +164,49 @@ class TestAnyModel:
         found = minimum_deadline(model, 150)
         assert found.expected_return >= 150
         assert best_loads(model, found.t * (1 - 1e-6)).expected_return < 150
+
+
+def test_a_flat_start_does_not_throw_the_search_away() -> None:
+    """Where nobody but the slowest is missing, the slope is next to nothing."""
+    fleet = Fleet(
+        points=[13, 29], rate=[0.01, 75.6464595], alpha=[1, 4.2], packet_time=0, erasure=0
+    )
+    model = FleetDelays(fleet)
+    found = minimum_deadline(model, 41)
+    assert found.expected_return >= 41 > best_loads(model, found.t * (1 - 1e-6)).expected_return
+    assert found.t < 1e5
+
+
+def test_a_client_who_cannot_answer_is_not_asked() -> None:
+    fleet = Fleet(
+        points=[100, 5, 5],
+        rate=[10, 1e-3, 10],
+        alpha=2,
+        packet_time=1,
+        erasure=0.1,
+        availability=[1, 1, 0],
+    )
+    found = minimum_deadline(FleetDelays(fleet), 80)
+    assert found.loads.tolist() == [100, 0, 0]
+    assert found.return_probabilities[1:].tolist() == [0, 0]
+
+
+def test_best_load_when_the_last_transmission_barely_fits() -> None:
+    """The last term is then all of the sum, and differences of the others would cancel."""
+    fleet = Fleet(
+        points=[30], rate=316082451157.4, alpha=4.2136, packet_time=0.028157483168928, erasure=0.99
+    )
+    t = 3 * 0.028157483168928 * (1 + 2e-12)
+    loads = np.arange(31.0)
+    returned = expected_return(FleetDelays(fleet), loads[:, None], t)[:, 0]
+    found = best_loads(FleetDelays(fleet), t)
+    assert found.expected_return == pytest.approx(returned.max(), rel=1e-9)
+
+
+def test_measured_delays_may_reach_their_limit() -> None:
+    model = MeasuredDelays([10, 10], [[1.0, np.inf], [1, 2]], [[5.0, 1], [0, 0]])
+    assert minimum_deadline(model, 15).t == pytest.approx(20)
+    with pytest.raises(InputError, match="out of reach"):
+        minimum_deadline(model, 15.5)
+    with pytest.raises(InputError, match="must be above 0"):
+        minimum_deadline(model, 0)

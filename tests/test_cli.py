@@ -148,12 +148,33 @@ class TestBadInput:
             (["paper", "--figure", "plan.jpg"], "must end in .png"),
             (["paper", "--features", 0], "features is 0"),
             (["paper", "--points", -1], "points of client 0 is -1"),
+            (["paper", "--seed", -1], "seed is -1"),
+            (["paper", "--out", "/proc/plan.csv"], "cannot write /proc/plan.csv"),
         ],
     )
     def test_arguments(self, run: Run, arguments: list[object], message: str) -> None:
         code, printed, err = run("plan", *arguments)
         assert (code, printed) == (2, "")
         assert message in err
+
+    def test_names_are_text_and_nothing_else(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "fleet.csv"
+        path.write_text(f"{HEADER}\n[/nope],40,2,2,3,0.1\n$x^{{$,60,1,1,5,0.2\n")
+        code, out, _ = run("plan", path, "--figure", tmp_path / "f.png")
+        assert code == 0
+        assert "[/nope]" in out
+
+    def test_the_fleet_file_is_not_overwritten(self, run: Run, fleet_file: Path) -> None:
+        before = fleet_file.read_bytes()
+        code, _, err = run("plan", fleet_file, "--out", fleet_file)
+        assert code == 2
+        assert "is the fleet file itself" in err
+        assert fleet_file.read_bytes() == before
+
+    def test_points_are_said_once(self, run: Run, fleet_file: Path) -> None:
+        code, _, err = run("plan", fleet_file, "--points", 5)
+        assert code == 2
+        assert "leave --points out" in err
 
     def test_unreachable_target(self, run: Run, tmp_path: Path) -> None:
         path = tmp_path / "fleet.csv"

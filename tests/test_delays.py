@@ -126,6 +126,31 @@ def test_waiting_for_somebody_who_may_not_come_never_ends() -> None:
     assert expected_maximum(FleetDelays(fleet), fleet.points) == np.inf
 
 
+def test_expected_maximum_of_known_cases() -> None:
+    """A lossless link and next to no computation; an asymmetric link; measured delays."""
+    sure = Fleet(points=[1], rate=1e6, alpha=2, packet_time=1, erasure=0)
+    assert expected_maximum(FleetDelays(sure), [1]) == pytest.approx(2.0000015, rel=1e-6)
+    both_ways = Fleet(
+        points=[1],
+        rate=1e6,
+        alpha=2,
+        packet_time=0.7,
+        erasure=0.5,
+        packet_time_up=0.9,
+        erasure_up=0.33,
+    )
+    assert expected_maximum(FleetDelays(both_ways), [1]) == pytest.approx(2.7433, rel=2e-3)
+    assert expected_maximum(MeasuredDelays([10], [[1.0]], [[5.0]]), [10]) == pytest.approx(
+        15, rel=1e-3
+    )
+    assert expected_maximum(MeasuredDelays([10], [[0.0]], [[0.0]]), [10]) < 1e-100
+
+
+def test_nobody_waits_for_a_client_without_points() -> None:
+    fleet = Fleet(points=[10, 0], rate=1, alpha=1, packet_time=1, erasure=0, availability=[1, 0.5])
+    assert expected_maximum(FleetDelays(fleet), fleet.points) == pytest.approx(22, rel=1e-4)
+
+
 class TestMeasured:
     def model(self) -> MeasuredDelays:
         return MeasuredDelays([10, 20], [[1.0, 2.0, 3.0], [0.5, np.inf]], [[0.0, 0.0, 5.0], [1, 1]])

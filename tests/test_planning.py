@@ -132,7 +132,7 @@ class TestRedundancy:
 
     def test_unreachable_target(self) -> None:
         fleet = changed(paper_fleet(), availability=0.85)
-        with pytest.raises(InputError, match=r"10200 of 12000 however long.*raise the redundancy"):
+        with pytest.raises(InputError, match=r"10200 of 12000 return however long.*raise the redundancy"):
             plan(fleet, 0.1)
         assert plan(fleet, 0.2).expected_return >= 9600
 
@@ -159,6 +159,17 @@ class TestServerAsANode:
     def test_bad_server(self, field: str, value: float) -> None:
         with pytest.raises(InputError, match=f"the server's {field} is"):
             Server(**{"rate": 1.0, "max_rows": 10, "alpha": 2.0} | {field: value})  # type: ignore[arg-type]
+
+    def test_rows_beyond_the_points_stand_for_nothing(self) -> None:
+        found = plan(paper_fleet(), server=Server(rate=1e9, max_rows=20_000))
+        assert found.parity_rows <= 12_000
+
+    def test_too_few_rows_for_absent_clients(self) -> None:
+        fleet = changed(paper_fleet(), availability=0.5)
+        with pytest.raises(InputError, match="max_rows is 100: too few"):
+            plan(fleet, server=Server(rate=1e9, max_rows=100))
+        with pytest.raises(InputError, match="must be a whole number"):
+            Server(rate=1.0, max_rows=1.5)  # type: ignore[arg-type]
 
     def test_needs_a_fleet(self) -> None:
         measured = MeasuredDelays([10], [[1.0]], [[1.0]])
@@ -187,6 +198,10 @@ class TestCheapest:
         dear, _ = cheapest_plan(fleet, 400, lambda rows: 1e9 * rows)
         assert cheap.parity_rows == fleet.total_points
         assert dear.parity_rows == 1
+
+    def test_absent_clients_leave_a_choice(self) -> None:
+        single = Fleet(points=[1], rate=1, alpha=2, packet_time=1, erasure=0, availability=0.5)
+        assert cheapest_plan(single, 10, float)[0].parity_rows == 1
 
     def test_rounds_must_be_positive(self) -> None:
         with pytest.raises(InputError, match="rounds is 0"):

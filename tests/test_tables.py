@@ -55,6 +55,27 @@ def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
         read_table(write(tmp_path / "t.csv", text), ["client", "x"])
 
 
+def test_spaces_around_numbers_are_no_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "client,x\na, 1.5\nb,2 \n")
+    assert read_table(path, ["client", "x"])["x"].tolist() == [1.5, 2.0]
+
+
+def test_blank_lines_count(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "client,x\n\na,1\n\nb,1_000\n")
+    with pytest.raises(InputError, match="line 5: x is '1_000'"):
+        read_table(path, ["client", "x"])
+
+
+def test_every_client_needs_a_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 3: client is empty"):
+        read_table(write(tmp_path / "t.csv", 'client,x\na,1\n"",2\n'), ["client", "x"])
+    pyarrow.parquet.write_table(
+        pyarrow.table({"client": [[1]], "x": [1.0]}), tmp_path / "t.parquet"
+    )
+    with pytest.raises(InputError, match="client holds list"):
+        read_table(tmp_path / "t.parquet", ["client", "x"])
+
+
 def test_bad_parquet(tmp_path: Path) -> None:
     write_table(tmp_path / "t.parquet", {"client": ["a", "b"], "x": ["1", "oops"]})
     with pytest.raises(InputError, match="row 2: x is 'oops'"):

@@ -23,11 +23,12 @@ DEADLINE_TOLERANCE = 1e-7
 """How far the deadline may lie above the smallest one, relative to it."""
 
 _CLIENTS_PER_CHUNK = 1 << 16  # large enough to hide the interpreter, small enough for the cache
+_NEGLIGIBLE_GAIN = 1e-9  # of a return, where it would take millions of loads to find it
 _PATIENCE = 4  # Newton steps that need not halve the bracket
 _CLIENTS_PER_SAMPLE = 1 << 12  # a sample of this size finds where to begin the search
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Allocation:
     """The best loads for a waiting time t.
 
@@ -80,11 +81,14 @@ def minimum_deadline(model: DelayModel, target: float, *, whole: bool = True) ->
     target
         m − u. It must be below what the clients return when the server waits for ever.
     """
+    if not target > 0:
+        raise InputError(f"the target is {target:g} points: must be above 0")
     reachable = expected_return(model, model.points, FOREVER).sum()
-    if not 0 < target < reachable:
+    # The paper's model approaches its limit and never reaches it; measured delays do.
+    if target > reachable or (target == reachable and isinstance(model, FleetDelays)):
         raise InputError(
-            f"an expected return of {target:g} points is out of reach: the clients return "
-            f"{reachable:g} of {model.points.sum():g} however long the server waits; "
+            f"an expected return of {target:g} points is out of reach: {reachable:g} of "
+            f"{model.points.sum():g} return however long the server waits; "
             "raise the redundancy or the availability"
         )
     return _smallest(_solver(model, whole), target, _starting_time(model, target, whole))
@@ -118,12 +122,13 @@ def _smallest(solve: Callable[[float], Allocation], target: float, start: float)
             low = t
         step = gap / found.slope if found.slope > 0 else np.inf
         # Aim a little past the root, so that the next time closes the bracket's other side.
-        t = t + step + math.copysign(0.4 * DEADLINE_TOLERANCE * t, gap or -1.0)
+        aim = t + step + math.copysign(0.4 * DEADLINE_TOLERANCE * t, gap or -1.0)
         patience -= 1
         if high < np.inf and high - low <= width / 2:
             width, patience = high - low, _PATIENCE
-        if patience == 0 or not low < t < high or abs(step) > 3 * t:
-            t, patience = _between(low, high), _PATIENCE
+        if patience == 0 or not low < aim < high or abs(step) > 3 * t:
+            aim, patience = _between(low, high), _PATIENCE
+        t = aim
     return best
 
 
@@ -200,7 +205,8 @@ def _by_bisection(model: DelayModel, t: float) -> Allocation:
     attempt(who, high)
     at_low = model.cdf(low, t)
     while len(who):
-        open_ = (high - low >= 2) & ((high - 1) * at_low > best[who])
+        promising = (high - 1) * at_low > best[who] * (1 + _NEGLIGIBLE_GAIN)
+        open_ = (high - low >= 2) & promising
         who, low, high, at_low = who[open_], low[open_], high[open_], at_low[open_]
         middle = np.floor((low + high) / 2)
         at_middle = attempt(who, middle)

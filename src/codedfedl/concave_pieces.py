@@ -102,9 +102,10 @@ class ConcavePieces:
         """Maximise every client's expected return within t seconds."""
         search = _Search(self, t, whole)
         search.run()
+        chance = self.availability * search.answered
         return BestLoads(
-            search.loads,
-            self.availability * search.answered,
+            np.where(chance > 0, search.loads, 0.0),  # who cannot answer is not asked
+            chance,
             self.availability * self.alpha * self.rate * search.late,
         )
 
@@ -158,6 +159,10 @@ class _Ranges:
         x = np.empty_like(start)
         todo, left, at = self, np.arange(len(x)), start
         low, high = self.interval()
+        # Every term rises up to its own peak, and the last one's is the first.
+        c = self.clients
+        first_peak = c.peak * (self.time - self.final * c.packet_time)
+        low = np.minimum(np.maximum(low, first_peak), high)
         for _ in range(_NEWTON_STEPS):
             new = np.clip(todo.newton_step(at, high), low, high)
             x[left] = new

@@ -4,12 +4,14 @@ A round costs client j the time T = overhead + ℓ̃/μ + Exp(αμ/ℓ̃) + N_d�
 N_d and N_u; with probability 1 − availability it does not answer at all (T = ∞).
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy.integrate import IntegrationWarning, quad
 
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, FloatArray, IntArray
@@ -31,6 +33,8 @@ FOREVER = 1e150
 """Seconds after which every client that takes part has answered."""
 
 _BLOCK = 1 << 16  # elements of a temporary array: what stays in a core's cache
+_SURELY = 1 - 1e-9
+_CROSSING = 1e-3  # how late, relative to the time
 _INSTANT = 1e-150  # seconds: what a load of 0 points takes
 
 
@@ -55,7 +59,7 @@ class DelayModel(Protocol):
         """Return the same model of some of the clients."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chance:
     """What chance decides in each round and client: all arrays have shape (rounds, n) or (n,).
 
@@ -159,7 +163,7 @@ class FleetDelays:
         return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, init=False)
 class MeasuredDelays:
     """Delays that follow no formula: the clients' own measurements, each equally likely again.
 
@@ -190,13 +194,14 @@ class MeasuredDelays:
         names = Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=client)
         columns = {"per_point": per_point, "fixed": fixed}
         checked = {name: _measurements(name, rows, names.client) for name, rows in columns.items()}
-        counts = [np.isfinite(rows) | np.isinf(rows) for rows in checked.values()]
-        if counts[0].shape != counts[1].shape or (counts[0] != counts[1]).any():
+        given = [~np.isnan(rows) for rows in checked.values()]
+        if given[0].shape != given[1].shape or (given[0] != given[1]).any():
             raise InputError(
                 "per_point and fixed differ in length: give both for every measurement"
             )
         stored = {"points": names.points, "client": names.client, **checked}
         for name, array in stored.items():
+            array.flags.writeable = False
             object.__setattr__(self, name, array)
 
     def take(self, clients: IntArray | slice) -> "MeasuredDelays":
@@ -209,8 +214,7 @@ class MeasuredDelays:
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """Share of the measurements that would have met t, shape (…, n)."""
         load = np.asarray(loads, dtype=np.float64)[..., None]
-        with np.errstate(invalid="ignore"):  # 0 points at ∞ seconds each
-            seconds = self.fixed + np.where(load > 0, load * self.per_point, 0.0)
+        seconds = _would_take(self.per_point, self.fixed, load)
         met = seconds <= np.asarray(t, dtype=np.float64)[..., None]
         return np.asarray(met.sum(-1) / (~np.isnan(self.fixed)).sum(-1), dtype=np.float64)
 
@@ -220,35 +224,53 @@ class MeasuredDelays:
         chosen = rng.integers(counts, size=(rounds, len(counts)))
         clients = np.arange(len(counts))
         per_point, fixed = self.per_point[clients, chosen], self.fixed[clients, chosen]
-        return np.asarray(fixed + np.asarray(loads, dtype=np.float64) * per_point)
+        return _would_take(per_point, fixed, np.asarray(loads, dtype=np.float64))
 
 
 def expected_maximum(model: DelayModel, loads: npt.ArrayLike) -> float:
-    """E[max_j T_j]: the mean round when the server waits for everybody, seconds.
+    """E[max_j T_j]: the mean round when the server waits for all who have a load, seconds.
 
-    ∞ where some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt by the trapezoidal rule,
-    good to five digits.
+    ∞ where some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt, by adaptive quadrature:
+    good to three digits or more where the link alone decides (steps), to six elsewhere.
     """
-    loads = np.asarray(loads, dtype=np.float64)
+    loads = np.asarray(loads, dtype=np.float64) * np.ones(len(model.points))
+    asked = np.flatnonzero(loads > 0)
 
     def all_done(model: DelayModel, loads: FloatArray, t: float) -> float:
         return float(np.prod(model.cdf(loads, t)))
 
-    if all_done(model, loads, FOREVER) < 1:
+    model, loads = model.take(asked), loads[asked]
+    if all_done(model, loads, FOREVER) < _SURELY:
         return np.inf
-    latest = 1.0
-    while all_done(model, loads, latest) < 1 - 1e-9:
-        latest *= 2
-    while all_done(model, loads, latest / 2) >= 1 - 1e-9:
-        latest /= 2
-    earliest = latest
-    while all_done(model, loads, earliest) > 1e-12:
-        earliest /= 2
+    latest = _crossing(lambda t: all_done(model, loads, t) >= _SURELY)
+    earliest = _crossing(lambda t: all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING)
     slow = np.flatnonzero(model.cdf(loads, earliest) < 1)  # the others are done by then
-    times = np.linspace(earliest, latest, 4001)
     slowest, their_loads = model.take(slow), loads[slow]
-    missing = [1 - all_done(slowest, their_loads, t) for t in times]
-    return float(earliest + np.trapezoid(missing, times))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IntegrationWarning)  # a staircase has no smooth panels
+        rest, _ = quad(
+            lambda t: 1 - all_done(slowest, their_loads, t),
+            earliest,
+            latest,
+            epsrel=1e-6,
+            epsabs=1e-6 * latest,
+            limit=200,
+        )
+    return float(earliest + rest)
+
+
+def _crossing(reached: Callable[[float], bool]) -> float:
+    """Return the time at which something becomes true, a little late."""
+    low, high = 0.0, 1.0
+    while not reached(high):
+        low, high = high, 2 * high
+    while low == 0.0 and high > _INSTANT and reached(high / 2):
+        high /= 2
+    low = max(low, high / 2)
+    while high > low * (1 + _CROSSING):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
 
 
 def _symmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
@@ -304,11 +326,19 @@ def _one_way_cdf(
     return np.where(attempts >= 1, np.maximum(-np.expm1(counted * log_p) - late, 0.0), 0.0)
 
 
+def _would_take(per_point: FloatArray, fixed: FloatArray, loads: FloatArray) -> FloatArray:
+    with np.errstate(invalid="ignore"):  # 0 points at ∞ seconds each take no time
+        return np.asarray(fixed + np.where(loads > 0, loads * per_point, 0.0))
+
+
 def _measurements(name: str, rows: Sequence[npt.ArrayLike], client: npt.NDArray[Any]) -> FloatArray:
     """One row per client, padded with NaN to equal lengths."""
     if len(rows) != len(client):
         raise InputError(f"{name} has {len(rows)} rows for {len(client)} clients: give one each")
-    arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
+    try:
+        arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is not numeric: give a list of numbers per client") from None
     for who, row in zip(client, arrays, strict=True):
         if not len(row):
             raise InputError(f"{name} of client {who} is empty: measure it at least once")

@@ -44,7 +44,7 @@ _DURATION = _Range(0.0, inf, "must be finite and at least 0", includes_low=True)
 _ERASURE = _Range(0.0, 1.0, "must be at least 0 and below 1", includes_low=True)
 
 _RANGES = {
-    "points": _Range(0.0, 2.0**53, "must be a whole number, at least 0", includes_low=True),
+    "points": _Range(0.0, 2.0**53, "must be a whole number from 0 to 2^53", includes_low=True),
     "rate": _POSITIVE,
     "mac_rate": _POSITIVE,
     "bit_rate": _POSITIVE,
@@ -217,8 +217,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("features", "labels", "bits"):
-            if getattr(self, name) != int(getattr(self, name)) or getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}: must be a whole number above 0")
+            value = getattr(self, name)
+            if not 1 <= value <= 2**31 or value != int(value):
+                raise InputError(f"{name} is {value}: must be a whole number from 1 to 2^31")
         if not 0 <= self.overhead < inf:
             raise InputError(f"overhead is {self.overhead}: must be finite and at least 0")
 
@@ -312,6 +313,8 @@ def read_fleet(
         Points per round of every client, where a device file has no such column.
     """
     if "mac_rate" not in column_names(path):
+        if points is not None:
+            raise InputError(f"{path} has its own column 'points': leave --points out")
         return Fleet.read(path)
     required, optional = Devices._file_columns()
     columns = read_table(path, required, [*optional, "points"])

@@ -43,6 +43,8 @@ class Server:
             value = getattr(self, name)
             if not 0 < value < np.inf:
                 raise InputError(f"the server's {name} is {value:g}: must be finite and above 0")
+        if self.max_rows != int(self.max_rows):
+            raise InputError(f"the server's max_rows is {self.max_rows}: must be a whole number")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,10 @@ class Plan:
         columns = (self.client, self.points.astype(int), self.loads, self.return_probabilities)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         names = ("client", "points", "load", "return_probability")
+        return self.facts() | {"clients": [dict(zip(names, row, strict=True)) for row in rows]}
+
+    def facts(self) -> dict[str, float]:
+        """Return what holds for the fleet as a whole."""
         return {
             "deadline_s": self.deadline,
             "points": self.total_points,
@@ -105,7 +111,6 @@ class Plan:
             "redundancy": self.redundancy,
             "expected_return": self.expected_return,
             "server_return_probability": self.server_return_probability,
-            "clients": [dict(zip(names, row, strict=True)) for row in rows],
         }
 
     def write(self, path: str | Path) -> None:
@@ -117,8 +122,7 @@ class Plan:
             "return_probability": self.return_probabilities,
             "weight": self.weights,
         }
-        facts = {key: value for key, value in self.document().items() if key != "clients"}
-        write_table(path, columns, facts)
+        write_table(path, columns, self.facts())
 
 
 def plan(
@@ -180,7 +184,7 @@ def cheapest_plan(
     Plan, float
         The plan, and its total time in seconds.
     """
-    if rounds < 1:
+    if not rounds >= 1:
         raise InputError(f"rounds is {rounds}: must be at least 1")
 
     def total_seconds(rows: float) -> float:
@@ -189,8 +193,8 @@ def cheapest_plan(
 
     # More parity shortens rounds and lengthens the set-up, so the total has one valley; a coarse
     # grid finds it wherever the deadline's steps make small ones beside it.
-    absent = ceil(fleet.total_points - fleet.points @ fleet.availability)
-    least, most = max(1, absent + 1 if absent else 1), fleet.total_points
+    most = fleet.total_points
+    least = min(1 + ceil(most - fleet.points @ fleet.availability), most)
     grid = np.unique(np.round(np.geomspace(least, most, 24)))
     costs = [total_seconds(rows) for rows in grid]
     around = int(np.argmin(costs))
@@ -208,7 +212,7 @@ def _rows_of(redundancy: float, total: int) -> int:
             f"redundancy is {redundancy:g}: must lie between 0 and 1, both excluded; "
             "0.1 means one parity row for ten points"
         )
-    return ceil(Fraction(repr(float(redundancy))) * total)  # 0.07 of 100 points is 7 rows, not 8
+    return ceil(Fraction(str(redundancy)) * total)  # 0.07 of 100 points is 7 rows, not 8
 
 
 def _allocate(model: DelayModel, target: int) -> Allocation:
@@ -225,7 +229,7 @@ def _plan_with_server(model: DelayModel, server: Server) -> Plan:
     columns = {
         name: np.append(getattr(fleet, name), value)
         for name, value in {
-            "points": server.max_rows,
+            "points": min(server.max_rows, fleet.total_points),  # more would stand for nothing
             "rate": server.rate,
             "alpha": server.alpha,
             "packet_time": 0.0,
@@ -236,7 +240,13 @@ def _plan_with_server(model: DelayModel, server: Server) -> Plan:
             "availability": 1.0,
         }.items()
     }
-    found = minimum_deadline(FleetDelays(Fleet(**columns)), fleet.total_points)
+    nodes = Fleet(**columns)
+    if nodes.points @ nodes.availability <= fleet.total_points:
+        raise InputError(
+            f"the server's max_rows is {server.max_rows}: too few for clients who return "
+            f"{fleet.points @ fleet.availability:g} of {fleet.total_points} points; raise it"
+        )
+    found = minimum_deadline(FleetDelays(nodes), fleet.total_points)
     clients = Allocation(found.t, found.loads[:-1], found.return_probabilities[:-1], 0.0)
     return _as_plan(model, clients, int(found.loads[-1]), float(found.return_probabilities[-1]))
 

@@ -120,11 +120,11 @@ def late_mass_derivatives(
     # Moments of j = ν − 2 under h_ν exp(…), which has a factor (j + 1) more.
     zeroth, first, second = 1 + mean, mean + square, square + cube
     b, c = alpha * (time - 2 * packet_time), alpha * packet_time
-    return (
-        scale * zeroth,
-        scale * (c * first - b * zeroth),
-        scale * (b**2 * zeroth - 2 * b * c * first + c**2 * second),
-    )
+    last = alpha * (time - transmissions * packet_time)
+    alone = log_ratio > 40  # the last term is all of the sum, and the differences cancel
+    slope = np.where(alone, -last * zeroth, c * first - b * zeroth)
+    curvature = b**2 * zeroth - 2 * b * c * first + c**2 * second
+    return scale * zeroth, scale * slope, scale * np.where(alone, last**2 * zeroth, curvature)
 
 
 def _geometric(

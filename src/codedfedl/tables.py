@@ -1,5 +1,7 @@
 """Columns of numbers in CSV and Parquet files, read strictly and written whole or not at all."""
 
+import csv
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ __all__ = [
     "make_folder",
     "nearest",
     "read_table",
+    "replacing",
     "write_table",
 ]
 
@@ -58,7 +61,7 @@ def read_table(
     if table.num_rows == 0:
         raise InputError(f"{path} has a header and no rows: add a line for each client")
     return {
-        name: _names(table[name]) if name == "client" else _numbers(path, name, table[name])
+        name: _names(path, table[name]) if name == "client" else _numbers(path, name, table[name])
         for name in table.column_names
     }
 
@@ -79,16 +82,24 @@ def write_table(
     path = Path(path)
     check_destination(path)
     table = pa.table({name: np.asarray(values) for name, values in columns.items()})
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         if path.suffix == ".csv":
             pa.csv.write_csv(table, partial, pa.csv.WriteOptions(quoting_style="needed"))
         else:
             facts = {str(key): str(value) for key, value in (metadata or {}).items()}
             pa.parquet.write_table(table.replace_schema_metadata(facts), partial)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a file to write beside the real one, and put it in its place when all went well."""
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield partial
         partial.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(f"cannot write {path}: {reason}") from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -102,6 +113,8 @@ def check_destination(path: str | Path, suffixes: Sequence[str] = SUFFIXES) -> N
         raise InputError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; name a file")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: the folder may not be written to; choose another")
 
 
 def make_folder(path: str | Path) -> None:
@@ -125,7 +138,8 @@ def _readable(path: Path) -> Iterator[None]:
     if path.suffix not in SUFFIXES:
         raise InputError(f"cannot read {path}: its name must end in {' or '.join(SUFFIXES)}")
     if not path.is_file():
-        raise InputError(f"cannot read {path}: there is no such file")
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise InputError(f"cannot read {path}: {what}")
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -164,8 +178,24 @@ def _check_columns(
         raise InputError(f"{path} lacks the column {columns}: it needs {', '.join(required)}")
 
 
-def _names(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    names = np.asarray(pc.cast(column, pa.string()).to_pylist(), dtype=str)
+def _where(path: Path, row: int) -> str:
+    """Say where a row of the table is in the file, blank lines counted."""
+    if path.suffix != ".csv":
+        return f"row {row + 1}"
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        lines = (reader.line_num for cells in reader if cells)
+        return f"line {next(itertools.islice(lines, row + 1, None))}"
+
+
+def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    try:
+        listed = pc.cast(column, pa.string()).to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InputError(f"{path}: client holds {column.type}: write names or numbers") from None
+    if unnamed := [row for row, name in enumerate(listed) if not name]:
+        raise InputError(f"{path}, {_where(path, unnamed[0])}: client is empty: give it a name")
+    names = np.asarray(listed, dtype=str)
     try:
         numbers = names.astype(np.int64)
     except (ValueError, OverflowError):
@@ -175,13 +205,15 @@ def _names(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     try:
+        if pa.types.is_string(column.type):
+            column = pc.utf8_trim_whitespace(column)
         if column.null_count:
             raise pa.ArrowInvalid("empty cell")
         return np.asarray(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        wrong = ((i, c) for i, c in enumerate(column.to_pylist()) if not _is_number(c))
-        row, cell = next(wrong)
-        where = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
+        cells = enumerate(column.to_pylist())
+        row, cell = next((i, c) for i, c in cells if not _is_number(c))
+        where = _where(path, row)
         what = "is empty" if cell in (None, "") else f"is {cell!r}"
         raise InputError(f"{path}, {where}: {name} {what}: write a number") from None
 

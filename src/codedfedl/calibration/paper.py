@@ -53,8 +53,10 @@ def paper_devices(
     seed
         Of the two permutations.
     """
-    if clients < 1:
-        raise InputError(f"clients is {clients}: must be at least 1")
+    if clients < 1 or clients != int(clients):
+        raise InputError(f"clients is {clients}: must be a whole number above 0")
+    if seed < 0:
+        raise InputError(f"seed is {seed}: must be at least 0")
     rng = np.random.default_rng(seed)
     rungs = np.arange(clients)
     return Devices(

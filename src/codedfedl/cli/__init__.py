@@ -1,6 +1,5 @@
 """The command line: `codedfedl`."""
 
-import os
 import sys
 import traceback
 
@@ -29,7 +28,6 @@ app.command("demo")(demo_command)
 
 @app.callback(invoke_without_command=True)
 def tour(
-    context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and stop."),
     debug: bool = typer.Option(False, "--debug", help="Show a traceback with every error."),
 ) -> None:
@@ -42,7 +40,6 @@ def tour(
     if version:
         typer.echo(f"codedfedl {__version__}")
         raise typer.Exit
-    context.obj = {"debug": debug}
 
 
 def main() -> None:
@@ -54,8 +51,6 @@ def main() -> None:
             traceback.print_exc()
         print(f"codedfedl: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("codedfedl: interrupted; nothing was left half-written", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"codedfedl: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -97,6 +97,8 @@ def plan_command(
     """
     if out is not None:
         check_destination(out)
+        if out.resolve() == Path(fleet).resolve():
+            raise InputError(f"--out {out} is the fleet file itself: choose another")
     if figure is not None:
         check_destination(figure, FIGURE_SUFFIXES)
     workload = Workload(features, labels, bits, packet_overhead)
@@ -112,12 +114,6 @@ def plan_command(
                 clients, rounds, lambda u: setup.seconds(clients, workload, u)
             )
         waiting = expected_maximum(FleetDelays(clients), clients.points)
-    if as_json:
-        gain = waiting / chosen.deadline if chosen.deadline else inf
-        extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
-        print_json(chosen.document() | extra)
-    else:
-        results.print(plan_view(chosen, waiting))
     if out is not None:
         chosen.write(out)
         wrote(out)
@@ -126,6 +122,12 @@ def plan_command(
 
         save_figure(plan_figure(chosen, FleetDelays(clients)), figure)
         wrote(figure)
+    if as_json:
+        gain = waiting / chosen.deadline if chosen.deadline else inf
+        extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
+        print_json(chosen.document() | extra)
+    else:
+        results.print(plan_view(chosen, waiting))
 
 
 def _read(name: str, workload: Workload, points: float | None, seed: int) -> Fleet:

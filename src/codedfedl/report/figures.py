@@ -13,7 +13,7 @@ from codedfedl.concave_pieces import piece_peaks
 from codedfedl.delays import DelayModel, FleetDelays
 from codedfedl.fleet import Fleet, IntArray
 from codedfedl.planning import Plan
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination
+from codedfedl.tables import FIGURE_SUFFIXES, check_destination, replacing
 
 __all__ = ["STYLE", "plan_figure", "return_figure", "save_figure"]
 
@@ -44,7 +44,9 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
     """
     if isinstance(path, str | Path):
         check_destination(path, FIGURE_SUFFIXES)
-        form = Path(path).suffix[1:]
+        with replacing(Path(path)) as partial, partial.open("wb") as file:
+            save_figure(figure, file, Path(path).suffix[1:])
+        return
     stamps = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}
     without = dict.fromkeys(stamps.get(form or "", ()))
     with mpl.rc_context(STYLE):
@@ -88,7 +90,8 @@ def _draw_probabilities(ax: Axes, plan: Plan, order: IntArray) -> None:
     ax.set(title="Who answers in time", ylabel="probability", ylim=(0, 1.02))
     ax.set_xlabel(f"{len(order):,} clients, the most reliable first")
     if len(order) <= 40:
-        ax.set_xticks(place, [str(name) for name in plan.client[order]], rotation=90, fontsize=7)
+        names = [str(name).replace("$", r"\$") for name in plan.client[order]]  # no formulas
+        ax.set_xticks(place, names, rotation=90, fontsize=7)
     else:
         ax.set_xticks([])
 

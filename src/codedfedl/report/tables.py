@@ -83,7 +83,7 @@ def _clients(plan: Plan) -> Table:
     for j in shown:
         load, points = int(plan.loads[j]), int(plan.points[j])
         table.add_row(
-            str(plan.client[j]),
+            Text(str(plan.client[j])),
             f"{points:,}",
             f"{load:,}" if load else "–",
             _bar(load / points if points else 0.0),

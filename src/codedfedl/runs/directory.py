@@ -5,7 +5,6 @@ disk, leaves the last good one.
 """
 
 import json
-import os
 import platform
 import tomllib
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ import tomli_w
 
 from codedfedl.errors import InputError
 from codedfedl.runs.config import Experiment, check
-from codedfedl.tables import make_folder, write_table
+from codedfedl.tables import make_folder, replacing, write_table
 
 __all__ = ["Checkpoint", "RunDirectory"]
 
@@ -109,11 +108,5 @@ class RunDirectory:
         return self.path / name
 
     def _replace(self, name: str, write: Callable[[Path], object]) -> None:
-        partial = self.path / f".{name}.{os.getpid()}"
-        try:
+        with replacing(self.path / name) as partial:
             write(partial)
-            partial.replace(self.path / name)
-        except OSError as error:
-            raise InputError(f"cannot write {self.path / name}: {error.strerror}") from None
-        finally:
-            partial.unlink(missing_ok=True)

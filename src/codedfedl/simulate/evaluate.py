@@ -131,7 +131,7 @@ class Evaluator:
         for clients in self._together(np.flatnonzero(missed.any(axis=0))):
             members = np.flatnonzero(missed[:, clients].any(axis=1))
             loads = missed[np.ix_(members, clients)]
-            part = _stacked_gradients(batch, clients, loads, [models[s] for s in members])
+            part = _stacked_gradients(batch, clients, loads, [models[int(s)] for s in members])
             for place, s in enumerate(members):
                 totals[s] = totals[s] - part[:, _block(place, columns)]
         return totals
