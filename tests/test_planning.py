@@ -132,7 +132,9 @@ class TestRedundancy:
 
     def test_unreachable_target(self) -> None:
         fleet = changed(paper_fleet(), availability=0.85)
-        with pytest.raises(InputError, match=r"10200 of 12000 return however long.*raise the redundancy"):
+        with pytest.raises(
+            InputError, match=r"10200 of 12000 return however long.*raise the redundancy"
+        ):
             plan(fleet, 0.1)
         assert plan(fleet, 0.2).expected_return >= 9600
 

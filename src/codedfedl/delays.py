@@ -61,7 +61,7 @@ class DelayModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Chance:
-    """What chance decides in each round and client: all arrays have shape (rounds, n) or (n,).
+    """What chance decides in each round and client: all arrays have shape (rounds, n).
 
     The same chances serve any loads, so that schemes can be compared on the same luck.
     """
@@ -70,12 +70,6 @@ class Chance:
     down: IntArray  # transmissions until the model is there
     up: IntArray  # transmissions until the reply is there
     absent: npt.NDArray[np.bool_]
-
-    def of_round(self, round_: int) -> "Chance":
-        """Return one round's."""
-        return Chance(
-            self.slowness[round_], self.down[round_], self.up[round_], self.absent[round_]
-        )
 
 
 @dataclass(frozen=True)

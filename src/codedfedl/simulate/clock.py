@@ -36,6 +36,7 @@ class Clock:
     def __init__(self, fleet: Fleet, task: Task, seed: int) -> None:
         self.model, self.task, self.seed = FleetDelays(fleet), task, seed
         self.chance: Chance = self.model.draw(task.rounds, stream(seed, "delays"))
+        self._seconds: dict[bytes, FloatArray] = {}
 
     def round(self, round_: int, loads: IntArray, wait: Wait) -> tuple[Mask, float]:
         """Say who counts as arrived in a round, and how long it took.
@@ -45,8 +46,11 @@ class Clock:
         loads
             Points that each client processes, all local steps counted.
         """
-        seconds = self.model.seconds(loads, self.chance.of_round(round_))
-        return wait.arrivals(np.where(loads > 0, seconds, np.inf))
+        key = loads.tobytes()
+        if key not in self._seconds:  # all rounds at once: a scheme's loads seldom change
+            seconds = self.model.seconds(loads, self.chance)
+            self._seconds[key] = np.where(loads > 0, seconds, np.inf)
+        return wait.arrivals(self._seconds[key][round_])
 
     def embedding(self) -> SetupTime:
         """Draw what the features take: every scheme needs them."""

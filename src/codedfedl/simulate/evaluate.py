@@ -73,6 +73,8 @@ class Evaluator:
         self.batches = batches
         self._all: dict[int, Quadratic] = {}
         self._asked: dict[tuple[int, bytes, int], tuple[Quadratic, Quadratic | None]] = {}
+        self._stacked: dict[tuple[int, ...], Quadratic] = {}
+        self._places: dict[int, tuple[Array, Array]] = {}
 
     def everything(self, batch: int) -> Quadratic:
         """Return the quadratic of all points of a mini-batch."""
@@ -126,38 +128,66 @@ class Evaluator:
         missed = np.array(
             [np.where(who, 0, ask.loads) for ask, who in zip(asks, arrived, strict=True)]
         )
+        if is_numpy_array(models[0]):
+            return self._one_by_one(asks, models, missed)
+        return self._all_at_once(asks, models, missed)
+
+    def _one_by_one(
+        self, asks: Sequence[AskGradient], models: Sequence[Array], missed: IntArray
+    ) -> list[Array]:
+        """Do as little arithmetic as there is: a processor begins a product at no cost."""
         batch, columns = self.batches[asks[0].batch], models[0].shape[1]
-        totals = self._of_all(asks, models)
-        for clients in self._together(np.flatnonzero(missed.any(axis=0))):
-            members = np.flatnonzero(missed[:, clients].any(axis=1))
-            loads = missed[np.ix_(members, clients)]
-            part = _stacked_gradients(batch, clients, loads, [models[int(s)] for s in members])
+        quadratics = [self._quadratic(ask) for ask in asks]
+        totals: list[Array] = [None] * len(asks)
+        for members in _grouped(quadratics):
+            shared = quadratics[members[0]]
+            product = shared.hessian @ _side_by_side([models[s] for s in members])
+            for place, s in enumerate(members):
+                totals[s] = product[:, _block(place, columns)] - shared.moment
+        for j in np.flatnonzero(missed.any(axis=0)):
+            members = np.flatnonzero(missed[:, j]).tolist()
+            loads = missed[members, j]
+            part = _stacked_gradients(batch, int(j), loads, [models[s] for s in members])
             for place, s in enumerate(members):
                 totals[s] = totals[s] - part[:, _block(place, columns)]
         return totals
 
-    def _of_all(self, asks: Sequence[AskGradient], models: Sequence[Array]) -> list[Array]:
-        """Return the gradients as if everybody had arrived, shape (q, c) each."""
+    def _all_at_once(
+        self, asks: Sequence[AskGradient], models: Sequence[Array], missed: IntArray
+    ) -> list[Array]:
+        """Do it in as few steps as there are: for a GPU the arithmetic costs next to nothing.
+
+        What the missing would have added is taken from all points at once, the others masked.
+        """
         xp = array_namespace(models[0])
         quadratics = [self._quadratic(ask) for ask in asks]
-        columns = models[0].shape[1]
-        parts: list[Array] = [None] * len(asks)
-        for members in _grouped(quadratics):
-            shared = quadratics[members[0]]
-            product = shared.hessian @ xp.concat([models[s] for s in members], axis=1)
-            for place, s in enumerate(members):
-                parts[s] = product[:, _block(place, columns)] - shared.moment
-        return parts
+        key = tuple(id(quadratic) for quadratic in quadratics)
+        if key not in self._stacked:
+            self._stacked[key] = Quadratic(
+                xp.stack([quadratic.hessian for quadratic in quadratics]),
+                xp.stack([quadratic.moment for quadratic in quadratics]),
+            )
+        total = self._stacked[key].gradient(xp.stack(list(models)))
+        if missed.any():
+            batch = self.batches[asks[0].batch]
+            client, place = self._rows(asks[0].batch)
+            counted = place[:, None] < xp.take(on_device(missed.T.copy(), place), client, axis=0)
+            residuals = stacked_predictions(batch.features, models) - batch.targets[:, None, :]
+            residuals = xp.where(counted[:, :, None], residuals, 0.0)
+            part = batch.features.T @ xp.reshape(residuals, (residuals.shape[0], -1))
+            part = xp.reshape(part, (-1, len(models), models[0].shape[1]))
+            total = total - xp.permute_dims(part, (1, 0, 2))
+        return [total[s] for s in range(len(asks))]
 
-    def _together(self, clients: IntArray) -> list[IntArray]:
-        """Say which clients go through one product.
-
-        A processor is slow at products and quick to begin one: each client alone, for the models
-        that miss it. A GPU is the other way round: all clients at once, for all models.
-        """
-        if len(clients) and is_numpy_array(self.batches[0].features):
-            return [np.array([j]) for j in clients]
-        return [clients] if len(clients) else []
+    def _rows(self, batch: int) -> tuple[Array, Array]:
+        """Return whose each row of a mini-batch is, and its place among that client's rows."""
+        if batch not in self._places:
+            offsets, features = self.batches[batch].offsets, self.batches[batch].features
+            held = np.diff(offsets)
+            client = np.repeat(np.arange(len(held)), held)
+            place = np.arange(offsets[-1]) - offsets[client]
+            self._places[batch] = (on_device(client, features), on_device(place, features))
+        return self._places[batch]
 
     def _quadratic(self, ask: AskGradient) -> Quadratic:
         """Return the quadratic of all points that are asked for, and the server's own."""
@@ -194,39 +224,29 @@ def _block(place: int, columns: int) -> slice:
     return slice(place * columns, (place + 1) * columns)
 
 
-def _stacked_gradients(
-    batch: Batch, clients: IntArray, loads: IntArray, models: Sequence[Array]
-) -> Array:
-    """Sum some clients' gradients for several models, shape (q, models·c).
+def _side_by_side(models: Sequence[Array]) -> Array:
+    """Return the models as the columns of one matrix."""
+    if len(models) == 1:
+        return models[0]
+    return array_namespace(models[0]).concat(list(models), axis=1)
 
-    Parameters
-    ----------
-    loads : array of shape (models, clients)
-        Rows of each client that count for each model.
-    """
-    xp = array_namespace(models[0])
-    most = loads.max(axis=0)
-    parts = [batch.client(int(j), 0, int(rows)) for j, rows in zip(clients, most, strict=True)]
-    features, targets = parts[0]
-    if len(parts) > 1:
-        features, targets = (xp.concat(part, axis=0) for part in zip(*parts, strict=True))
-    residuals = features @ xp.concat(list(models), axis=1)
-    residuals = xp.reshape(residuals, (features.shape[0], len(models), targets.shape[1]))
-    residuals = residuals - targets[:, None, :]
-    if (loads != most).any():
-        counted = np.concatenate(
-            [np.arange(rows)[:, None] < loads[:, k] for k, rows in enumerate(most)]
-        )
-        mask = on_device(counted.astype(np.float32), features)
-        residuals = residuals * mask[:, :, None]
-    return features.T @ xp.reshape(residuals, (features.shape[0], -1))
+
+def _stacked_gradients(
+    batch: Batch, client: int, loads: IntArray, models: Sequence[Array]
+) -> Array:
+    """Return a client's gradients for several models, each over its own load: (q, models·c)."""
+    features, targets = batch.client(client, 0, int(loads.max()))
+    residuals = stacked_predictions(features, models) - targets[:, None, :]
+    if (loads < len(features)).any():
+        residuals *= (np.arange(len(features))[:, None] < loads)[:, :, None]
+    return features.T @ residuals.reshape(len(features), -1)
 
 
 def stacked_predictions(features: Array, models: Sequence[Array]) -> Array:
     """Predictions of several models, shape (points, settings, c)."""
     xp = array_namespace(features)
     columns = models[0].shape[1]
-    product = features @ xp.concat(list(models), axis=1)
+    product = features @ _side_by_side(models)
     return xp.reshape(product, (features.shape[0], len(models), columns))
 
 
