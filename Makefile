@@ -8,10 +8,10 @@ READY := .venv/.ready
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(READY) ## Plan the paper's fleet and draw the result into demo/
-	@mkdir -p demo
-	$(BIN)/codedfedl plan paper --redundancy 0.1 --out demo/plan.parquet --figure demo/plan.png
-	$(BIN)/codedfedl reproduce fig1 --out demo
+demo: $(READY) ## All schemes on embedded data; the report is demo/run/report.html
+	@rm -rf demo/run && mkdir -p demo
+	$(BIN)/codedfedl plan paper --redundancy 0.1 --figure demo/plan.png
+	$(BIN)/codedfedl demo --out demo/run
 
 test: lint types imports tests ## All checks: lint, format, types, import directions, tests
 

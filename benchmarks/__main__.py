@@ -1,5 +1,11 @@
 """Run all benchmarks: `make bench`."""
 
-from benchmarks import planner
+import os
+
+from benchmarks import planner, simulator
 
 planner.main()
+if "CODEDFEDL_DATA" in os.environ:
+    simulator.main([])
+else:
+    print("The simulator's benchmark needs MNIST: set CODEDFEDL_DATA to its folder.")

@@ -4,11 +4,16 @@ import doctest
 import importlib
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import codedfedl
+from codedfedl.runs.config import check
+from codedfedl.simulate.engine import Simulation
+from tests.test_simulate import simulation, small
 
 ROOT = Path(__file__).parent.parent
 MODULES = ["codedfedl"] + [
@@ -28,3 +33,24 @@ def test_readme() -> None:
         test = doctest.DocTestParser().get_doctest(block, {}, "README", "README.md", 0)
         assert test.examples
         assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_the_scheme_in_the_docs_trains() -> None:
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/schemes.md").read_text("utf-8"), re.S
+    )
+    names: dict[str, Any] = {"__name__": "momentum"}
+    exec(compile(block, "docs/schemes.md", "exec"), names)
+    run = simulation(small(training={"epochs": 15, "step": 0.3}))
+    run = Simulation(run.problem, run.clock.model.fleet, {"momentum": names["Momentum"]()}, 0)
+    for _ in run.run():
+        pass
+    assert float(run.settings[0].metric[-1]) > 0.6
+
+
+def test_the_experiment_in_the_docs_is_valid() -> None:
+    (block,) = re.findall(
+        r"```toml\n(.*?)```", (ROOT / "docs/experiments.md").read_text("utf-8"), re.S
+    )
+    experiment = check(tomllib.loads(block), "docs/experiments.md")
+    assert experiment.training.target == 0.942

@@ -347,3 +347,20 @@ class TestRegression:
         final = dict(zip(table["setting"], table["metric"], strict=True))
         assert final["coded 20%"] > 0.8  # R²
         assert final["one-shot"] > 0.99
+
+
+def test_pytorch_gives_the_same_models() -> None:
+    """Runs where PyTorch is installed; it is optional."""
+    pytest.importorskip("torch")
+    experiment = small()
+    config = experiment.features
+    features = RandomFourier(config.n_components, config.sigma, 0)
+    found = []
+    for device in ("cpu", "torch"):
+        problem, fleet = prepare(experiment, load_dataset("digits"), 0, features, device)
+        run = Simulation(problem, fleet, experiment.build_schemes(), 0)
+        for _ in run.run():
+            pass
+        found.append([np.asarray(setting.state.model) for setting in run.settings])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5 * np.abs(one).max())

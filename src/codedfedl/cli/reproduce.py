@@ -86,7 +86,7 @@ def _table1(found: list[Outcome], *, quiet: bool) -> dict[str, Any]:
     with progress("gains for other α"):
         gains = gain_by_alpha()
     if not quiet:
-        results.print(outcome_view(found))
+        results.print(outcome_view(found, results.width))
         listed = ", ".join(f"{gain:.2f} at {alpha:g}" for alpha, gain in gains.items())
         results.print(
             "\nα = 2 and 2·q·c multiply-accumulates a point are not in the paper: they were fitted "

@@ -104,7 +104,7 @@ def _finish(directory: RunDirectory, as_json: bool) -> None:
     if as_json:
         print_json({"run": str(directory.path), "rows": outcome_rows(found)})
     else:
-        results.print(outcome_view(found))
+        results.print(outcome_view(found, results.width))
     wrote(directory.write_text("report.html", render_report(directory)))
 
 

@@ -13,7 +13,6 @@ from codedfedl.report.results import Curve
 __all__ = ["curve_figure"]
 
 _COLOURS = ("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c", "#5b6570", "#c2407e", "#1397a8")
-_POINTS = 400  # on which the seeds' curves are compared
 
 
 def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Figure:
@@ -51,22 +50,12 @@ def _lowest(found: Sequence[Curve], target: float | None) -> float:
 
 
 def _draw(ax: Axes, seeds: Sequence[Curve], clock: str, colour: str) -> None:
-    times = [getattr(curve, clock).astype(float) for curve in seeds]
-    label = seeds[0].setting
-    if len(seeds[0].metric) == 1:  # one answer, no curve
-        metric = [curve.metric[0] for curve in seeds]
-        ax.plot(np.median([t[0] for t in times]), np.median(metric), "D", color=colour, label=label)
+    """Draw the median over seeds after each round, at the median hour of that round."""
+    hours = np.median([getattr(curve, clock) for curve in seeds], axis=0)
+    metric = np.array([curve.metric for curve in seeds])
+    middle, label = np.median(metric, axis=0), seeds[0].setting
+    if len(middle) == 1:  # one answer, no curve
+        ax.plot(hours, middle, "D", color=colour, label=label)
         return
-    low, high = min(t[0] for t in times), max(t[-1] for t in times)
-    common = np.geomspace(low, high, _POINTS) if clock != "rounds" else times[0]
-    values = np.array(
-        [
-            np.interp(common, t, curve.metric, left=np.nan)
-            for t, curve in zip(times, seeds, strict=True)
-        ]
-    )
-    shown = ~np.isnan(values).any(axis=0)
-    ax.plot(common[shown], np.median(values[:, shown], axis=0), color=colour, lw=1.5, label=label)
-    ax.fill_between(
-        common[shown], values[:, shown].min(0), values[:, shown].max(0), color=colour, alpha=0.15
-    )
+    ax.plot(hours, middle, color=colour, lw=1.5, label=label)
+    ax.fill_between(hours, metric.min(axis=0), metric.max(axis=0), color=colour, alpha=0.15, lw=0)

@@ -1,6 +1,7 @@
 """Tables in the terminal."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from rich.console import Group
@@ -103,32 +104,42 @@ def _bar(share: float, style: str = "cyan", width: int = 10) -> Text:
     return Text(text.ljust(width, "·") if share < 1 else text, style=style)
 
 
-def outcome_view(found: Sequence[Outcome]) -> Table:
-    """Return the schemes of a run with their hours on both clocks, medians over seeds."""
+def outcome_view(found: Sequence[Outcome], width: int) -> Table:
+    """Return the schemes of a run with their hours on both clocks: medians, and ranges over seeds.
+
+    Ranges and the paper's own figures are left out where there is no room or nothing to show.
+    """
+    wide = width >= 120
+    columns = {
+        "data": [o.dataset for o in found],
+        "scheme": [o.setting for o in found],
+        "rounds": [_spread(o.rounds, "{:.0f}", wide) for o in found],
+        "training h": [_spread(o.training_hours, "{:,.4g}", wide) for o in found],
+        "gain": [_times(o.gain) for o in found],
+        "with set-up": [_spread(o.total_hours, "{:,.4g}", wide) for o in found],
+        "gain ": [_times(o.gain_total) for o in found],
+        "final": [f"{np.median(o.final):.2%}" for o in found],
+    }
+    if len(set(columns["data"])) == 1:
+        del columns["data"]
+    if width >= 100 and any(o.paper_hours is not None for o in found):
+        hours = ["" if o.paper_hours is None else f"{o.paper_hours:.0f}" for o in found]
+        gains = ["" if o.paper_gain is None else _times(o.paper_gain) for o in found]
+        columns |= {"paper h": hours, "gain  ": gains}
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("data")
-    table.add_column("scheme")
-    for heading in ("rounds", "training h", "gain", "with set-up h", "gain", "final"):
-        table.add_column(heading, justify="right")
-    for heading in ("paper h", "gain"):
-        table.add_column(heading, justify="right", style="dim")
-    best = min((_median(o.total_hours) or np.inf for o in found), default=np.inf)
-    for outcome in found:
-        total = _median(outcome.total_hours)
-        table.add_row(
-            outcome.dataset,
-            outcome.setting,
-            _spread(outcome.rounds, "{:.0f}"),
-            _spread(outcome.training_hours, "{:,.4g}"),
-            _times(outcome.gain),
-            _spread(outcome.total_hours, "{:,.4g}"),
-            _times(outcome.gain_total),
-            f"{np.median(outcome.final):.2%}",
-            "" if outcome.paper_hours is None else f"{outcome.paper_hours:.0f}",
-            _times(outcome.paper_gain) if outcome.paper_gain is not None else "",
-            style="bold green" if total == best else "",
-        )
+    for heading in columns:
+        justify: Literal["left", "right"] = "left" if heading in ("data", "scheme") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for row, outcome in zip(zip(*columns.values(), strict=True), found, strict=True):
+        table.add_row(*row, style="bold green" if _is_first(outcome, found) else "")
     return table
+
+
+def _is_first(outcome: Outcome, found: Sequence[Outcome]) -> bool:
+    """Say whether nobody on these data was sooner with the set-up charged."""
+    rivals = [_median(o.total_hours) for o in found if o.dataset == outcome.dataset]
+    hours = _median(outcome.total_hours)
+    return hours is not None and hours == min(rival for rival in rivals if rival is not None)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -136,15 +147,15 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(np.median(met)) if len(met) == len(values) and met else None
 
 
-def _spread(values: Sequence[float | None], form: str) -> str:
-    """Write the median, and how far the seeds lie apart."""
+def _spread(values: Sequence[float | None], form: str, wide: bool) -> str:
+    """Write the median, and where there is room how far the seeds lie apart."""
     met = [value for value in values if value is not None]
     if not met:
         return "not met"
     middle = form.format(np.median(met))
     if len(met) < len(values):
-        return f"{middle} ({len(met)} of {len(values)} seeds)"
-    if len(met) == 1:
+        return f"{middle} ({len(met)}/{len(values)})"
+    if len(met) == 1 or not wide:
         return middle
     return f"{middle} ({form.format(min(met))}–{form.format(max(met))})"
 
