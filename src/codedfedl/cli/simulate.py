@@ -137,4 +137,4 @@ def _latest(progress: engine.Progress) -> str:
     hours = sum(setting.seconds) / 3600
     late = np.flatnonzero(~setting.arrived[-1])
     missing = f"missing {', '.join(map(str, late[:6]))}" if len(late) else "all there"
-    return f"{setting.label}: {hours:,.1f} h, {float(setting.metric[-1]):.2%}, {missing}"
+    return f"{setting.label}: {hours:,.1f} h, {float(setting.metric[-1]):.4f}, {missing}"

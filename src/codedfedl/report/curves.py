@@ -33,7 +33,7 @@ def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Fi
             if target is not None:
                 ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
             ax.set(xlabel=label, xscale="linear" if clock == "rounds" else "log")
-        axes[0].set(ylabel="accuracy on the test set", title=title)
+        axes[0].set(ylabel=f"{found[0].metric_name} on the test set", title=title)
         axes[0].set_ylim(_lowest(found, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
     return figure

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.figures import save_figure
-from codedfedl.report.results import Outcome, curves, outcomes, read_columns
+from codedfedl.report.results import Outcome, curves, outcomes, read_columns, written
 from codedfedl.runs.directory import RunDirectory
 
 __all__ = ["render_report"]
@@ -19,18 +19,19 @@ def render_report(directory: RunDirectory) -> str:
     """Return the page: who won, the curves, the clients, the set-up, and how to reproduce it."""
     experiment = directory.experiment()
     found = outcomes(directory)
-    figure = curve_figure(curves(directory), experiment.title or "Accuracy", found[0].target)
+    figure = curve_figure(curves(directory), experiment.title, found[0].target)
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"), autoescape=True, undefined=StrictUndefined
     )
     pages.filters["times"] = lambda value: "–" if value is None else f"{value:.2f}×"
     pages.filters["middle"] = _middle
-    pages.filters["median"] = np.median
+    pages.filters["final"] = lambda o: written(o.metric, float(np.median(o.final)))
     return pages.get_template("report.html.j2").render(
         title=experiment.title or experiment.data.name,
         outcomes=found,
         headline=_headline(found),
-        target=found[0].target,
+        metric=found[0].metric,
+        target=written(found[0].metric, found[0].target),
         curves=_svg(figure),
         clients=_client_rows(directory),
         setups=_setups(directory),

@@ -13,7 +13,7 @@ from codedfedl.calibration.paper import paper_result
 from codedfedl.errors import InputError
 from codedfedl.runs.directory import RunDirectory
 
-__all__ = ["Curve", "Outcome", "curves", "outcomes", "read_columns"]
+__all__ = ["Curve", "Outcome", "curves", "outcomes", "read_columns", "written"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,7 @@ class Curve:
     total_hours: npt.NDArray[np.float64]
     arrived: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
+    metric_name: str
 
     def reaches(self, target: float) -> int | None:
         """Return the place of the first round at which the target is met."""
@@ -45,6 +46,7 @@ class Outcome:
     scheme: str
     redundancy: float | None
     target: float
+    metric: str
     rounds: list[int | None]
     training_hours: list[float | None]
     total_hours: list[float | None]
@@ -53,6 +55,11 @@ class Outcome:
     gain_total: float | None
     paper_hours: float | None
     paper_gain: float | None
+
+
+def written(metric: str, value: float) -> str:
+    """Write a metric as people do: an accuracy in percent, R² as it is."""
+    return f"{value:.2%}" if metric == "accuracy" else f"{value:.4f}"
 
 
 def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -82,6 +89,7 @@ def curves(directory: RunDirectory) -> list[Curve]:
                 total_hours=columns["total_hours"][rows],
                 arrived=columns["arrived"][rows],
                 metric=columns["metric"][rows],
+                metric_name=str(columns["metric_name"][rows[0]]),
             )
         )
     return found
@@ -126,6 +134,7 @@ def _outcome(
         scheme=first.scheme,
         redundancy=first.redundancy,
         target=target,
+        metric=first.metric_name,
         rounds=at([curve.rounds for curve in seeds]),
         training_hours=at([curve.training_hours for curve in seeds]),
         total_hours=at([curve.total_hours for curve in seeds]),

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.planning import Plan
-from codedfedl.report.results import Outcome
+from codedfedl.report.results import Outcome, written
 
 __all__ = ["duration", "outcome_view", "plan_view"]
 
@@ -118,7 +118,7 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
         "gain": [_times(o.gain) for o in found],
         "with set-up": [_spread(o.total_hours, "{:,.4g}", wide) for o in found],
         "gain ": [_times(o.gain_total) for o in found],
-        "final": [f"{np.median(o.final):.2%}" for o in found],
+        "final": [written(o.metric, float(np.median(o.final))) for o in found],
     }
     if len(set(columns["data"])) == 1:
         del columns["data"]

@@ -78,7 +78,8 @@ def simulate(
         checkpoint |= _snapshot(simulation, place) | {f"{place}/done": np.array(True)}
         checkpoint |= _stories(simulation, place)
         directory.save(checkpoint)
-    _write_tables(directory, experiment, units, checkpoint)
+    metric = "accuracy" if dataset.is_classification else "R²"
+    _write_tables(directory, experiment, metric, units, checkpoint)
 
 
 def _check(experiment: Experiment, dataset: Dataset, units: Sequence[_Unit]) -> None:
@@ -232,7 +233,11 @@ def _stories(simulation: Simulation, place: int) -> Checkpoint:
 
 
 def _write_tables(
-    directory: RunDirectory, experiment: Experiment, units: Sequence[_Unit], stored: Checkpoint
+    directory: RunDirectory,
+    experiment: Experiment,
+    metric: str,
+    units: Sequence[_Unit],
+    stored: Checkpoint,
 ) -> None:
     configs = {config.label: config for config in experiment.schemes}
     rounds: list[dict[str, Any]] = []
@@ -260,6 +265,7 @@ def _write_tables(
                     "total_hours": training + setup_hours,
                     "arrived": stored[f"{prefix}/arrived"].sum(1),
                     "metric": stored[f"{prefix}/metric"],
+                    "metric_name": np.full(count, metric),
                 }
             )
             story = {
