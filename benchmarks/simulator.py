@@ -16,9 +16,10 @@ from array_api_compat import array_namespace
 from codedfedl.experiments import built_in
 from codedfedl.gradients import Quadratic
 from codedfedl.schemes.base import AskGradient
+from codedfedl.simulate.arrays import to_device
 from codedfedl.simulate.engine import Simulation
 from codedfedl.simulate.evaluate import Batch
-from codedfedl.simulate.run import prepare, to_device
+from codedfedl.simulate.run import prepare
 
 # Table 1's settings, their neighbours in redundancy, and one more greedy.
 SETTINGS: list[dict[str, Any]] = [

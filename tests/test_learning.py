@@ -155,7 +155,8 @@ class TestTraining:
 
     def test_metrics(self) -> None:
         predictions = np.array([[0.9, 0.1], [0.2, 0.3], [0.6, 0.4]])
-        assert accuracy(predictions, np.array([0, 1, 1])) == pytest.approx(2 / 3)
+        both = np.stack([predictions, -predictions], axis=1)
+        assert accuracy(both, np.array([0, 1, 1])) == pytest.approx([2 / 3, 1 / 3])
         targets = np.array([[0.0], [1.0], [2.0]])
-        assert r_squared(targets, targets) == 1
-        assert r_squared(np.ones((3, 1)), targets) == 0
+        both = np.stack([targets, np.ones((3, 1))], axis=1)
+        assert r_squared(both, targets).tolist() == [1, 0]

@@ -8,9 +8,10 @@
 from codedfedl.allocation import best_loads, expected_return, minimum_deadline
 from codedfedl.calibration import paper_devices, paper_fleet
 from codedfedl.costs import Setup
-from codedfedl.delays import DelayModel, FleetDelays, MeasuredDelays, expected_maximum
+from codedfedl.delays import DelayModel, FleetDelays, expected_maximum
 from codedfedl.errors import InputError
 from codedfedl.fleet import Devices, Fleet, Workload, read_fleet
+from codedfedl.measured import MeasuredDelays
 from codedfedl.planning import Plan, Server, cheapest_plan, plan
 
 __version__ = "0.1.0"

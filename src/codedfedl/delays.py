@@ -1,11 +1,11 @@
-"""How long a client takes: the delay model of section 2.2, and measured delays in its place.
+"""How long a client takes: the delay model of section 2.2.
 
 A round costs client j the time T = overhead + ℓ̃/μ + Exp(αμ/ℓ̃) + N_d·τ_d + N_u·τ_u, with geometric
 N_d and N_u; with probability 1 − availability it does not answer at all (T = ∞).
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.integrate import IntegrationWarning, quad
 
-from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, FloatArray, IntArray
 from codedfedl.retransmissions import (
     NEGLIGIBLE,
@@ -24,7 +23,7 @@ from codedfedl.retransmissions import (
     useful_transmissions,
 )
 
-__all__ = ["FOREVER", "Chance", "DelayModel", "FleetDelays", "MeasuredDelays", "expected_maximum"]
+__all__ = ["FOREVER", "Chance", "DelayModel", "FleetDelays", "expected_maximum"]
 
 TRUNCATED_MASS = 2 * NEGLIGIBLE
 """Probability that the cdf of an asymmetric link may leave out, at most."""
@@ -157,70 +156,6 @@ class FleetDelays:
         return total
 
 
-@dataclass(frozen=True, eq=False, init=False)
-class MeasuredDelays:
-    """Delays that follow no formula: the clients' own measurements, each equally likely again.
-
-    A measurement is a pair (seconds per point, fixed seconds); a load of ℓ̃ points would have taken
-    ``fixed + ℓ̃·per_point`` seconds that time. ``inf`` stands for a reply that never came.
-
-    Parameters
-    ----------
-    points : array of shape (n,)
-    per_point, fixed : one sequence of measurements per client
-        Of equal lengths within a client; the lengths may differ between clients.
-    client : array of shape (n,), optional
-    """
-
-    points: FloatArray
-    per_point: FloatArray
-    fixed: FloatArray
-    client: npt.NDArray[Any]
-
-    def __init__(
-        self,
-        points: npt.ArrayLike,
-        per_point: Sequence[npt.ArrayLike],
-        fixed: Sequence[npt.ArrayLike],
-        client: npt.ArrayLike | None = None,
-    ) -> None:
-        # A fleet checks names and points; its other quantities play no part.
-        names = Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=client)
-        columns = {"per_point": per_point, "fixed": fixed}
-        checked = {name: _measurements(name, rows, names.client) for name, rows in columns.items()}
-        given = [~np.isnan(rows) for rows in checked.values()]
-        if given[0].shape != given[1].shape or (given[0] != given[1]).any():
-            raise InputError(
-                "per_point and fixed differ in length: give both for every measurement"
-            )
-        stored = {"points": names.points, "client": names.client, **checked}
-        for name, array in stored.items():
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
-
-    def take(self, clients: IntArray | slice) -> "MeasuredDelays":
-        """Return the same model of some of the clients."""
-        part = object.__new__(MeasuredDelays)
-        for name in ("points", "per_point", "fixed", "client"):
-            object.__setattr__(part, name, getattr(self, name)[clients])
-        return part
-
-    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
-        """Share of the measurements that would have met t, shape (…, n)."""
-        load = np.asarray(loads, dtype=np.float64)[..., None]
-        seconds = _would_take(self.per_point, self.fixed, load)
-        met = seconds <= np.asarray(t, dtype=np.float64)[..., None]
-        return np.asarray(met.sum(-1) / (~np.isnan(self.fixed)).sum(-1), dtype=np.float64)
-
-    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw measurements anew, shape (rounds, n)."""
-        counts = (~np.isnan(self.fixed)).sum(-1)
-        chosen = rng.integers(counts, size=(rounds, len(counts)))
-        clients = np.arange(len(counts))
-        per_point, fixed = self.per_point[clients, chosen], self.fixed[clients, chosen]
-        return _would_take(per_point, fixed, np.asarray(loads, dtype=np.float64))
-
-
 def expected_maximum(model: DelayModel, loads: npt.ArrayLike) -> float:
     """E[max_j T_j]: the mean round when the server waits for all who have a load, seconds.
 
@@ -318,30 +253,3 @@ def _one_way_cdf(
     slack = np.maximum((time - (1 + retries) * tau) * inverse - 1, 0.0)
     late = (1 - p) * np.exp(retries * log_p - alpha * slack) * geometric_sum(log_ratio, counted)
     return np.where(attempts >= 1, np.maximum(-np.expm1(counted * log_p) - late, 0.0), 0.0)
-
-
-def _would_take(per_point: FloatArray, fixed: FloatArray, loads: FloatArray) -> FloatArray:
-    with np.errstate(invalid="ignore"):  # 0 points at ∞ seconds each take no time
-        return np.asarray(fixed + np.where(loads > 0, loads * per_point, 0.0))
-
-
-def _measurements(name: str, rows: Sequence[npt.ArrayLike], client: npt.NDArray[Any]) -> FloatArray:
-    """One row per client, padded with NaN to equal lengths."""
-    if len(rows) != len(client):
-        raise InputError(f"{name} has {len(rows)} rows for {len(client)} clients: give one each")
-    try:
-        arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is not numeric: give a list of numbers per client") from None
-    for who, row in zip(client, arrays, strict=True):
-        if not len(row):
-            raise InputError(f"{name} of client {who} is empty: measure it at least once")
-        if np.isnan(row).any() or (row < 0).any():
-            raise InputError(
-                f"{name} of client {who} holds {row[~(row >= 0)][0]:g}: "
-                "must be at least 0, or inf where no reply came"
-            )
-    padded = np.full((len(arrays), max(len(row) for row in arrays)), np.nan)
-    for target, row in zip(padded, arrays, strict=True):
-        target[: len(row)] = row
-    return padded

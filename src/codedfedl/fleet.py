@@ -5,113 +5,22 @@ point* and *one packet* take. `Devices` say how fast a processor and a link are,
 how much of both a point and a packet need.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.columns import Columns, FloatArray, IntArray, refusal
 from codedfedl.errors import InputError
-from codedfedl.tables import column_names, read_table, write_table
+from codedfedl.tables import column_names, read_table
 
 __all__ = ["Devices", "Fleet", "FloatArray", "IntArray", "Workload", "read_fleet"]
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class _Range:
-    """Where a quantity must lie, and the sentence that says so."""
-
-    low: float
-    high: float
-    sentence: str
-    includes_low: bool = False
-    includes_high: bool = False
-
-    def outside(self, values: FloatArray) -> npt.NDArray[np.bool_]:
-        above = values >= self.low if self.includes_low else values > self.low
-        below = values <= self.high if self.includes_high else values < self.high
-        return ~(above & below)  # NaN is outside
-
-
-_POSITIVE = _Range(0.0, inf, "must be finite and above 0")
-_DURATION = _Range(0.0, inf, "must be finite and at least 0", includes_low=True)
-_ERASURE = _Range(0.0, 1.0, "must be at least 0 and below 1", includes_low=True)
-
-_RANGES = {
-    "points": _Range(0.0, 2.0**53, "must be a whole number from 0 to 2^53", includes_low=True),
-    "rate": _POSITIVE,
-    "mac_rate": _POSITIVE,
-    "bit_rate": _POSITIVE,
-    "bit_rate_up": _POSITIVE,
-    "alpha": _POSITIVE,
-    "packet_time": _DURATION,
-    "packet_time_up": _DURATION,
-    "erasure": _ERASURE,
-    "erasure_up": _ERASURE,
-    "overhead": _DURATION,
-    "availability": _Range(0.0, 1.0, "must be between 0 and 1", True, True),
-}
-
 
 @dataclass(frozen=True, eq=False, init=False)
-class _Columns:
-    """Frozen arrays, one entry per client, checked once at construction.
-
-    A scalar stands for every client; where an uplink is not given, it equals the downlink.
-    """
-
-    client: npt.NDArray[Any]
-
-    def _check_and_store(
-        self, client: npt.ArrayLike | None, columns: Mapping[str, npt.ArrayLike | None]
-    ) -> None:
-        given: dict[str, Any] = {
-            name: columns[name.removesuffix("_up")] if values is None else values
-            for name, values in columns.items()
-        }
-        sizes = [len(values) for values in (*given.values(), client) if np.ndim(values) == 1]
-        names = _client_names(client, sizes[0] if sizes else 1)
-        checked = {name: _checked(name, values, names) for name, values in given.items()}
-        for name, array in {"client": names, **checked}.items():
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
-
-    def __len__(self) -> int:
-        """Return the number of clients."""
-        return len(self.client)
-
-    def take(self, clients: IntArray | slice) -> Self:
-        """Return the same quantities for some of the clients, in the order asked for."""
-        part = object.__new__(type(self))  # what was checked needs no second check
-        for column in fields(self):
-            object.__setattr__(part, column.name, getattr(self, column.name)[clients])
-        return part
-
-    @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read a CSV or Parquet file with a column per field; those with a default may lack."""
-        return cls(**read_table(path, *cls._file_columns()))
-
-    def write(self, path: str | Path) -> None:
-        """Write a CSV or Parquet file that `read` turns into the same object again."""
-        write_table(path, {column.name: getattr(self, column.name) for column in fields(self)})
-
-    @classmethod
-    def _file_columns(cls) -> tuple[list[str], list[str]]:
-        defaults = cls.__init__.__kwdefaults__ or {}
-        names = [column.name for column in fields(cls) if column.name != "client"]
-        required = [name for name in names if name not in defaults]
-        return ["client", *required], [name for name in names if name in defaults]
-
-
-@dataclass(frozen=True, eq=False, init=False)
-class Fleet(_Columns):
+class Fleet(Columns):
     """A federation's clients, as the delay model sees them.
 
     Parameters
@@ -180,7 +89,7 @@ class Fleet(_Columns):
         self._check_and_store(client, columns)
         fractional = self.points != np.floor(self.points)
         if fractional.any():
-            raise _refusal("points", self.points, fractional, self.client)
+            raise refusal("points", self.points, fractional, self.client)
         if not self.points.any():
             raise InputError("points: no client has any point; give at least one client its data")
 
@@ -235,7 +144,7 @@ class Workload:
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Devices(_Columns):
+class Devices(Columns):
     """What the clients' hardware is, whatever the work.
 
     Parameters
@@ -316,7 +225,7 @@ def read_fleet(
         if points is not None:
             raise InputError(f"{path} has its own column 'points': leave --points out")
         return Fleet.read(path)
-    required, optional = Devices._file_columns()
+    required, optional = Devices.file_columns()
     columns = read_table(path, required, [*optional, "points"])
     held = columns.pop("points", points)
     if held is None:
@@ -324,47 +233,3 @@ def read_fleet(
             f"{path} lists devices without their data: add a column 'points', or say --points"
         )
     return Devices(**columns).fleet(workload or Workload(), held)
-
-
-def _client_names(names: npt.ArrayLike | None, size: int) -> npt.NDArray[Any]:
-    if size == 0:
-        raise InputError("the fleet is empty: give at least one client")
-    if names is None:
-        return np.arange(size)
-    client = np.array(names)
-    if client.shape != (size,):
-        raise InputError(f"client has shape {client.shape}: must be one name for each of {size}")
-    unique, counts = np.unique(client, return_counts=True)
-    if len(unique) < size:
-        twice = unique[counts > 1][0]
-        raise InputError(f"client {twice} is listed twice: give every client a name of its own")
-    return client
-
-
-def _checked(name: str, values: npt.ArrayLike, client: npt.NDArray[Any]) -> FloatArray:
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is not numeric: give one number per client") from None
-    if array.ndim == 0:
-        array = np.full(len(client), array)
-    if array.shape != client.shape:
-        raise InputError(
-            f"{name} has shape {array.shape} where there are {len(client)} clients: "
-            "give one number per client"
-        )
-    outside = _RANGES[name].outside(array)
-    if outside.any():
-        raise _refusal(name, array, outside, client)
-    return array
-
-
-def _refusal(
-    name: str, values: FloatArray, wrong: npt.NDArray[np.bool_], client: npt.NDArray[Any]
-) -> InputError:
-    first = int(np.argmax(wrong))
-    others = int(wrong.sum()) - 1
-    also = f" (and {others} more)" if others else ""
-    return InputError(
-        f"{name} of client {client[first]} is {values[first]:g}{also}: {_RANGES[name].sentence}"
-    )

@@ -42,15 +42,32 @@ def step(model: Array, total: Array, points: float, size: float, ridge: float) -
     return (1 - size * ridge) * model - (size / points) * total
 
 
-def accuracy(predictions: Array, classes: Array) -> float:
-    """Share of points whose largest prediction is their class."""
+def accuracy(predictions: Array, classes: Array) -> Array:
+    """Return the share of points whose largest prediction is their class, for many models.
+
+    Parameters
+    ----------
+    predictions : array of shape (points, models, c)
+    classes : array of shape (points,)
+
+    Returns
+    -------
+    array of shape (models,), on the same device
+    """
     xp = array_namespace(predictions)
-    return float(xp.mean(xp.astype(xp.argmax(predictions, axis=1) == classes, xp.float64)))
+    right = xp.argmax(predictions, axis=2) == classes[:, None]
+    return xp.mean(xp.astype(right, xp.float32), axis=0)
 
 
-def r_squared(predictions: Array, targets: Array) -> float:
-    """1 − residual over total variance, pooled over label columns."""
+def r_squared(predictions: Array, targets: Array) -> Array:
+    """1 − residual over total variance, pooled over label columns, for many models.
+
+    Parameters
+    ----------
+    predictions : array of shape (points, models, c)
+    targets : array of shape (points, c)
+    """
     xp = array_namespace(predictions)
-    residual = xp.sum((predictions - targets) ** 2)
+    residual = xp.sum((predictions - targets[:, None, :]) ** 2, axis=(0, 2))
     total = xp.sum((targets - xp.mean(targets, axis=0)) ** 2)
-    return float(1 - residual / total)
+    return 1 - residual / total

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from codedfedl.errors import InputError
 from codedfedl.features import Array
 from codedfedl.fleet import Fleet, FloatArray
 from codedfedl.schemes.base import (
@@ -25,6 +23,7 @@ from codedfedl.schemes.base import (
 )
 from codedfedl.simulate.clock import Clock, SetupTime
 from codedfedl.simulate.evaluate import Batch, Evaluator, stacked_predictions
+from codedfedl.training import accuracy, r_squared
 
 __all__ = ["Problem", "Progress", "Setting", "Simulation"]
 
@@ -166,14 +165,9 @@ class Simulation:
         """Return accuracy or R² on the test points of every model, on the device."""
         problem = self.problem
         predictions = stacked_predictions(problem.test_features, models)
-        xp = array_namespace(predictions)
         if problem.test_classes is not None:
-            right = xp.argmax(predictions, axis=2) == problem.test_classes[:, None]
-            return xp.mean(xp.astype(right, xp.float32), axis=0)
-        targets = problem.test_targets[:, None, :]
-        residual = xp.sum((predictions - targets) ** 2, axis=(0, 2))
-        total = xp.sum((targets - xp.mean(targets, axis=0)) ** 2)
-        return 1 - residual / total
+            return accuracy(predictions, problem.test_classes)
+        return r_squared(predictions, problem.test_targets)
 
     def client_story(self, setting: Setting) -> dict[str, FloatArray]:
         """Per client: load, how often it arrived, and where its time went, in the mean."""
@@ -195,12 +189,3 @@ class Simulation:
             "setup_compute_s": setting.setup.compute,
             "setup_upload_s": setting.setup.upload,
         }
-
-
-def check_fleet(fleet: Fleet, task: Task) -> None:
-    """Refuse a fleet that has not as many clients as the data were cut for."""
-    if len(fleet) != task.points.shape[1]:
-        raise InputError(
-            f"the fleet has {len(fleet)} clients and the data {task.points.shape[1]} shards: "
-            "make them equal"
-        )

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl.features import Array
 from codedfedl.fleet import IntArray
 from codedfedl.gradients import Quadratic, gradient
 from codedfedl.parity import Parity, compose, encode, point_weights
 from codedfedl.schemes.base import AskGradient, AskLocalModel, AskParity, Mask
+from codedfedl.simulate.arrays import beside
 from codedfedl.streams import stream
 from codedfedl.training import step
 
-__all__ = ["Batch", "Evaluator", "answer", "local_model"]
+__all__ = ["Batch", "Evaluator", "answer", "local_model", "stacked_predictions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +172,7 @@ class Evaluator:
         if missed.any():
             batch = self.batches[asks[0].batch]
             client, place = self._rows(asks[0].batch)
-            counted = place[:, None] < xp.take(on_device(missed.T.copy(), place), client, axis=0)
+            counted = place[:, None] < xp.take(beside(missed.T.copy(), place), client, axis=0)
             residuals = stacked_predictions(batch.features, models) - batch.targets[:, None, :]
             residuals = xp.where(counted[:, :, None], residuals, 0.0)
             part = batch.features.T @ xp.reshape(residuals, (residuals.shape[0], -1))
@@ -186,7 +187,7 @@ class Evaluator:
             held = np.diff(offsets)
             client = np.repeat(np.arange(len(held)), held)
             place = np.arange(offsets[-1]) - offsets[client]
-            self._places[batch] = (on_device(client, features), on_device(place, features))
+            self._places[batch] = (beside(client, features), beside(place, features))
         return self._places[batch]
 
     def _quadratic(self, ask: AskGradient) -> Quadratic:
@@ -248,8 +249,3 @@ def stacked_predictions(features: Array, models: Sequence[Array]) -> Array:
     columns = models[0].shape[1]
     product = features @ _side_by_side(models)
     return xp.reshape(product, (features.shape[0], len(models), columns))
-
-
-def on_device(array: Array, where: Array) -> Array:
-    """Move a host array to where another one is."""
-    return array_namespace(where).asarray(array, device=device(where))

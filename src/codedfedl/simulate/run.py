@@ -9,18 +9,18 @@ import numpy as np
 
 from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches, partition
-from codedfedl.errors import InputError
 from codedfedl.features import Array, FeatureMap, feature_map
 from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.schemes import Scheme
 from codedfedl.schemes.base import Task, at_batch
+from codedfedl.simulate.arrays import beside, to_device, to_host
 from codedfedl.simulate.engine import Problem, Progress, Simulation
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.training import Schedule
 
-__all__ = ["prepare", "simulate", "to_device"]
+__all__ = ["Watch", "prepare", "simulate"]
 
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
@@ -141,23 +141,6 @@ def _deal(
     return task, at_batch(fleet, points[0]), parts
 
 
-def to_device(array: np.ndarray, device: str) -> Array:
-    """Put a host array where the training is to happen."""
-    array = np.ascontiguousarray(array)
-    if device == "cpu":
-        return array
-    try:
-        if device == "cupy":
-            import cupy  # type: ignore[import-not-found]
-
-            return cupy.asarray(array)
-        import torch  # type: ignore[import-not-found]
-
-        return torch.asarray(array, device="cpu" if device == "torch" else device)
-    except ImportError as error:
-        raise InputError(f"--device {device} needs the package {error.name}: install it") from None
-
-
 def _units(experiment: Experiment) -> Iterator[_Unit]:
     config = experiment.features
     for seed in experiment.seeds:
@@ -194,7 +177,7 @@ def _snapshot(simulation: Simulation, place: int) -> Checkpoint:
     arrays: Checkpoint = {f"{place}/round": np.array(simulation.round)}
     for s, setting in enumerate(simulation.settings):
         arrays |= {
-            f"{place}/{s}/model": _host(setting.state.model),
+            f"{place}/{s}/model": to_host(setting.state.model),
             f"{place}/{s}/seconds": np.array(setting.seconds),
             f"{place}/{s}/deadlines": np.array(setting.deadlines),
             f"{place}/{s}/arrived": np.array(setting.arrived),
@@ -212,7 +195,7 @@ def _restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None
             name: checkpoint[f"{place}/{s}/{name}"]
             for name in ("model", "seconds", "deadlines", "arrived", "metric")
         }
-        model = _like(stored["model"], setting.state.model)
+        model = beside(stored["model"], setting.state.model)
         played = len(stored["seconds"])
         setting.state = replace(setting.state, model=model, round=played)
         setting.seconds = stored["seconds"].tolist()
@@ -285,17 +268,3 @@ def _write_tables(
 
 def _stacked(tables: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-
-def _host(array: Array) -> np.ndarray:
-    return np.asarray(array.get() if hasattr(array, "get") else _to_cpu(array))
-
-
-def _to_cpu(array: Array) -> Array:
-    return array.cpu() if hasattr(array, "cpu") else array
-
-
-def _like(array: np.ndarray, other: Array) -> Array:
-    from codedfedl.simulate.evaluate import on_device
-
-    return array if isinstance(other, np.ndarray) else on_device(array, other)

@@ -1,0 +1,46 @@
+"""Arrays on the host and on a device."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, device, is_cupy_array, is_numpy_array, is_torch_array
+
+from codedfedl.errors import InputError
+from codedfedl.features import Array
+
+__all__ = ["beside", "to_device", "to_host"]
+
+
+def to_device(array: npt.NDArray[Any], name: str) -> Array:
+    """Put a host array on a device: ``cpu``, ``torch`` (PyTorch there), ``cuda`` or ``cupy``."""
+    array = np.ascontiguousarray(array)
+    if name == "cpu":
+        return array
+    try:
+        if name == "cupy":
+            import cupy  # type: ignore[import-not-found]
+
+            return cupy.asarray(array)
+        import torch  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise InputError(f"--device {name} needs the package {error.name}: install it") from None
+    try:
+        return torch.asarray(array, device="cpu" if name == "torch" else name)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--device {name} cannot be used: {reason}; say --device cpu") from None
+
+
+def beside(array: npt.NDArray[Any], other: Array) -> Array:
+    """Put a host array where another one is."""
+    if is_numpy_array(other):
+        return array
+    return array_namespace(other).asarray(array, device=device(other))
+
+
+def to_host(array: Array) -> npt.NDArray[Any]:
+    """Bring an array to the host."""
+    if is_cupy_array(array):
+        return np.asarray(array.get())
+    return np.asarray(array.cpu() if is_torch_array(array) else array)
