@@ -8,7 +8,7 @@ import json
 import platform
 import tomllib
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,13 @@ __all__ = ["Checkpoint", "RunDirectory"]
 Checkpoint = dict[str, npt.NDArray[Any]]
 
 _PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "not installed"
 
 
 class RunDirectory:
@@ -49,7 +56,7 @@ class RunDirectory:
         environment = {
             "python": platform.python_version(),
             "machine": platform.machine(),
-            "packages": {name: version(name) for name in _PACKAGES},
+            "packages": {name: _version(name) for name in _PACKAGES},
         }
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
