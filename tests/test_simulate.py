@@ -180,13 +180,13 @@ class TestSchemes:
         table = pyarrow.parquet.read_table(directory.path / "rounds.parquet")
         assert table["metric"].to_pylist()[-1] > 0.7
 
-    @pytest.mark.parametrize("name", ["uncoded", "one-shot", "fedavg"])
+    @pytest.mark.parametrize("name", ["uncoded", "one-shot", "fedavg", "greedy"])
     def test_waiting_for_the_absent_is_refused(self, name: str) -> None:
         run = simulation(small())
         fleet = run.clock.model.fleet
         columns = ("points", "rate", "alpha", "packet_time", "erasure")
         absent = Fleet(**{c: getattr(fleet, c) for c in columns}, availability=0.9)
-        with pytest.raises(InputError, match="availability|deadline"):
+        with pytest.raises(InputError, match="availability|deadline|absent"):
             make_scheme(name, {}).start(run.problem.task, absent, None)
 
     @pytest.mark.parametrize(
@@ -289,6 +289,10 @@ class TestRuns:
         assert by_setting["coded 30%"] > by_setting["coded 10%"] > by_setting["uncoded"] > 0
         clients = pyarrow.parquet.read_table(directory.path / "clients.parquet").to_pydict()
         assert len(clients["client"]) == 6 * 6
+        loads: dict[str, float] = {}
+        for setting, load in zip(clients["setting"], clients["load"], strict=True):
+            loads[setting] = loads.get(setting, 0) + load
+        assert loads["fedavg local steps 2, step 0.5"] == 2 * loads["uncoded"]
         environment = json.loads((directory.path / "environment.json").read_text())
         assert environment["packages"]["codedfedl"]
 

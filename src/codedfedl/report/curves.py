@@ -6,6 +6,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from codedfedl.report.figures import STYLE
 from codedfedl.report.results import Curve
@@ -32,11 +33,26 @@ def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Fi
                 _draw(ax, seeds, clock, colour)
             if target is not None:
                 ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
-            ax.set(xlabel=label, xscale="linear" if clock == "rounds" else "log")
+            ax.set_xlabel(label)
+            if clock != "rounds":
+                _log_hours(ax)
         axes[0].set(ylabel=f"{found[0].metric_name} on the test set", title=title)
         axes[0].set_ylim(_lowest(found, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
     return figure
+
+
+def _log_hours(ax: Axes) -> None:
+    """Make the axis logarithmic, with plain numbers, and more of them on a short one."""
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    plain = StrMethodFormatter("{x:,g}")
+    ax.xaxis.set_major_formatter(plain)
+    if high < 10 * low:
+        ax.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
+        ax.xaxis.set_minor_formatter(plain)
+    else:
+        ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _cycle(count: int) -> list[str]:

@@ -71,13 +71,12 @@ class SchemeConfig(BaseModel):
     @property
     def label(self) -> str:
         """A name that tells two settings of one scheme apart."""
-        values = []
-        for key, value in self.settings.items():
-            share = isinstance(value, float) and 0 < value < 1
-            values.append(f"{value:.4g}" if not share else f"{100 * value:.4g}%")
-            if not share:
-                values[-1] = f"{key} {values[-1]}"
-        return " ".join([self.name, *values])
+        shares = ("redundancy", "drop")  # what a percentage says by itself
+        values = [
+            f"{100 * value:.4g}%" if key in shares else f"{key.replace('_', ' ')} {value}"
+            for key, value in self.settings.items()
+        ]
+        return ", ".join([" ".join([self.name, *values[:1]]), *values[1:]])
 
 
 class Experiment(_Table):

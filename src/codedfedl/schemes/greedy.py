@@ -32,7 +32,9 @@ class Greedy:
             raise InputError(f"greedy.drop is {self.drop:g}: must be at least 0 and below 1")
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
-        """Return the state before the first round."""
+        """Refuse fleets for which waiting might never end."""
+        if (fleet.availability < 1).any():
+            raise InputError("greedy waits for a number of clients, and some may be absent")
         return State(task, fleet, model)
 
     def ask(self, state: State) -> Ask | None:

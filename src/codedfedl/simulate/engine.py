@@ -1,7 +1,7 @@
 """The engine: many settings of one seed in lock-step, on one data set and one feature map."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,6 @@ class Setting:
     scheme: Scheme
     state: State
     setup: SetupTime
-    training_setup: SetupTime | None = None  # what counts as training on the paper's clock too
     seconds: list[float] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
     arrived: list[Mask] = field(default_factory=list)
@@ -101,18 +100,17 @@ class Simulation:
             inbox = Inbox(everyone, points, parity=self.evaluator.parity(ask, self.seed))
             setting.state = setting.scheme.receive(setting.state, inbox)
         elif isinstance(ask, AskGram):
-            setting.training_setup = self.clock.answer(ask)
             inbox = Inbox(everyone, points, gram=self.evaluator.gram())
             setting.state = setting.scheme.receive(setting.state, inbox)
-            self._record(setting, setting.training_setup.seconds, np.inf, everyone)
+            # This is its training: on the paper's clock too.
+            self._record(setting, self.clock.answer(ask).seconds, np.inf, everyone)
             setting.metric.append(self._metrics([setting.state.model])[0])
 
     def run(self) -> Iterator[Progress]:
         """Play round after round."""
         while self.round < self.problem.task.rounds:
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # a step too large diverges: a result
+            # A step that is too large diverges: that is a result, not an error.
+            with np.errstate(over="ignore", invalid="ignore"):
                 self._play_round()
             self.round += 1
             yield Progress(self.round, self.problem.task.rounds, self.settings)
@@ -173,9 +171,13 @@ class Simulation:
         """Per client: load, how often it arrived, and where its time went, in the mean."""
         fleet, chance = self.clock.model.fleet, self.clock.chance
         rounds = len(setting.arrived)
-        ask = setting.scheme.ask(setting.scheme.start(self.problem.task, fleet, None))
         points = self.problem.task.points[0].astype(np.float64)
-        loads = ask.loads[0] if isinstance(ask, AskParity) else points
+        loads = points
+        ask = setting.scheme.ask(replace(setting.state, round=0))
+        if isinstance(ask, AskGradient):
+            loads = ask.loads
+        elif isinstance(ask, AskLocalModel):
+            loads = ask.loads * ask.steps
         compute = loads / fleet.rate * (1 + chance.slowness[:rounds].mean(0) / fleet.alpha)
         link = fleet.packet_time + fleet.packet_time_up
         sent = chance.down[:rounds] * fleet.packet_time + chance.up[:rounds] * fleet.packet_time_up
