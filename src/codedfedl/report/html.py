@@ -25,6 +25,7 @@ def render_report(directory: RunDirectory) -> str:
     )
     pages.filters["times"] = lambda value: "–" if value is None else f"{value:.2f}×"
     pages.filters["middle"] = _middle
+    pages.filters["number"] = lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     pages.filters["final"] = lambda o: written(o.metric, float(np.median(o.final)))
     return pages.get_template("report.html.j2").render(
         title=experiment.title or experiment.data.name,
