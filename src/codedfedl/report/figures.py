@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from codedfedl.allocation import best_loads, expected_return
 from codedfedl.concave_pieces import piece_peaks
@@ -30,7 +31,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "codedfedl",
     "svg.fonttype": "path",
 }
-_DRAWN_CLIENTS = 120  # with more, bars become curves
+_DRAWN_CLIENTS = 120  # with more, a bar stands for many
 _CURVE_CLIENTS = 4096  # with more, a sample gives the curve
 
 
@@ -58,42 +59,41 @@ def plan_figure(plan: Plan, model: DelayModel) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 6.2), layout="constrained")
         axes = figure.subplot_mosaic("AC;BC", width_ratios=(3, 2))
-        order = np.lexsort((plan.loads, plan.return_probabilities))[::-1]
-        _draw_loads(axes["A"], plan, order)
-        _draw_probabilities(axes["B"], plan, order)
+        groups = _in_order(plan)
+        _draw_loads(axes["A"], plan, groups)
+        _draw_probabilities(axes["B"], plan, groups)
         _draw_return_against_time(axes["C"], plan, model)
     return figure
 
 
-def _draw_loads(ax: Axes, plan: Plan, order: IntArray) -> None:
-    place = np.arange(len(order))
-    points, loads = plan.points[order], plan.loads[order]
-    if len(order) <= _DRAWN_CLIENTS:
-        ax.bar(place, points, color=_LIGHT, label="points it has")
-        ax.bar(place, loads, color=_BLUE, label="load")
-    else:
-        ax.plot(place, points, ",", color=_LIGHT, rasterized=True, label="points it has")
-        ax.plot(place, loads, ",", color=_BLUE, rasterized=True, label="load")
+def _in_order(plan: Plan) -> list[IntArray]:
+    """Return the clients, the most reliable first: each alone, or a hundred groups of them."""
+    order = np.argsort(-plan.return_probabilities, kind="stable")
+    return np.array_split(order, len(order) if len(order) <= _DRAWN_CLIENTS else 100)
+
+
+def _draw_loads(ax: Axes, plan: Plan, groups: list[IntArray]) -> None:
+    place = np.arange(len(groups))
+    points = [float(plan.points[group].mean()) for group in groups]
+    loads = [float(plan.loads[group].mean()) for group in groups]
+    ax.bar(place, points, color=_LIGHT, label="points it has")
+    ax.bar(place, loads, color=_BLUE, label="load")
     ax.set(title="Who does how much", ylabel="points per round", xticks=[])
-    ax.set_ylim(0, 1.18 * plan.points.max())
+    ax.set_ylim(0, 1.18 * max(points))
     ax.legend(loc="upper right", ncols=2)
 
 
-def _draw_probabilities(ax: Axes, plan: Plan, order: IntArray) -> None:
-    place = np.arange(len(order))
-    probabilities = plan.return_probabilities[order]
-    if len(order) <= _DRAWN_CLIENTS:
-        ax.bar(place, probabilities, color=np.where(probabilities < 0.5, _ORANGE, _BLUE).tolist())
-    else:
-        ax.plot(place, probabilities, color=_BLUE)
-        ax.fill_between(place, probabilities, color=_LIGHT)
+def _draw_probabilities(ax: Axes, plan: Plan, groups: list[IntArray]) -> None:
+    place = np.arange(len(groups))
+    answers = np.array([plan.return_probabilities[group].mean() for group in groups])
+    ax.bar(place, answers, color=np.where(answers < 0.5, _ORANGE, _BLUE).tolist())
     ax.set(title="Who answers in time", ylabel="probability", ylim=(0, 1.02))
-    ax.set_xlabel(f"{len(order):,} clients, the most reliable first")
-    if len(order) <= 40:
-        names = [str(name).replace("$", r"\$") for name in plan.client[order]]  # no formulas
+    clients = f"{len(plan.client):,} clients, the most reliable first"
+    ax.set_xlabel(clients if len(groups) == len(plan.client) else f"{clients}; means of groups")
+    ax.set_xticks([])
+    if len(plan.client) <= 40:
+        names = [str(plan.client[group[0]]).replace("$", r"\$") for group in groups]  # no formulas
         ax.set_xticks(place, names, rotation=90, fontsize=7)
-    else:
-        ax.set_xticks([])
 
 
 def _draw_return_against_time(ax: Axes, plan: Plan, model: DelayModel) -> None:
@@ -115,6 +115,8 @@ def _draw_return_against_time(ax: Axes, plan: Plan, model: DelayModel) -> None:
     ax.annotate(label, (plan.deadline, 0), **_beside(ha="left", right=6))
     ax.set(title="Expected return against waiting time", xlabel="t, seconds", xlim=(0, horizon))
     ax.set(ylabel="points per round, at the best loads", ylim=(0, 1.1 * plan.total_points))
+    for axis, largest in ((ax.xaxis, horizon), (ax.yaxis, plan.total_points)):
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}" if largest > 10 else "{x:g}"))
 
 
 def _beside(
