@@ -15,7 +15,7 @@ import numpy.typing as npt
 from codedfedl.concave_pieces import ConcavePieces
 from codedfedl.delays import FOREVER, DelayModel, FleetDelays
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray, IntArray
+from codedfedl.fleet import Fleet, FloatArray, IntArray
 
 __all__ = ["Allocation", "best_loads", "expected_return", "minimum_deadline"]
 
@@ -83,7 +83,7 @@ def minimum_deadline(model: DelayModel, target: float, *, whole: bool = True) ->
     """
     if not target > 0:
         raise InputError(f"the target is {target:g} points: must be above 0")
-    reachable = expected_return(model, model.points, FOREVER).sum()
+    reachable = _limit(model)
     # The paper's model approaches its limit and never reaches it; measured delays do.
     if target > reachable or (target == reachable and isinstance(model, FleetDelays)):
         raise InputError(
@@ -94,13 +94,20 @@ def minimum_deadline(model: DelayModel, target: float, *, whole: bool = True) ->
     return _smallest(_solver(model, whole), target, _starting_time(model, target, whole))
 
 
+def _limit(model: DelayModel) -> float:
+    """Return the points that come back when the server waits for ever."""
+    if isinstance(model, FleetDelays):
+        return float(model.points @ model.fleet.availability)
+    return float(expected_return(model, model.points, FOREVER).sum())
+
+
 def _starting_time(model: DelayModel, target: float, whole: bool) -> float:
     """Guess the deadline from a sample of a large fleet, in the units of its time."""
     n = len(model.points)
     if n > _CLIENTS_PER_SAMPLE:
         sample = model.take(slice(None, None, 16))
         share = sample.points.sum() / model.points.sum()
-        if expected_return(sample, sample.points, FOREVER).sum() > target * share > 0:
+        if _limit(sample) > target * share:
             return minimum_deadline(sample, target * share, whole=whole).t
     return 1.0
 
@@ -145,7 +152,7 @@ def _solver(model: DelayModel, whole: bool) -> Callable[[float], Allocation]:
     if isinstance(model, FleetDelays):
         symmetric = model.fleet.symmetric
         if symmetric.all():
-            return _in_chunks(ConcavePieces.of(model.fleet), whole)
+            return _in_chunks(model.fleet, whole)
         if whole and symmetric.any():
             return _in_two_parts(model, np.flatnonzero(symmetric), np.flatnonzero(~symmetric))
     if not whole:
@@ -168,17 +175,18 @@ def _in_two_parts(
     return solve
 
 
-def _in_chunks(clients: ConcavePieces, whole: bool) -> Callable[[float], Allocation]:
+def _in_chunks(fleet: Fleet, whole: bool) -> Callable[[float], Allocation]:
     """Solve a large fleet in parts that fit the cache.
 
     Threads do not help: each array operation is about as short as a change of thread.
     """
-    starts = range(0, len(clients.points), _CLIENTS_PER_CHUNK)
-    chunks = [clients.take(slice(start, start + _CLIENTS_PER_CHUNK)) for start in starts]
+    starts = range(0, len(fleet), _CLIENTS_PER_CHUNK)
+    parts = [fleet.take(slice(start, start + _CLIENTS_PER_CHUNK)) for start in starts]
+    chunks = [ConcavePieces.of(part) for part in parts]
 
     def solve(t: float) -> Allocation:
-        parts = [chunk.best_loads(t, whole=whole) for chunk in chunks]
-        loads, probabilities, slopes = (np.concatenate(c) for c in zip(*parts, strict=True))
+        found = [chunk.best_loads(t, whole=whole) for chunk in chunks]
+        loads, probabilities, slopes = (np.concatenate(c) for c in zip(*found, strict=True))
         return Allocation(t, loads, probabilities, float(slopes.sum()))
 
     return solve

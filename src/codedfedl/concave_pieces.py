@@ -53,8 +53,11 @@ def peak_share(alpha: FloatArray) -> FloatArray:
     v − log(1 + v) = α, which Newton's method solves without under- or overflow.
     """
     v = alpha + np.sqrt(2 * alpha)  # above the root, and the function is convex
-    for _ in range(7):
-        v -= (v - np.log1p(v) - alpha) * (1 + v) / v
+    for _ in range(_NEWTON_STEPS):
+        step = (v - np.log1p(v) - alpha) * (1 + v) / v
+        v -= step
+        if (np.abs(step) <= 1e-9 * v).all():  # the error left is its square
+            break
     return alpha / v
 
 
