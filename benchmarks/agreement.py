@@ -1,0 +1,42 @@
+"""Do a processor and a GPU train the same models? `python -m benchmarks.agreement cuda cupy`.
+
+Ten epochs of Table 1's settings on MNIST, from the same seed; CODEDFEDL_DATA names its folder.
+"""
+
+import sys
+
+import numpy as np
+
+from codedfedl.data import load_dataset
+from codedfedl.experiments import built_in
+from codedfedl.features import RandomFourier
+from codedfedl.fleet import FloatArray
+from codedfedl.simulate.arrays import to_host
+from codedfedl.simulate.engine import Simulation
+from codedfedl.simulate.run import prepare
+
+
+def trained(device: str) -> list[FloatArray]:
+    """Return the models, and print their test accuracies."""
+    experiment = built_in("table1-mnist", ["training.epochs=10"])
+    problem, fleet = prepare(experiment, load_dataset("mnist"), 0, RandomFourier(), device)
+    simulation = Simulation(problem, fleet, experiment.build_schemes(), 0)
+    for _ in simulation.run():
+        pass
+    accuracies = [f"{float(setting.metric[-1]):.4f}" for setting in simulation.settings]
+    print(f"{device:6} test accuracies {' '.join(accuracies)}")
+    return [to_host(setting.state.model) for setting in simulation.settings]
+
+
+def main(devices: list[str]) -> None:
+    reference = trained("cpu")
+    for device in devices:
+        pairs = zip(reference, trained(device), strict=True)
+        apart = max(float(np.abs(one - other).max() / np.abs(one).max()) for one, other in pairs)
+        print(
+            f"{device:6} largest difference of a model, relative to its largest entry: {apart:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
