@@ -19,8 +19,10 @@ from codedfedl.errors import InputError
 
 __all__ = [
     "FIGURE_SUFFIXES",
+    "check_columns",
     "check_destination",
     "column_names",
+    "load_table",
     "make_folder",
     "nearest",
     "read_table",
@@ -56,8 +58,8 @@ def read_table(
         one, and strings elsewhere.
     """
     path = Path(path)
-    table = _load(path)
-    _check_columns(path, table.column_names, required, optional)
+    table = load_table(path)
+    check_columns(path, table.column_names, required, optional)
     if table.num_rows == 0:
         raise InputError(f"{path} has a header and no rows: add a line for each client")
     return {
@@ -144,7 +146,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"cannot read {path}: {reason}; give a table, a line per client") from None
+        raise InputError(f"cannot read {path}: {reason}; give a table with a header line") from None
 
 
 def _open(path: Path) -> pa.Schema:
@@ -155,7 +157,8 @@ def _open(path: Path) -> pa.Schema:
             return reader.schema
 
 
-def _load(path: Path) -> pa.Table:
+def load_table(path: Path) -> pa.Table:
+    """Read a whole file; the cells of a CSV file as text."""
     with _readable(path):
         if path.suffix == ".parquet":
             return pa.parquet.read_table(path)
@@ -164,9 +167,10 @@ def _load(path: Path) -> pa.Table:
         return pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(column_types=text))
 
 
-def _check_columns(
+def check_columns(
     path: Path, found: Sequence[str], required: Sequence[str], optional: Sequence[str]
 ) -> None:
+    """Refuse a table that lacks a column, has an unknown one, or has one twice."""
     known = [*required, *optional]
     for name in found:
         if found.count(name) > 1:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from codedfedl.data.dataset import check_finite, real_numbers
 from codedfedl.errors import InputError
 from codedfedl.fleet import FloatArray
-from codedfedl.tables import _check_columns, _load, nearest
+from codedfedl.tables import check_columns, load_table, nearest
 
 __all__ = ["TABLES", "read_npz", "read_points"]
 
@@ -62,12 +62,12 @@ def read_points(path: Path, label: str | Sequence[str] | None) -> tuple[Array, A
     """Return the features of a table, shape (n, d), and its labels, shape (n,) or (n, c)."""
     given = label.split(",") if isinstance(label, str) else label or ["label"]
     names = list(dict.fromkeys(name.strip() for name in given))
-    table = _load(path)
+    table = load_table(path)
     found = table.column_names
     for name in names:
         if name not in found:
             raise InputError(f"{path} has no label column {name!r}: {nearest(name, found)}")
-    _check_columns(path, found, names, found)
+    check_columns(path, found, names, found)
     features = [name for name in found if name not in names]
     if table.num_rows == 0 or not features:
         raise InputError(f"{path} has no points or no features: add a line per point")
