@@ -298,11 +298,17 @@ class TestSimulate:
         path = tmp_path / "devices.csv"
         rows = [f"d{j},{(j + 1) * 1e5},{1e5},2,0.1" for j in range(4)]
         path.write_text("\n".join(["client,mac_rate,bit_rate,alpha,erasure", *rows]))
-        code, out, _ = run(
-            "simulate", toml, "--out", tmp_path / "run", "--set", f"fleet.name={path}", "--json"
-        )
-        assert code == 0
-        assert json.loads(out)["rows"][1]["gain"] > 0
+        fleet = tmp_path / "fleet.csv"
+        rows = [f"d{j},7,{j + 1},2,0.5,0.1" for j in range(4)]  # the data decide the points
+        fleet.write_text("\n".join([HEADER, *rows]))
+        for name in (path, fleet):
+            directory = tmp_path / f"run-{name.stem}"
+            code, out, _ = run(
+                "simulate", toml, "--out", directory, "--set", f"fleet.name={name}", "--json"
+            )
+            assert code == 0
+            assert json.loads(out)["rows"][1]["gain"] > 0
+            assert "<td>d3</td>" in (directory / "report.html").read_text("utf-8")
 
     def test_demo(self, run: Run, tmp_path: Path) -> None:
         code, out, _ = run("demo", "--out", tmp_path / "demo", "--json")

@@ -37,6 +37,8 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         ("[[schemes]]\nname = 'codet'\n", "scheme 'codet' is unknown: did you mean 'coded'"),
         ("[[schemes]]\nname = 'uncoded'\n[[schemes]]\nname = 'uncoded'\n", "the same name"),
         ("schemes = []\n", "schemes: there is none"),
+        ("seeds = []\n", "seeds is .*at least 1 item"),
+        ("seeds = [-1]\n", "seeds.0 is -1"),
         ("seeds = \n", "cannot read .*experiment.toml"),
     ],
 )

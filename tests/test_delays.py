@@ -40,7 +40,6 @@ def test_cdf_against_samples(symmetric: bool) -> None:
         t = np.where(t == 1e9, 100.0, t) * 1.01
         expected = model.cdf(loads, t)
         spread = np.sqrt(np.maximum(expected * (1 - expected), 1 / rounds) / rounds)
-        assert np.abs((samples <= t).mean(0) - expected).max() <= (threshold * spread).max()
         assert (np.abs((samples <= t).mean(0) - expected) <= threshold * spread + 1e-9).all()
 
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from codedfedl.fleet import Fleet, FloatArray, IntArray
 from codedfedl.retransmissions import (
+    answered_by,
     arrived_by,
-    late_mass,
     late_mass_derivatives,
     mean_transmissions,
     transmissions_within,
@@ -92,10 +92,6 @@ class ConcavePieces:
             useful_transmissions(erasure),
             peak_share(fleet.alpha),
         )
-
-    def __len__(self) -> int:
-        """Return the number of clients."""
-        return len(self.points)
 
     def take(self, clients: IntArray | slice) -> Self:
         """Return some of the clients."""
@@ -253,26 +249,15 @@ class _Search:
         """Keep the loads, whole ones rounded down, where they return more than the best so far."""
         if self.whole:
             loads = np.clip(np.floor(loads), 1.0, ranges.clients.points)
-        answered, late = _answered(ranges.clients, ranges.time, loads)
+        c = ranges.clients
+        answered, late = answered_by(
+            ranges.time, loads / c.rate, c.last, c.alpha, c.packet_time, c.erasure
+        )
         returned = loads * answered
         np.maximum.at(self.best, ranges.who, returned)
         won = np.flatnonzero(returned >= self.best[ranges.who])
         who = ranges.who[won]
         self.loads[who], self.answered[who], self.late[who] = loads[won], answered[won], late[won]
-
-
-def _answered(
-    clients: ConcavePieces, time: FloatArray, loads: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """P(T ≤ t) of clients that take part, and the A(r) in it."""
-    compute = loads / clients.rate
-    fit = np.minimum(transmissions_within(time - compute, clients.packet_time), clients.last)
-    counted = np.maximum(fit, 2.0)
-    late = late_mass(
-        time, counted, 1 / compute, clients.alpha, clients.packet_time, clients.erasure
-    )
-    answered = np.maximum(arrived_by(clients.erasure, counted) - late, 0.0)
-    return np.where(fit >= 2, answered, 0.0), np.where(fit >= 2, late, 0.0)
 
 
 def piece_peaks(fleet: Fleet, t: float) -> FloatArray:

@@ -16,17 +16,13 @@ from scipy.integrate import IntegrationWarning, quad
 from codedfedl.fleet import Fleet, FloatArray, IntArray
 from codedfedl.retransmissions import (
     NEGLIGIBLE,
-    arrived_by,
+    answered_by,
     geometric_sum,
-    late_mass,
     transmissions_within,
     useful_transmissions,
 )
 
 __all__ = ["FOREVER", "Chance", "DelayModel", "FleetDelays", "expected_maximum"]
-
-TRUNCATED_MASS = 2 * NEGLIGIBLE
-"""Probability that the cdf of an asymmetric link may leave out, at most."""
 
 FOREVER = 1e150
 """Seconds after which every client that takes part has answered."""
@@ -205,17 +201,15 @@ def _crossing(reached: Callable[[float], bool]) -> float:
 def _symmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
     """Sum the Theorem's terms over ν, for a link that is the same both ways."""
     erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
-    last = useful_transmissions(erasure)
-    transmissions = np.minimum(transmissions_within(time - compute, fleet.packet_time), last)
-    counted = np.maximum(transmissions, 2.0)
-    compute = np.maximum(compute, _INSTANT)
-    late = late_mass(time, counted, 1 / compute, fleet.alpha, fleet.packet_time, erasure)
-    answered = arrived_by(erasure, counted) - late
-    return np.where(transmissions >= 2, np.clip(answered, 0.0, 1.0), 0.0)
+    last, compute = useful_transmissions(erasure), np.maximum(compute, _INSTANT)
+    return answered_by(time, compute, last, fleet.alpha, fleet.packet_time, erasure)[0]
 
 
 def _asymmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
-    """Sum over the attempts of the link that loses less; the other link's sum is closed."""
+    """Sum over the attempts of the link that loses less; the other link's sum is closed.
+
+    Attempts that are reached with a probability below `NEGLIGIBLE` are left out, on each link.
+    """
     links = [(fleet.packet_time, fleet.erasure), (fleet.packet_time_up, fleet.erasure_up)]
     links = [(tau, np.where(tau > 0, p, 0.0)) for tau, p in links]
     down_is_outer = links[0][1] <= links[1][1]

@@ -222,8 +222,6 @@ def read_fleet(
         Points per round of every client, where a device file has no such column.
     """
     if "mac_rate" not in column_names(path):
-        if points is not None:
-            raise InputError(f"{path} has its own column 'points': leave --points out")
         return Fleet.read(path)
     required, optional = Devices.file_columns()
     columns = read_table(path, required, [*optional, "points"])

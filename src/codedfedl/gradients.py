@@ -47,10 +47,6 @@ class Quadratic:
         """Return the quadratic of the points that are not the other's."""
         return Quadratic(self.hessian - other.hessian, self.moment - other.moment)
 
-    def scaled(self, factor: float) -> "Quadratic":
-        """Return the quadratic with every point counted `factor` times."""
-        return Quadratic(self.hessian * factor, self.moment * factor)
-
     def gradient(self, model: Array) -> Array:
         """XᵀXβ − XᵀY."""
         return self.hessian @ model - self.moment

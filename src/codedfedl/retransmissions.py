@@ -12,6 +12,7 @@ from codedfedl.fleet import FloatArray
 
 __all__ = [
     "NEGLIGIBLE",
+    "answered_by",
     "arrived_by",
     "geometric_sum",
     "late_mass",
@@ -95,6 +96,30 @@ def late_mass(
     )
     spread = terms * _langevin(terms * log_ratio, whole) - _langevin(log_ratio, one)
     return scale * (terms + 1 + spread) / 2
+
+
+def answered_by(
+    time: FloatArray,
+    compute: FloatArray,
+    last: FloatArray,
+    alpha: FloatArray,
+    packet_time: FloatArray,
+    erasure: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Return P(T ≤ t) of a client that takes part, and the A(r) in it.
+
+    Parameters
+    ----------
+    compute
+        ℓ̃/μ > 0, the seconds that the load takes at least.
+    last
+        `useful_transmissions` of the erasure.
+    """
+    fit = np.minimum(transmissions_within(time - compute, packet_time), last)
+    counted = np.maximum(fit, 2.0)
+    late = late_mass(time, counted, 1 / compute, alpha, packet_time, erasure)
+    answered = np.maximum(arrived_by(erasure, counted) - late, 0.0)
+    return np.where(fit >= 2, answered, 0.0), np.where(fit >= 2, late, 0.0)
 
 
 def late_mass_derivatives(

@@ -14,7 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, Workload, read_fleet
 from codedfedl.planning import Plan, Server, cheapest_plan, plan
 from codedfedl.report.tables import plan_view
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination
+from codedfedl.tables import FIGURE_SUFFIXES, check_destination, column_names
 
 __all__ = ["plan_command"]
 
@@ -133,6 +133,8 @@ def plan_command(
 def _read(name: str, workload: Workload, points: float | None, seed: int) -> Fleet:
     if name == "paper":
         return paper_fleet(400 if points is None else points, workload, seed=seed)
+    if points is not None and "points" in column_names(name):
+        raise InputError(f"{name} has its own column 'points': leave --points out")
     return read_fleet(name, workload, points)
 
 

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from codedfedl.errors import InputError
 from codedfedl.schemes import Scheme, make_scheme
@@ -83,7 +83,7 @@ class Experiment(_Table):
     """Everything that a run depends on."""
 
     title: str = ""
-    seeds: list[int] = [0]
+    seeds: list[NonNegativeInt] = Field([0], min_length=1)
     data: DataConfig = DataConfig()
     fleet: FleetConfig = FleetConfig()
     features: FeaturesConfig = FeaturesConfig()

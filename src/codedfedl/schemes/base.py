@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.errors import InputError
 from codedfedl.features import Array
 from codedfedl.fleet import Fleet, FloatArray, IntArray, Workload
 from codedfedl.gradients import Quadratic
@@ -31,7 +32,7 @@ __all__ = [
     "Task",
     "Until",
     "Wait",
-    "at_batch",
+    "refuse_absent",
 ]
 
 Mask = npt.NDArray[np.bool_]
@@ -43,8 +44,6 @@ class Task:
 
     Attributes
     ----------
-    inputs
-        Numbers in a raw point (d).
     workload
         What a point and a packet cost, with q and c.
     feature_macs
@@ -53,7 +52,6 @@ class Task:
         Points of every client in every mini-batch.
     """
 
-    inputs: int
     workload: Workload
     feature_macs: int
     points: IntArray
@@ -238,17 +236,7 @@ class Scheme(Protocol):
         """Learn from the answers."""
 
 
-def at_batch(fleet: Fleet, points: IntArray) -> Fleet:
-    """Return the fleet with the points of one mini-batch."""
-    return Fleet(
-        points=points,
-        rate=fleet.rate,
-        alpha=fleet.alpha,
-        packet_time=fleet.packet_time,
-        erasure=fleet.erasure,
-        packet_time_up=fleet.packet_time_up,
-        erasure_up=fleet.erasure_up,
-        overhead=fleet.overhead,
-        availability=fleet.availability,
-        client=fleet.client,
-    )
+def refuse_absent(fleet: Fleet, waiting: str) -> None:
+    """Refuse a fleet for which waiting might never end, in the words of who would wait."""
+    if (fleet.availability < 1).any():
+        raise InputError(f"{waiting}, and some clients' availability is below 1")

@@ -18,7 +18,6 @@ from codedfedl.schemes.base import (
     State,
     Task,
     Until,
-    at_batch,
 )
 from codedfedl.training import step
 
@@ -56,7 +55,7 @@ class Coded:
     def start(self, task: Task, fleet: Fleet, model: Array) -> CodedState:
         """Plan every mini-batch."""
         held = {points.tobytes(): points for points in task.points}  # often the same in all
-        plans = {key: plan(at_batch(fleet, held[key]), self.redundancy) for key in held}
+        plans = {key: plan(replace(fleet, points=held[key]), self.redundancy) for key in held}
         return CodedState(
             task, fleet, model, plans=tuple(plans[points.tobytes()] for points in task.points)
         )

@@ -6,7 +6,17 @@ from typing import ClassVar
 from codedfedl.errors import InputError
 from codedfedl.features import Array
 from codedfedl.fleet import Fleet
-from codedfedl.schemes.base import Ask, AskLocalModel, Everyone, Inbox, State, Task, Until, Wait
+from codedfedl.schemes.base import (
+    Ask,
+    AskLocalModel,
+    Everyone,
+    Inbox,
+    State,
+    Task,
+    Until,
+    Wait,
+    refuse_absent,
+)
 
 __all__ = ["FedAvg"]
 
@@ -42,8 +52,8 @@ class FedAvg:
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Return the state before the first round."""
-        if self.deadline is None and (fleet.availability < 1).any():
-            raise InputError("fedavg without a deadline waits for all; give fedavg.deadline")
+        if self.deadline is None:
+            refuse_absent(fleet, "fedavg without fedavg.deadline waits for all")
         return State(task, fleet, model)
 
     def ask(self, state: State) -> Ask | None:

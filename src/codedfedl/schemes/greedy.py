@@ -7,7 +7,7 @@ from typing import ClassVar
 from codedfedl.errors import InputError
 from codedfedl.features import Array
 from codedfedl.fleet import Fleet
-from codedfedl.schemes.base import Ask, AskGradient, Fastest, Inbox, State, Task
+from codedfedl.schemes.base import Ask, AskGradient, Fastest, Inbox, State, Task, refuse_absent
 from codedfedl.training import step
 
 __all__ = ["Greedy"]
@@ -33,8 +33,7 @@ class Greedy:
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Refuse fleets for which waiting might never end."""
-        if (fleet.availability < 1).any():
-            raise InputError("greedy waits for a number of clients, and some may be absent")
+        refuse_absent(fleet, "greedy waits for a number of clients")
         return State(task, fleet, model)
 
     def ask(self, state: State) -> Ask | None:

@@ -5,10 +5,9 @@ from typing import ClassVar
 
 from array_api_compat import array_namespace
 
-from codedfedl.errors import InputError
 from codedfedl.features import Array
 from codedfedl.fleet import Fleet
-from codedfedl.schemes.base import Ask, AskGram, Inbox, State, Task
+from codedfedl.schemes.base import Ask, AskGram, Inbox, State, Task, refuse_absent
 
 __all__ = ["OneShot"]
 
@@ -21,8 +20,7 @@ class OneShot:
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Refuse fleets for which waiting would never end."""
-        if (fleet.availability < 1).any():
-            raise InputError("one-shot waits for all, and some clients' availability is below 1")
+        refuse_absent(fleet, "one-shot waits for all")
         return State(task, fleet, model)
 
     def ask(self, state: State) -> Ask | None:

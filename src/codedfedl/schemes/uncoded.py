@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from codedfedl.errors import InputError
 from codedfedl.features import Array
 from codedfedl.fleet import Fleet
-from codedfedl.schemes.base import Ask, AskGradient, Everyone, Inbox, State, Task
+from codedfedl.schemes.base import Ask, AskGradient, Everyone, Inbox, State, Task, refuse_absent
 from codedfedl.training import step
 
 __all__ = ["Uncoded"]
@@ -20,8 +19,7 @@ class Uncoded:
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Refuse fleets for which waiting would never end."""
-        if (fleet.availability < 1).any():
-            raise InputError("uncoded waits for all, and some clients' availability is below 1")
+        refuse_absent(fleet, "uncoded waits for all")
         return State(task, fleet, model)
 
     def ask(self, state: State) -> Ask | None:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from codedfedl.features import Array
-from codedfedl.fleet import Fleet, FloatArray
+from codedfedl.fleet import Fleet
 from codedfedl.schemes.base import (
     Ask,
     AskGradient,
@@ -167,7 +168,7 @@ class Simulation:
             return accuracy(predictions, problem.test_classes)
         return r_squared(predictions, problem.test_targets)
 
-    def client_story(self, setting: Setting) -> dict[str, FloatArray]:
+    def client_story(self, setting: Setting) -> dict[str, npt.NDArray[Any]]:
         """Per client: load, how often it arrived, and where its time went, in the mean."""
         fleet, chance = self.clock.model.fleet, self.clock.chance
         rounds = len(setting.arrived)
@@ -182,6 +183,7 @@ class Simulation:
         link = fleet.packet_time + fleet.packet_time_up
         sent = chance.down[:rounds] * fleet.packet_time + chance.up[:rounds] * fleet.packet_time_up
         return {
+            "client": fleet.client,
             "points": points,
             "load": np.asarray(loads, dtype=np.float64),
             "arrived_share": np.mean(setting.arrived, axis=0),

@@ -14,7 +14,7 @@ from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.schemes import Scheme
-from codedfedl.schemes.base import Task, at_batch
+from codedfedl.schemes.base import Task
 from codedfedl.simulate.arrays import beside, to_device, to_host
 from codedfedl.simulate.engine import Problem, Progress, Simulation
 from codedfedl.simulate.evaluate import Batch
@@ -129,7 +129,6 @@ def _deal(
     training = experiment.training
     points = np.array([[len(indices) for indices in batch] for batch in parts])
     task = Task(
-        inputs=dataset.inputs.shape[1],
         workload=workload,
         feature_macs=features.macs(dataset.inputs.shape[1]),
         points=points,
@@ -137,8 +136,7 @@ def _deal(
         schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
         ridge=training.ridge,
     )
-
-    return task, at_batch(fleet, points[0]), parts
+    return task, replace(fleet, points=points[0]), parts
 
 
 def _units(experiment: Experiment) -> Iterator[_Unit]:
@@ -227,43 +225,41 @@ def _write_tables(
     clients: list[dict[str, Any]] = []
     for place, unit in enumerate(units):
         for s, label in enumerate(unit.schemes):
-            prefix = f"{place}/{s}"
-            seconds = stored[f"{prefix}/seconds"]
-            training = np.cumsum(seconds) / 3600
-            count = len(seconds)
             common = {
                 "setting": label,
                 "scheme": configs[label].name,
                 "redundancy": float(configs[label].settings.get("redundancy", np.nan)),
                 "seed": unit.seed,
             }
-            setup_hours = float(stored[f"{prefix}/setup_seconds"]) / 3600
-            rounds.append(
-                {name: np.full(count, value) for name, value in common.items()}
-                | {
-                    "round": np.arange(1, count + 1),
-                    "deadline_s": stored[f"{prefix}/deadlines"],
-                    "seconds": seconds,
-                    "training_hours": training,
-                    "total_hours": training + setup_hours,
-                    "arrived": stored[f"{prefix}/arrived"].sum(1),
-                    "metric": stored[f"{prefix}/metric"],
-                    "metric_name": np.full(count, metric),
-                }
-            )
-            story = {
-                key.rsplit("/", 1)[1]: values
-                for key, values in stored.items()
-                if key.startswith(f"{prefix}/story/")
-            }
-            n = len(story["points"])
-            clients.append(
-                {name: np.full(n, value) for name, value in common.items()}
-                | {"client": np.arange(n)}
-                | story
-            )
+            prefix = f"{place}/{s}/"
+            mine = {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
+            rounds.append(_repeated(common | {"metric_name": metric}, _round_columns(mine)))
+            clients.append(_repeated(common, _client_columns(mine)))
     directory.write("rounds.parquet", _stacked(rounds))
     directory.write("clients.parquet", _stacked(clients))
+
+
+def _round_columns(stored: Checkpoint) -> dict[str, Any]:
+    training = np.cumsum(stored["seconds"]) / 3600
+    return {
+        "round": np.arange(1, len(training) + 1),
+        "deadline_s": stored["deadlines"],
+        "seconds": stored["seconds"],
+        "training_hours": training,
+        "total_hours": training + float(stored["setup_seconds"]) / 3600,
+        "arrived": stored["arrived"].sum(1),
+        "metric": stored["metric"],
+    }
+
+
+def _client_columns(stored: Checkpoint) -> dict[str, Any]:
+    return {k.removeprefix("story/"): v for k, v in stored.items() if k.startswith("story/")}
+
+
+def _repeated(common: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns, and beside them what is the same on every row."""
+    rows = len(next(iter(columns.values())))
+    return {name: np.full(rows, value) for name, value in common.items()} | columns
 
 
 def _stacked(tables: list[dict[str, Any]]) -> dict[str, Any]:
