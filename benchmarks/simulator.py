@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from codedfedl.arrays import to_device
 from codedfedl.experiments import built_in
 from codedfedl.gradients import Quadratic
 from codedfedl.schemes.base import AskGradient
-from codedfedl.simulate.arrays import to_device
 from codedfedl.simulate.engine import Simulation
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.simulate.run import prepare

@@ -6,8 +6,8 @@ once:
 
 | step | multiply-accumulates of a client | numbers that it sends |
 | --- | --- | --- |
-| `embedding` | d·q a point, for random Fourier features | – |
-| `parity` | u·ℓ·(q + c) for every mini-batch | u·(q + c) for every mini-batch |
+| `embedding` | d·q a point, for random Fourier features; O(q·log d) for structured ones | – |
+| `parity` | u·ℓ·(q + c) for every mini-batch; s·ℓ·(q + c) for a sparse code | u·(q + c) for each |
 | `gram` | q(q + 1)/2 + q·c a point | q(q + 1)/2 + q·c |
 
 What the server computes is free, as in the paper.
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import nbinom
 
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, FloatArray, IntArray, Workload
 
-__all__ = ["Cost", "Setup", "embedding", "gram", "parity"]
+__all__ = ["BlockSetup", "Cost", "Setup", "embedding", "gram", "parity"]
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,28 @@ def embedding(points: npt.ArrayLike, feature_macs: int) -> Cost:
     return Cost(macs, np.zeros_like(macs))
 
 
-def parity(points: npt.ArrayLike, rows: Sequence[int], workload: Workload) -> Cost:
-    """Apply a dense code to every mini-batch, and send what it makes.
+def parity(
+    points: npt.ArrayLike,
+    rows: Sequence[int],
+    workload: Workload,
+    operations: Sequence[int] | None = None,
+) -> Cost:
+    """Apply a code to every mini-batch, and send what it makes.
 
     Parameters
     ----------
     points : array of shape (batches, n)
     rows
         u of every mini-batch.
+    operations
+        What a point costs for each of its numbers; u for a dense code, if not given.
     """
     points = np.asarray(points, dtype=np.float64)
     columns = workload.features + workload.labels
     numbers = sum(rows) * columns
     bits = numbers * workload.bits * (1 + workload.overhead)
-    macs = np.asarray(rows, dtype=np.float64) @ points * columns
+    each = np.asarray(rows if operations is None else operations, dtype=np.float64)
+    macs = each @ points * columns
     return Cost(macs, np.full(points.shape[1], bits))
 
 
@@ -84,6 +93,55 @@ def gram(points: npt.ArrayLike, workload: Workload) -> Cost:
     numbers = q * (q + 1) / 2 + q * c
     bits = numbers * workload.bits * (1 + workload.overhead)
     return Cost(points * numbers, np.full(points.shape, bits))
+
+
+@dataclass(frozen=True)
+class BlockSetup:
+    """Embed, mix `mixing` points into every row of one's own parity, and send it by a deadline.
+
+    Parameters
+    ----------
+    workload
+        What a packet holds, and what a point costs.
+    point_macs
+        Multiply-accumulates to embed a point and to mix it.
+    mixing
+        Points behind every parity row.
+    """
+
+    workload: Workload
+    point_macs: float
+    mixing: int
+
+    def packets(self, points: npt.ArrayLike) -> IntArray:
+        """Return the packets that hold the parity of so many points."""
+        rows = np.asarray(points, dtype=np.int64) // self.mixing
+        numbers = rows * (self.workload.features + self.workload.labels)
+        bits = numbers * self.workload.bits * (1 + self.workload.overhead)
+        return Cost(np.zeros(rows.shape), bits.astype(np.float64)).packets(self.workload)
+
+    def seconds_per_point(self, fleet: Fleet, slowness: npt.ArrayLike = 1.0) -> FloatArray:
+        """Return the processor's time for a point; a slowness of 1 is the mean of Exp(1)."""
+        once = self.point_macs / (self.workload.point_macs * fleet.rate)
+        return np.asarray(once * (1 + np.asarray(slowness) / fleet.alpha), dtype=np.float64)
+
+    def points_by(
+        self, deadline: float, fleet: Fleet, held: npt.ArrayLike, seconds_per_point: FloatArray
+    ) -> IntArray:
+        """Return with how many points each client can be done by the deadline, shape (n,).
+
+        It stops embedding when what is left suffices to mix and, in nine cases of ten, to send. A
+        client that cannot fill one row has 0.
+        """
+        low, high = np.zeros(len(fleet), dtype=np.int64), np.asarray(held, dtype=np.int64)
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            packets = self.packets(middle)
+            losses = nbinom.ppf(0.9, np.maximum(packets, 1), 1 - fleet.erasure_up)
+            sending = np.where(packets > 0, packets + losses, 0) * fleet.packet_time_up
+            done = middle * seconds_per_point + sending <= deadline
+            low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
+        return np.where(low >= self.mixing, low, 0)
 
 
 @dataclass(frozen=True)

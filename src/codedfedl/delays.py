@@ -66,6 +66,11 @@ class Chance:
     up: IntArray  # transmissions until the reply is there
     absent: npt.NDArray[np.bool_]
 
+    def of_round(self, round_: int) -> "Chance":
+        """Return what chance decides in one round, as arrays of shape (n,)."""
+        parts = (self.slowness, self.down, self.up, self.absent)
+        return Chance(*(part[round_] for part in parts))
+
 
 @dataclass(frozen=True)
 class FleetDelays:

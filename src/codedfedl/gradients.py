@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from array_api_compat import array_namespace
 
-from codedfedl.features import Array
+from codedfedl.arrays import Array
 
 __all__ = ["Quadratic", "gradient"]
 

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace, device
 
-from codedfedl.features import Array
+from codedfedl.arrays import Array
+from codedfedl.codes import GAUSSIAN, Code
 from codedfedl.fleet import FloatArray
 
 __all__ = ["Parity", "compose", "encode", "point_weights"]
-
-_SLICE = 1 << 20  # entries of a code that exist at one time
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,29 +28,15 @@ def point_weights(points: int, load: int, return_probability: float) -> FloatArr
 
 
 def encode(
-    features: Array, targets: Array, weights: FloatArray, rows: int, code: np.random.Generator
+    features: Array,
+    targets: Array,
+    weights: FloatArray,
+    rows: int,
+    rng: np.random.Generator,
+    code: Code = GAUSSIAN,
 ) -> Parity:
-    """G·W·X̂ and G·W·Y of one client, with G of `rows` × points drawn from N(0, 1/rows).
-
-    The code is drawn a slice of columns at a time and never kept.
-
-    Parameters
-    ----------
-    code
-        The client's private stream; whoever has it can undo the mixing.
-    """
-    xp, where = array_namespace(features), device(features)
-    total = None
-    width = max(1, _SLICE // rows)
-    for start in range(0, features.shape[0], width):
-        part = slice(start, min(start + width, features.shape[0]))
-        draws = code.standard_normal((rows, part.stop - start), dtype=np.float32)
-        draws *= (weights[part] / np.sqrt(rows)).astype(np.float32)
-        slice_of_code = xp.asarray(draws, device=where)
-        mixed = Parity(slice_of_code @ features[part], slice_of_code @ targets[part])
-        total = mixed if total is None else compose([total, mixed])
-    assert total is not None
-    return total
+    """G·W·X̂ and G·W·Y of one client, with G of `rows` × points from its private stream."""
+    return Parity(*code.mix((features, targets), weights, rows, rng))
 
 
 def compose(parities: Sequence[Parity]) -> Parity:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from array_api_compat import array_namespace
 
+from codedfedl.arrays import Array
 from codedfedl.errors import InputError
-from codedfedl.features import Array
 
 __all__ = ["Schedule", "accuracy", "r_squared", "step"]
 

@@ -67,8 +67,9 @@ def _lowest(found: Sequence[Curve], target: float | None) -> float:
 
 def _draw(ax: Axes, seeds: Sequence[Curve], clock: str, colour: str) -> None:
     """Draw the median over seeds after each round, at the median hour of that round."""
-    hours = np.median([getattr(curve, clock) for curve in seeds], axis=0)
-    metric = np.array([curve.metric for curve in seeds])
+    rounds = min(len(curve.metric) for curve in seeds)  # a plan may differ from seed to seed
+    hours = np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)
+    metric = np.array([curve.metric[:rounds] for curve in seeds])
     middle, label = np.median(metric, axis=0), seeds[0].setting
     if len(middle) == 1:  # one answer, no curve
         ax.plot(hours, middle, "D", color=colour, label=label)

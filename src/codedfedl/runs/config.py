@@ -28,7 +28,11 @@ class DataConfig(_Table):
 
 
 class FleetConfig(_Table):
-    """``paper`` with its constants, or a fleet or device file."""
+    """``paper`` with its constants, or a fleet or device file.
+
+    The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
+    their processors and links, in the set-up and in rounds.
+    """
 
     name: str = "paper"
     clients: int = Field(30, ge=1)
@@ -36,12 +40,14 @@ class FleetConfig(_Table):
     k2: float = Field(0.8, gt=0, le=1)
     alpha: float = Field(2.0, gt=0)
     erasure: float = Field(0.1, ge=0, lt=1)
+    slower: float = Field(1.0, gt=0)
+    slower_share: float = Field(1.0, ge=0, le=1)
 
 
 class FeaturesConfig(_Table):
     """The feature map."""
 
-    kind: Literal["fourier", "identity"] = "fourier"
+    kind: Literal["fourier", "structured", "identity"] = "fourier"
     n_components: int = Field(2000, ge=1)
     sigma: float = Field(5.0, gt=0)
 
@@ -58,10 +64,11 @@ class TrainingConfig(_Table):
 
 
 class SchemeConfig(BaseModel):
-    """A scheme and its settings."""
+    """A scheme and its settings; `features` takes the place of the experiment's kind."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    features: Literal["fourier", "structured", "identity"] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -75,7 +82,9 @@ class SchemeConfig(BaseModel):
         values = [
             f"{100 * value:.4g}%" if key in shares else f"{key.replace('_', ' ')} {value}"
             for key, value in self.settings.items()
+            if key != "code"
         ]
+        values += [word for word in (self.settings.get("code"), self.features) if word]
         return ", ".join([" ".join([self.name, *values[:1]]), *values[1:]])
 
 

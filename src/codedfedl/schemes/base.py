@@ -4,15 +4,17 @@ A scheme does no I/O and knows no clock. Whoever drives it, a simulator or a rea
 answers one question only: who arrived?
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.arrays import Array
+from codedfedl.codes import GAUSSIAN, Code
+from codedfedl.costs import BlockSetup
 from codedfedl.errors import InputError
-from codedfedl.features import Array
 from codedfedl.fleet import Fleet, FloatArray, IntArray, Workload
 from codedfedl.gradients import Quadratic
 from codedfedl.parity import Parity
@@ -20,13 +22,17 @@ from codedfedl.training import Schedule
 
 __all__ = [
     "Ask",
+    "AskBlockParity",
+    "AskEmbedded",
     "AskGradient",
     "AskGram",
     "AskLocalModel",
     "AskParity",
+    "Block",
     "Everyone",
     "Fastest",
     "Inbox",
+    "Reply",
     "Scheme",
     "State",
     "Task",
@@ -72,6 +78,16 @@ class Task:
     def batch(self, round_: int) -> int:
         """Return the mini-batch of a round, both counted from 0."""
         return round_ % self.batches
+
+    @property
+    def held(self) -> IntArray:
+        """Points of every client in all mini-batches, shape (n,)."""
+        return np.asarray(self.points.sum(0))
+
+    def block_setup(self, code: Code, mixing: int) -> BlockSetup:
+        """Return what block parity costs: embedding, mixing and sending."""
+        columns = self.workload.features + self.workload.labels
+        return BlockSetup(self.workload, self.feature_macs + code.nonzeros * columns, mixing)
 
     def step_size(self, round_: int) -> float:
         """Return the step size of a round."""
@@ -141,6 +157,31 @@ class AskParity:
     rows: Sequence[int]
     loads: IntArray
     return_probabilities: FloatArray
+    code: Code = GAUSSIAN
+
+
+@dataclass(frozen=True)
+class AskBlockParity:
+    """Parity of each client's own, unweighted, from what it has embedded when it must send.
+
+    A client with k of its ℓ points embedded sends ⌊k/mixing⌋ rows, √(ℓ/k) times as heavy, so that
+    in expectation they stand for all its points; with fewer than `mixing` it sends nothing.
+    """
+
+    code: Code
+    mixing: int
+    wait: Wait
+
+
+@dataclass(frozen=True)
+class AskEmbedded:
+    """The gradient over all points that a client has embedded by now, ℓ/k times as heavy.
+
+    A client that is still busy with an earlier round finishes that first; its reply comes late.
+    """
+
+    round: int
+    wait: Wait
 
 
 @dataclass(frozen=True)
@@ -180,7 +221,25 @@ class AskLocalModel:
     ridge: float
 
 
-Ask = AskParity | AskGram | AskGradient | AskLocalModel
+Ask = AskParity | AskBlockParity | AskGram | AskGradient | AskEmbedded | AskLocalModel
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The parity of one client, and from how many of its points it was made."""
+
+    parity: Parity
+    points: int
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """A client's own gradient, for the model of the round in which it was asked."""
+
+    client: int
+    round: int
+    points: int
+    gradient: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +256,10 @@ class Inbox:
         weighted by points.
     parity : tuple of Parity
         The composite parity of each mini-batch, for an `AskParity`.
+    blocks
+        The parity of each client that sent some since the last inbox, for an `AskBlockParity`.
+    replies
+        What each client sent since the last inbox, late ones too, for an `AskEmbedded`.
     """
 
     arrived: Mask
@@ -204,6 +267,8 @@ class Inbox:
     total: Array = None
     gram: Quadratic | None = None
     parity: tuple[Parity, ...] = ()
+    blocks: Mapping[int, Block] = field(default_factory=dict)
+    replies: tuple[Reply, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

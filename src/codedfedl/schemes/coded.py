@@ -5,8 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from codedfedl.arrays import Array
+from codedfedl.codes import Code
 from codedfedl.errors import InputError
-from codedfedl.features import Array
 from codedfedl.fleet import Fleet
 from codedfedl.gradients import Quadratic
 from codedfedl.planning import Plan, plan
@@ -40,9 +41,15 @@ class Coded:
     ----------
     redundancy
         Parity rows per point, in (0, 1).
+    code
+        How parity mixes points: ``gaussian``, ``sign`` or ``sparse``.
+    nonzeros
+        Rows that a point goes into, for a sparse code.
     """
 
     redundancy: float = 0.1
+    code: str = "gaussian"
+    nonzeros: int = 8
 
     name: ClassVar[str] = "coded"
 
@@ -50,6 +57,11 @@ class Coded:
         if not 0 < self.redundancy < 1:
             raise InputError(
                 f"coded.redundancy is {self.redundancy:g}: must lie between 0 and 1, both excluded"
+            )
+        if Code(self.code, self.nonzeros).name == "balanced":
+            raise InputError(
+                "coded.code is 'balanced', which has no more rows than a client has points: "
+                "use 'sparse'"
             )
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> CodedState:
@@ -70,6 +82,7 @@ class Coded:
                 [p.parity_rows for p in state.plans],
                 np.array([p.loads for p in state.plans]),
                 np.array([p.return_probabilities for p in state.plans]),
+                Code(self.code, self.nonzeros),
             )
         batch = state.task.batch(state.round)
         chosen = state.plans[batch]

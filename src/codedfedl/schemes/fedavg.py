@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from codedfedl.arrays import Array
 from codedfedl.errors import InputError
-from codedfedl.features import Array
 from codedfedl.fleet import Fleet
 from codedfedl.schemes.base import (
     Ask,

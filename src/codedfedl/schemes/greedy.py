@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
 
+from codedfedl.arrays import Array
 from codedfedl.errors import InputError
-from codedfedl.features import Array
 from codedfedl.fleet import Fleet
 from codedfedl.schemes.base import Ask, AskGradient, Fastest, Inbox, State, Task, refuse_absent
 from codedfedl.training import step

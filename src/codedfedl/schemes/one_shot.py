@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from array_api_compat import array_namespace
 
-from codedfedl.features import Array
+from codedfedl.arrays import Array
 from codedfedl.fleet import Fleet
 from codedfedl.schemes.base import Ask, AskGram, Inbox, State, Task, refuse_absent
 

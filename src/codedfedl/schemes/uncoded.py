@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from codedfedl.features import Array
+from codedfedl.arrays import Array
 from codedfedl.fleet import Fleet
 from codedfedl.schemes.base import Ask, AskGradient, Everyone, Inbox, State, Task, refuse_absent
 from codedfedl.training import step

@@ -19,15 +19,19 @@ __all__ = ["Clock", "SetupTime"]
 
 @dataclass(frozen=True)
 class SetupTime:
-    """Seconds that each client spends once, shape (n,): processor and link."""
+    """Seconds that each client spends once, shape (n,): processor and link.
+
+    `ends` says when the server goes on, if not when the last client is done.
+    """
 
     compute: FloatArray
     upload: FloatArray
+    ends: float | None = None
 
     @property
     def seconds(self) -> float:
-        """When the last client is done."""
-        return float((self.compute + self.upload).max())
+        """When the set-up ends."""
+        return float((self.compute + self.upload).max()) if self.ends is None else self.ends
 
 
 class Clock:
@@ -59,7 +63,8 @@ class Clock:
     def answer(self, ask: AskParity | AskGram) -> SetupTime:
         """Draw what parity or Gram matrices take, after the features."""
         if isinstance(ask, AskParity):
-            cost = costs.parity(self.task.points, ask.rows, self.task.workload)
+            each = [ask.code.operations(rows) for rows in ask.rows]
+            cost = costs.parity(self.task.points, ask.rows, self.task.workload, each)
             return self._draw(1, cost)
         return self._draw(2, costs.gram(self.task.points.sum(0), self.task.workload))
 

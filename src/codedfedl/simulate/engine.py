@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.features import Array
+from codedfedl.arrays import Array, to_host
 from codedfedl.fleet import Fleet
 from codedfedl.schemes.base import (
     Ask,
+    AskBlockParity,
+    AskEmbedded,
     AskGradient,
     AskGram,
     AskLocalModel,
@@ -22,11 +25,31 @@ from codedfedl.schemes.base import (
     Task,
     Until,
 )
+from codedfedl.schemes.coded_newton import NewtonState
 from codedfedl.simulate.clock import Clock, SetupTime
+from codedfedl.simulate.crew import Crew
 from codedfedl.simulate.evaluate import Batch, Evaluator, stacked_predictions
+from codedfedl.simulate.objective import Objective
 from codedfedl.training import accuracy, r_squared
 
-__all__ = ["Problem", "Progress", "Setting", "Simulation"]
+__all__ = ["FACTS", "Problem", "Progress", "Setting", "Simulation"]
+
+
+FACTS = (
+    "parity_rows",
+    "points_per_parity_row",
+    "embedded_points",
+    "unrepresented_points",
+    "setup_deadline_s",
+    "round_deadline_s",
+    "planned_rounds",
+    "predicted_hours",
+    "predicted_excess",
+    "predicted_start_loss",
+    "start_loss",
+    "damping",
+)
+"""What is said once of a setting and seed; NaN where it does not apply."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +71,20 @@ class Problem:
 
 @dataclass(eq=False)
 class Setting:
-    """One scheme in a simulation: its state, and what it has done so far."""
+    """One scheme in a simulation: its state, and what it has done so far.
+
+    A `crew` stands for clients with time lines of their own; `excess` is that of the objective,
+    which is followed for those schemes only. `facts` are said once: what parity mixes, what was
+    planned and predicted.
+    """
 
     label: str
     scheme: Scheme
     state: State
     setup: SetupTime
+    crew: Crew | None = None
+    facts: dict[str, float] = field(default_factory=dict)
+    excess: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
     arrived: list[Mask] = field(default_factory=list)
@@ -73,10 +104,17 @@ class Simulation:
     """Schemes that share data, features, fleet and luck."""
 
     def __init__(
-        self, problem: Problem, fleet: Fleet, schemes: dict[str, Scheme], seed: int
+        self,
+        problem: Problem,
+        fleet: Fleet,
+        schemes: dict[str, Scheme],
+        seed: int,
+        *,
+        actual: Fleet | None = None,
     ) -> None:
+        """Start all schemes; they plan for `fleet`, and time passes as on the `actual` one."""
         self.problem, self.seed = problem, seed
-        self.clock = Clock(fleet, problem.task, seed)
+        self.clock = Clock(actual or fleet, problem.task, seed)
         self.evaluator = Evaluator(problem.batches)
         self.round = 0
         features, targets = problem.batches[0].features, problem.batches[0].targets
@@ -99,13 +137,32 @@ class Simulation:
             before = setting.setup
             setting.setup = SetupTime(before.compute + extra.compute, extra.upload)
             inbox = Inbox(everyone, points, parity=self.evaluator.parity(ask, self.seed))
+            fewest = int(self.problem.task.points.min(initial=2**53))
+            setting.facts = {
+                "parity_rows": float(sum(ask.rows)),
+                "points_per_parity_row": ask.code.points_per_row(fewest, max(ask.rows)),
+            }
             setting.state = setting.scheme.receive(setting.state, inbox)
+        elif isinstance(ask, AskBlockParity):
+            setting.crew = Crew(self.clock, self.problem.batches)
+            inbox, setting.setup = setting.crew.set_up(ask)
+            setting.state = setting.scheme.receive(setting.state, inbox)
+            self._record(setting, 0.0, np.inf, inbox.arrived)  # the start, before any round
+            setting.facts = self._start_facts(setting, ask, inbox)
+            setting.metric.append(self._metrics([setting.state.model])[0])
         elif isinstance(ask, AskGram):
             inbox = Inbox(everyone, points, gram=self.evaluator.gram())
             setting.state = setting.scheme.receive(setting.state, inbox)
             # This is its training: on the paper's clock too.
             self._record(setting, self.clock.answer(ask).seconds, np.inf, everyone)
             setting.metric.append(self._metrics([setting.state.model])[0])
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The ridge objective over all points of all clients."""
+        targets = [to_host(batch.targets) for batch in self.problem.batches]
+        ridge = self.problem.task.ridge * float(self.problem.task.held.sum())
+        return Objective.of(self.evaluator.gram(), targets, ridge)
 
     def run(self) -> Iterator[Progress]:
         """Play round after round."""
@@ -127,6 +184,8 @@ class Simulation:
                 arrived = self._arrivals(setting, ask, ask.loads * ask.steps)
                 total = self.evaluator.local_models(ask, setting.state.model, arrived)
                 self._deliver(setting, ask, arrived, total)
+            elif isinstance(ask, AskEmbedded):
+                self._play_crew(setting, ask)
         if playing:
             settings, asks, arrived_masks = zip(*playing, strict=True)
             models = [setting.state.model for setting in settings]
@@ -140,6 +199,43 @@ class Simulation:
             for place, setting in enumerate(active):
                 setting.metric.append(metrics[place])
 
+    def _start_facts(self, setting: Setting, ask: AskBlockParity, inbox: Inbox) -> dict[str, float]:
+        """Say what stands for whom after a set-up with a deadline, and what was predicted of it."""
+        sizes = [(b.points, b.parity.features.shape[0]) for b in inbox.blocks.values()]
+        held, state = self.problem.task.held, setting.state
+        facts = {
+            "parity_rows": float(sum(rows for _, rows in sizes)),
+            "points_per_parity_row": min(ask.code.points_per_row(*size) for size in sizes),
+            "embedded_points": float(sum(points for points, _ in sizes)),
+            "unrepresented_points": float(held.sum() - held[list(inbox.blocks)].sum()),
+            "start_loss": self.objective.loss(state.model, float(held.sum())),
+        }
+        if isinstance(state, NewtonState):
+            assert state.plan is not None
+            facts |= {
+                "setup_deadline_s": state.plan.setup_deadline,
+                "round_deadline_s": state.plan.round_deadline,
+                "planned_rounds": float(state.plan.rounds),
+                "predicted_hours": state.plan.seconds / 3600,
+                "predicted_excess": state.plan.excess,
+                "predicted_start_loss": state.start_loss,
+                "damping": state.trust,
+            }
+        return facts
+
+    def _play_crew(self, setting: Setting, ask: AskEmbedded) -> None:
+        assert setting.crew is not None
+        inbox, seconds = setting.crew.play(ask, setting.state.model)
+        setting.state = setting.scheme.receive(setting.state, inbox)
+        self._record(setting, seconds, seconds, inbox.arrived)
+
+    def replay(self, setting: Setting, rounds: int) -> None:
+        """Play a crew's first rounds again: what it remembers is not in any checkpoint."""
+        for _ in range(rounds):
+            ask = setting.scheme.ask(setting.state)
+            assert isinstance(ask, AskEmbedded)
+            self._play_crew(setting, ask)
+
     def _arrivals(
         self, setting: Setting, ask: AskGradient | AskLocalModel, work: np.ndarray
     ) -> Mask:
@@ -148,8 +244,9 @@ class Simulation:
         self._record(setting, seconds, deadline, arrived)
         return arrived
 
-    @staticmethod
-    def _record(setting: Setting, seconds: float, deadline: float, arrived: Mask) -> None:
+    def _record(self, setting: Setting, seconds: float, deadline: float, arrived: Mask) -> None:
+        followed = setting.crew is not None or setting.scheme.name == "one-shot"
+        setting.excess.append(self.objective.excess(setting.state.model) if followed else np.nan)
         setting.seconds.append(seconds)
         setting.deadlines.append(deadline)
         setting.arrived.append(arrived)
@@ -173,7 +270,7 @@ class Simulation:
         fleet, chance = self.clock.model.fleet, self.clock.chance
         rounds = len(setting.arrived)
         points = self.problem.task.points[0].astype(np.float64)
-        loads = points
+        loads = points if setting.crew is None else np.floor(setting.crew.embedded)
         ask = setting.scheme.ask(replace(setting.state, round=0))
         if isinstance(ask, AskGradient):
             loads = ask.loads

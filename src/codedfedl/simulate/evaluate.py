@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
-from codedfedl.features import Array
+from codedfedl.arrays import Array, beside
 from codedfedl.fleet import IntArray
 from codedfedl.gradients import Quadratic, gradient
 from codedfedl.parity import Parity, compose, encode, point_weights
 from codedfedl.schemes.base import AskGradient, AskLocalModel, AskParity, Mask
-from codedfedl.simulate.arrays import beside
 from codedfedl.streams import stream
 from codedfedl.training import step
 
@@ -105,7 +104,7 @@ class Evaluator:
         )
         # The rows are part of the key: another redundancy is another code, not a shorter one.
         code = stream(seed, "code", b, j, ask.rows[b])
-        return encode(features, targets, weights, ask.rows[b], code)
+        return encode(features, targets, weights, ask.rows[b], code, ask.code)
 
     def local_models(self, ask: AskLocalModel, model: Array, arrived: Mask) -> Array:
         """Return the mean of the local models that arrived, weighted by points."""

@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from codedfedl.arrays import Array, beside, to_device, to_host
 from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches, partition
-from codedfedl.features import Array, FeatureMap, feature_map
+from codedfedl.delays import FleetDelays
+from codedfedl.features import FeatureMap, feature_map
 from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
-from codedfedl.runs.config import Experiment
+from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.schemes import Scheme
 from codedfedl.schemes.base import Task
-from codedfedl.simulate.arrays import beside, to_device, to_host
-from codedfedl.simulate.engine import Problem, Progress, Simulation
+from codedfedl.simulate.engine import FACTS, Problem, Progress, Simulation
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.training import Schedule
 
@@ -142,10 +143,13 @@ def _deal(
 def _units(experiment: Experiment) -> Iterator[_Unit]:
     config = experiment.features
     for seed in experiment.seeds:
-        shared = feature_map(config.kind, config.n_components, config.sigma, seed)
         groups: dict[FeatureMap, dict[str, Scheme]] = {}
-        for label, scheme in experiment.build_schemes().items():
-            groups.setdefault(getattr(scheme, "features", shared), {})[label] = scheme
+        built = experiment.build_schemes()
+        for one in experiment.schemes:
+            own = one.features or config.kind
+            chosen = feature_map(own, config.n_components, config.sigma, seed)
+            scheme = built[one.label]
+            groups.setdefault(getattr(scheme, "features", chosen), {})[one.label] = scheme
         for features, schemes in groups.items():
             yield _Unit(seed, features, schemes)
 
@@ -167,7 +171,18 @@ def _fleet(experiment: Experiment, workload: Workload, seed: int) -> Fleet:
 
 def _prepared(experiment: Experiment, dataset: Dataset, unit: _Unit, device: str) -> Simulation:
     problem, fleet = prepare(experiment, dataset, unit.seed, unit.features, device)
-    return Simulation(problem, fleet, unit.schemes, unit.seed)
+    actual = _slowed(fleet, experiment.fleet)
+    return Simulation(problem, fleet, unit.schemes, unit.seed, actual=actual)
+
+
+def _slowed(fleet: Fleet, config: FleetConfig) -> Fleet:
+    """Return the fleet as it is, where that is not what the plans assume."""
+    factor = np.ones(len(fleet))
+    count = round(config.slower_share * len(fleet))
+    slowest = np.argsort(FleetDelays(fleet).mean(fleet.points), kind="stable")[len(fleet) - count :]
+    factor[slowest] = config.slower
+    slower = {name: getattr(fleet, name) * factor for name in ("packet_time", "packet_time_up")}
+    return replace(fleet, rate=fleet.rate / factor, **slower)
 
 
 def _snapshot(simulation: Simulation, place: int) -> Checkpoint:
@@ -179,6 +194,7 @@ def _snapshot(simulation: Simulation, place: int) -> Checkpoint:
             f"{place}/{s}/seconds": np.array(setting.seconds),
             f"{place}/{s}/deadlines": np.array(setting.deadlines),
             f"{place}/{s}/arrived": np.array(setting.arrived),
+            f"{place}/{s}/excess": np.array(setting.excess),
             f"{place}/{s}/metric": np.array([float(value) for value in setting.metric]),
         }
     return arrays
@@ -191,26 +207,38 @@ def _restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None
     for s, setting in enumerate(simulation.settings):
         stored = {
             name: checkpoint[f"{place}/{s}/{name}"]
-            for name in ("model", "seconds", "deadlines", "arrived", "metric")
+            for name in ("model", "seconds", "deadlines", "arrived", "excess", "metric")
         }
-        model = beside(stored["model"], setting.state.model)
         played = len(stored["seconds"])
-        setting.state = replace(setting.state, model=model, round=played)
+        if setting.crew is not None:  # its clients remember more than a model
+            simulation.replay(setting, played - len(setting.seconds))
+        else:
+            model = beside(stored["model"], setting.state.model)
+            setting.state = replace(setting.state, model=model, round=played)
         setting.seconds = stored["seconds"].tolist()
         setting.deadlines = stored["deadlines"].tolist()
         setting.arrived = list(stored["arrived"])
+        setting.excess = stored["excess"].tolist()
         setting.metric = stored["metric"].tolist()
 
 
 def _stories(simulation: Simulation, place: int) -> Checkpoint:
-    return {
-        f"{place}/{s}/story/{name}": values
-        for s, setting in enumerate(simulation.settings)
-        for name, values in simulation.client_story(setting).items()
-    } | {
-        f"{place}/{s}/setup_seconds": np.array(setting.setup.seconds)
-        for s, setting in enumerate(simulation.settings)
-    }
+    return (
+        {
+            f"{place}/{s}/story/{name}": values
+            for s, setting in enumerate(simulation.settings)
+            for name, values in simulation.client_story(setting).items()
+        }
+        | {
+            f"{place}/{s}/setup_seconds": np.array(setting.setup.seconds)
+            for s, setting in enumerate(simulation.settings)
+        }
+        | {
+            f"{place}/{s}/fact/{name}": np.array([setting.facts.get(name, np.nan)])
+            for s, setting in enumerate(simulation.settings)
+            for name in FACTS
+        }
+    )
 
 
 def _write_tables(
@@ -223,6 +251,7 @@ def _write_tables(
     configs = {config.label: config for config in experiment.schemes}
     rounds: list[dict[str, Any]] = []
     clients: list[dict[str, Any]] = []
+    settings: list[dict[str, Any]] = []
     for place, unit in enumerate(units):
         for s, label in enumerate(unit.schemes):
             common = {
@@ -234,26 +263,29 @@ def _write_tables(
             prefix = f"{place}/{s}/"
             mine = {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
             rounds.append(_repeated(common | {"metric_name": metric}, _round_columns(mine)))
-            clients.append(_repeated(common, _client_columns(mine)))
+            clients.append(_repeated(common, _columns(mine, "story/")))
+            settings.append(_repeated(common, _columns(mine, "fact/")))
     directory.write("rounds.parquet", _stacked(rounds))
     directory.write("clients.parquet", _stacked(clients))
+    directory.write("settings.parquet", _stacked(settings))
 
 
 def _round_columns(stored: Checkpoint) -> dict[str, Any]:
     training = np.cumsum(stored["seconds"]) / 3600
     return {
-        "round": np.arange(1, len(training) + 1),
+        "round": np.arange(len(training)) + (0 if stored["seconds"][0] == 0 else 1),
         "deadline_s": stored["deadlines"],
         "seconds": stored["seconds"],
         "training_hours": training,
         "total_hours": training + float(stored["setup_seconds"]) / 3600,
         "arrived": stored["arrived"].sum(1),
+        "excess": stored["excess"],
         "metric": stored["metric"],
     }
 
 
-def _client_columns(stored: Checkpoint) -> dict[str, Any]:
-    return {k.removeprefix("story/"): v for k, v in stored.items() if k.startswith("story/")}
+def _columns(stored: Checkpoint, prefix: str) -> dict[str, Any]:
+    return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
 
 
 def _repeated(common: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_cupy_array, is_numpy_array, is_torch_array
 
 from codedfedl.errors import InputError
-from codedfedl.features import Array
 
-__all__ = ["beside", "to_device", "to_host"]
+__all__ = ["Array", "beside", "to_device", "to_host"]
+
+Array = Any  # an array of NumPy, PyTorch or CuPy
 
 
 def to_device(array: npt.NDArray[Any], name: str) -> Array:

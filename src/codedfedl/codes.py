@@ -1,0 +1,164 @@
+"""Codes: random matrices G with E[GᵀG] = I that mix a client's points into parity rows.
+
+| name | a column of G: one point | operations a number | points behind a row |
+| --- | --- | --- | --- |
+| `gaussian` | u draws from N(0, 1/u), the paper's | u | all |
+| `sign` | u times ±1/√u | u | all |
+| `sparse` | s times ±1/√s, at random rows | s | about s·k/u |
+| `balanced` | s times ±1/√s, dealt in turn from shuffled points | s | at least ⌊k/u⌋, distinct |
+
+A balanced code is the sum of s deals: shuffle the points, flip signs, deal them to the rows like
+cards, and add up. It needs no multiplication and gives every row as many points as every other.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, device
+
+from codedfedl.arrays import Array
+from codedfedl.errors import InputError
+from codedfedl.fleet import FloatArray
+from codedfedl.tables import nearest
+
+__all__ = ["CODES", "GAUSSIAN", "Code"]
+
+_SLICE = 1 << 20  # entries of a code that exist at one time
+
+Entries = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A way to mix points.
+
+    Parameters
+    ----------
+    name
+        One of `CODES`.
+    nonzeros
+        s, the rows that a point goes into; only for ``sparse`` and ``balanced``.
+    """
+
+    name: str = "gaussian"
+    nonzeros: int = 1
+
+    def __post_init__(self) -> None:
+        if self.name not in CODES:
+            raise InputError(f"code {self.name!r} is unknown: {nearest(self.name, CODES)}")
+        if self.nonzeros < 1 or self.nonzeros != int(self.nonzeros):
+            raise InputError(f"nonzeros is {self.nonzeros}: must be a whole number above 0")
+
+    def operations(self, rows: int) -> int:
+        """Return the operations that a point costs for each of its numbers."""
+        return min(self.nonzeros, rows) if self.name in ("sparse", "balanced") else rows
+
+    def points_per_row(self, points: int, rows: int) -> int:
+        """Return how many distinct points a row mixes: at least, or for `sparse` in the mean."""
+        if self.name == "balanced":
+            return points // rows
+        return points * self.operations(rows) // rows
+
+    def mix(
+        self, parts: Sequence[Array], weights: FloatArray, rows: int, rng: np.random.Generator
+    ) -> list[Array]:
+        """G·W·X for each matrix X, all of k rows, with one and the same code.
+
+        Parameters
+        ----------
+        parts
+            Such as a client's features and its targets.
+        weights : array of shape (k,)
+            The diagonal of W.
+        rng
+            The client's private stream; whoever has it can undo the mixing.
+        """
+        points = parts[0].shape[0]
+        if not rows >= 1:
+            raise InputError(f"parity rows are {rows}: must be at least 1")
+        if self.name == "balanced":
+            if rows > points:
+                raise InputError(f"a balanced code of {points} points has no {rows} rows")
+            return _deal(parts, weights, rows, rng, self.nonzeros)
+        return _multiply(parts, weights, rows, rng, _ENTRIES[self.name], self.nonzeros)
+
+
+def _gaussian(rng: np.random.Generator, rows: int, columns: int, _: int) -> Entries:
+    return rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(rows))
+
+
+def _sign(rng: np.random.Generator, rows: int, columns: int, _: int) -> Entries:
+    signs = rng.integers(0, 2, (rows, columns), dtype=np.int8)
+    return (1 - 2 * signs).astype(np.float32) / np.float32(np.sqrt(rows))
+
+
+def _sparse(rng: np.random.Generator, rows: int, columns: int, nonzeros: int) -> Entries:
+    nonzeros = min(nonzeros, rows)
+    entries = np.zeros((rows, columns), dtype=np.float32)
+    places = rng.random((rows, columns)).argpartition(nonzeros - 1, axis=0)[:nonzeros]
+    signs = 1 - 2 * rng.integers(0, 2, places.shape, dtype=np.int8)
+    np.put_along_axis(entries, places, signs / np.float32(np.sqrt(nonzeros)), axis=0)
+    return entries
+
+
+_ENTRIES: dict[str, Callable[[np.random.Generator, int, int, int], Entries]] = {
+    "gaussian": _gaussian,
+    "sign": _sign,
+    "sparse": _sparse,
+}
+CODES = (*_ENTRIES, "balanced")
+"""The names of all codes."""
+
+GAUSSIAN = Code()
+"""The paper's own."""
+
+
+def _multiply(
+    parts: Sequence[Array],
+    weights: FloatArray,
+    rows: int,
+    rng: np.random.Generator,
+    entries: Callable[[np.random.Generator, int, int, int], Entries],
+    nonzeros: int,
+) -> list[Array]:
+    """Draw a slice of the code's columns at a time, and never keep it."""
+    xp, where = array_namespace(parts[0]), device(parts[0])
+    totals: list[Array] = []
+    width = max(1, _SLICE // rows)
+    for start in range(0, parts[0].shape[0], width):
+        part = slice(start, min(start + width, parts[0].shape[0]))
+        draws = entries(rng, rows, part.stop - start, nonzeros)
+        draws *= weights[part].astype(np.float32)
+        code = xp.asarray(draws, device=where)
+        mixed = [code @ matrix[part] for matrix in parts]
+        totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
+    return totals
+
+
+def _deal(
+    parts: Sequence[Array],
+    weights: FloatArray,
+    rows: int,
+    rng: np.random.Generator,
+    nonzeros: int,
+) -> list[Array]:
+    """Shuffle, sign, deal to the rows in turn, and add up; and that `nonzeros` times."""
+    xp, where = array_namespace(parts[0]), device(parts[0])
+    points = parts[0].shape[0]
+    hands = -(-points // rows)
+    totals: list[Array] = []
+    for _ in range(nonzeros):
+        order = rng.permutation(points)
+        signs = (1 - 2 * rng.integers(0, 2, points)) * weights[order] / np.sqrt(nonzeros)
+        deal, column = xp.asarray(order, device=where), xp.asarray(signs, device=where)
+        column = xp.astype(column, xp.float32)[:, None]
+        mixed = []
+        for matrix in parts:
+            cards = xp.take(matrix, deal, axis=0) * column
+            missing = (hands * rows - points, matrix.shape[1])
+            cards = xp.concat([cards, xp.zeros(missing, dtype=cards.dtype, device=where)], axis=0)
+            mixed.append(xp.sum(xp.reshape(cards, (hands, rows, matrix.shape[1])), axis=0))
+        totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
+    return totals

@@ -1,0 +1,178 @@
+"""The plan of a cold start: when the set-up ends, how long rounds last, and how many there are.
+
+Before any data are seen, two effects predict the relative excess of the ridge objective:
+
+- *sampling*. Client j stands for its ℓ_j points with k_j of them, each ℓ_j/k_j times as heavy. That
+  costs q·Σ ℓ_j(ℓ_j/k_j − 1)/m², and for a client never more than its share ℓ_j/m of all points.
+- *mixing*. Parity of u rows determines q numbers up to θ = q/u. The start is off by θ/(1 + θ), and
+  each time that all clients have answered, θ/(1 + θ) of the error is left.
+
+Both take the effective dimension to be q, which it approaches when the ridge is small. More set-up
+lessens both; rounds lessen the second alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.costs import BlockSetup
+from codedfedl.delays import FleetDelays
+from codedfedl.errors import InputError
+from codedfedl.fleet import Fleet, FloatArray, IntArray
+
+__all__ = ["ColdStart", "plan_cold_start", "sampling_excess"]
+
+_BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
+_GOOD_ENOUGH = 1.05  # rounds cost messages: the fewest whose time is within 5% of the shortest
+
+
+@dataclass(frozen=True, eq=False)
+class ColdStart:
+    """What is chosen, and what is expected of it.
+
+    Attributes
+    ----------
+    setup_deadline, round_deadline : float, seconds
+    rounds : int
+    points : array of shape (n,)
+        Points that each client is expected to have embedded when the set-up ends.
+    excess, seconds : float
+        Predicted relative excess of the objective at the end, and when that is.
+    """
+
+    setup_deadline: float
+    round_deadline: float
+    rounds: int
+    points: IntArray
+    excess: float
+    seconds: float
+
+
+def sampling_excess(held: FloatArray, embedded: IntArray, features: int) -> float:
+    """Return the relative excess when some points of each client stand for all of them."""
+    total = held.sum()
+    stands_for = held / np.maximum(embedded, 1)
+    noise = features * held * (stands_for - 1) / total**2
+    return float(np.where(embedded > 0, np.minimum(noise, held / total), held / total).sum())
+
+
+def plan_cold_start(
+    fleet: Fleet,
+    held: npt.ArrayLike,
+    setup: BlockSetup,
+    wanted: float,
+    *,
+    setup_deadline: float | None = None,
+    round_deadline: float | None = None,
+    rounds: int | None = None,
+) -> ColdStart:
+    """Choose what minimises the predicted time to a wanted relative excess of the objective.
+
+    Parameters
+    ----------
+    held : array of shape (n,)
+        Points of each client in all.
+    wanted
+        Such as 0.1, for a ridge objective at most 10% above its optimum.
+    setup_deadline, round_deadline, rounds
+        Taken as given where given.
+    """
+    if not 0 < wanted < np.inf:
+        raise InputError(f"excess is {wanted:g}: must be finite and above 0")
+    for name, given in (("setup_deadline", setup_deadline), ("round_deadline", round_deadline)):
+        if given is not None and not 0 < given < np.inf:
+            raise InputError(f"{name} is {given:g}: must be finite and above 0 seconds")
+    if rounds is not None and (rounds < 0 or rounds != int(rounds)):
+        raise InputError(f"rounds is {rounds}: must be a whole number from 0 on")
+    planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds)
+    budgets = planner.budgets() if setup_deadline is None else [setup_deadline]
+    found = [
+        candidate for budget in budgets for candidate in planner.candidates(budget, round_deadline)
+    ]
+    if not found and setup_deadline is not None:
+        raise InputError(
+            f"setup_deadline is {setup_deadline:g} s: by then no client has embedded and sent the "
+            f"{setup.mixing} points of one parity row; the first needs some "
+            f"{planner.earliest():.0f} s"
+        )
+    if rounds is not None:  # what they bring is what is left to choose
+        return min(found, key=lambda candidate: (candidate.excess > wanted, candidate.seconds))
+    fastest = min(candidate.seconds for candidate in found)
+    close = [candidate for candidate in found if candidate.seconds <= _GOOD_ENOUGH * fastest]
+    return min(close, key=lambda candidate: (candidate.rounds, candidate.seconds))
+
+
+@dataclass(frozen=True, eq=False)
+class _Planner:
+    fleet: Fleet
+    held: FloatArray
+    setup: BlockSetup
+    wanted: float
+    rounds: int | None
+
+    def embedded(self, budget: float) -> IntArray:
+        speed = self.setup.seconds_per_point(self.fleet)
+        return self.setup.points_by(budget, self.fleet, self.held, speed)
+
+    def earliest(self) -> float:
+        """Return when the first parity row can be there."""
+        if not (self.held >= self.setup.mixing).any():
+            raise InputError(
+                f"mixing is {self.setup.mixing}: every client has fewer points and could send no "
+                "parity; lower it, or use a scheme without parity"
+            )
+        low, high = 0.0, 1.0
+        while not self.embedded(high).any():
+            low, high = high, 2 * high
+        while high > 1.01 * low:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.embedded(middle).any() else (middle, high)
+        return high
+
+    def budgets(self) -> FloatArray:
+        """Return set-up deadlines from the first parity row to everybody's last."""
+        first = self.earliest()
+        last = first
+        able = self.held >= self.setup.mixing
+        while (self.embedded(last) < self.held)[able].any():
+            last *= 2
+        return np.geomspace(first, last, _BUDGETS)
+
+    def candidates(self, budget: float, deadline: float | None) -> list[ColdStart]:
+        """Return plans with this set-up, one for every deadline worth trying."""
+        points = self.embedded(budget)
+        rows = int((points // self.setup.mixing).sum())
+        if rows == 0:
+            return []
+        features = self.setup.workload.features
+        theta = features / rows
+        floor = sampling_excess(self.held, points, features)
+        start = theta / (1 + theta)
+        replies = FleetDelays(self.fleet).mean(points)
+        given = [deadline] if deadline is not None else self._deadlines(replies[points > 0])
+        plans = []
+        for seconds in given:
+            # A client that takes longer than a round answers every so many rounds.
+            fresh = self.fleet.availability / np.maximum(1.0, 0.5 + replies / seconds)
+            heard = float((self.held * fresh)[points > 0].sum() / self.held.sum())
+            left = 1 - heard / (1 + theta)
+            rounds = self._rounds(floor, start, left)
+            if rounds is not None:
+                excess = floor + start * left**rounds
+                total = budget + rounds * seconds
+                plans.append(ColdStart(budget, seconds, rounds, points, excess, total))
+        return plans
+
+    def _rounds(self, floor: float, start: float, left: float) -> int | None:
+        if self.rounds is not None:
+            return self.rounds
+        if floor + start <= self.wanted:
+            return 0
+        if floor >= self.wanted:
+            return None
+        return int(np.ceil(np.log((self.wanted - floor) / start) / np.log(left)))
+
+    @staticmethod
+    def _deadlines(replies: FloatArray) -> FloatArray:
+        return np.geomspace(replies.min(), max(replies.max(), 1.01 * replies.min()), _DEADLINES)

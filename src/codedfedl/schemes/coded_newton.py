@@ -1,0 +1,261 @@
+"""`coded-newton`: Newton's method on parity, corrected by whatever the clients send.
+
+Each client j has a model of its own loss at the server, a quadratic Q_j: that of its parity, with
+Hessian H̃_j. Once it has answered with its exact gradient g_j(a_j) at some model a_j, now or long
+ago, Q_j is anchored there:
+
+    ∇Q_j(β) = g_j(a_j) + (H̃_j + ρ_j)(β − a_j)
+
+A step minimises the sum of all Q_j and the ridge. No return probability enters. The sum is exact at
+a fixed point, where every a_j is β; and since H̃_j + ρ_j bounds the true curvature, old anchors
+cannot make it diverge.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl.arrays import Array, beside, to_host
+from codedfedl.cold_start import ColdStart, plan_cold_start
+from codedfedl.errors import InputError
+from codedfedl.fleet import Fleet, FloatArray
+from codedfedl.schemes.base import (
+    Ask,
+    AskBlockParity,
+    AskEmbedded,
+    Block,
+    Inbox,
+    Reply,
+    State,
+    Task,
+    Until,
+)
+from codedfedl.schemes.sketch_solve import LEAST_MIXING, block_code, sketch_of
+from codedfedl.sketching import Sketch, damping
+from codedfedl.streams import stream
+
+__all__ = ["CodedNewton", "NewtonState"]
+
+_TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """A client's last answer: its gradient, and the model and number of points it is for."""
+
+    gradient: FloatArray
+    model: FloatArray
+    points: int
+
+
+@dataclass(frozen=True, eq=False)
+class NewtonState(State):
+    """What the server remembers.
+
+    Attributes
+    ----------
+    plan
+        Deadlines and rounds, with what they were expected to bring.
+    blocks, sketch
+        The parity of each client that sent some, and of all together.
+    trust : float
+        ρ, the damping of all clients together; each has a share by its points.
+    sent : tuple of arrays
+        The model of every round so far, as the clients have it.
+    anchors
+        The last answer of each client that was heard.
+    start_loss : float
+        The start's squared error a point on all points, halved, as predicted from parity.
+    """
+
+    plan: ColdStart | None = None
+    blocks: Mapping[int, Block] = field(default_factory=dict)
+    sketch: Sketch | None = None
+    trust: float = 0.0
+    sent: tuple[FloatArray, ...] = ()
+    anchors: Mapping[int, Anchor] = field(default_factory=dict)
+    start_loss: float = np.nan
+
+    @property
+    def represented_points(self) -> float:
+        """Points of the clients whose parity is there."""
+        return float(self.task.held[list(self.blocks)].sum())
+
+    @property
+    def unrepresented_points(self) -> int:
+        """Points of the clients that sent no parity and have not answered either."""
+        silent = [j for j in range(len(self.fleet)) if j not in {*self.blocks, *self.anchors}]
+        return int(self.task.held[silent].sum())
+
+
+@dataclass(frozen=True)
+class CodedNewton:
+    """From a cold start to a ridge regression, with the set-up and every round on a deadline.
+
+    Parameters
+    ----------
+    excess
+        Wanted relative excess of the ridge objective over its optimum, which the plan is for.
+    mixing
+        Points behind every parity row.
+    nonzeros
+        Rows that a point goes into.
+    setup_deadline, round_deadline : seconds
+        The plan's, if not given.
+    rounds
+        The plan's, if not given.
+    damped
+        False takes the parity's Hessian as it is: that diverges, and is there to be shown.
+    """
+
+    excess: float = 0.2
+    mixing: int = LEAST_MIXING
+    nonzeros: int = 1
+    setup_deadline: float | None = None
+    round_deadline: float | None = None
+    rounds: int | None = None
+    damped: bool = True
+
+    name: ClassVar[str] = "coded-newton"
+
+    def __post_init__(self) -> None:
+        block_code(self.name, self.mixing, self.nonzeros)
+
+    def start(self, task: Task, fleet: Fleet, model: Array) -> NewtonState:
+        """Plan the set-up and the rounds."""
+        code = block_code(self.name, LEAST_MIXING, self.nonzeros)
+        plan = plan_cold_start(
+            fleet,
+            task.held,
+            task.block_setup(code, self.mixing),
+            self.excess,
+            setup_deadline=self.setup_deadline,
+            round_deadline=self.round_deadline,
+            rounds=self.rounds,
+        )
+        if plan.rounds > task.rounds:
+            raise InputError(
+                f"coded-newton has {plan.rounds} rounds where training.epochs allows "
+                f"{task.rounds}: raise it, or give rounds or excess"
+            )
+        return NewtonState(task, fleet, model, plan=plan)
+
+    def ask(self, state: State) -> Ask | None:
+        """Ask for parity first, then for gradients."""
+        assert isinstance(state, NewtonState)
+        assert state.plan is not None
+        if state.sketch is None:
+            code = block_code(self.name, LEAST_MIXING, self.nonzeros)
+            return AskBlockParity(code, self.mixing, Until(state.plan.setup_deadline))
+        if state.round >= state.plan.rounds:
+            return None
+        return AskEmbedded(state.round, Until(state.plan.round_deadline))
+
+    def receive(self, state: State, inbox: Inbox) -> NewtonState:
+        """Solve on parity, or take in the answers and take a step."""
+        assert isinstance(state, NewtonState)
+        if inbox.blocks:
+            state = self._with_parity(state, inbox.blocks)
+        if len(state.sent) == 0:
+            return self._start_from_parity(state)
+        state = self._with_replies(state, inbox.replies)
+        model = state.sent[-1] - _newton_step(state)
+        return replace(self._with_model(state, model), round=state.round + 1)
+
+    def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
+        blocks = {**state.blocks, **blocks}
+        sketch = sketch_of(blocks, state.task)
+        if not self.damped:
+            return replace(state, blocks=blocks, sketch=sketch)
+        rows = [blocks[j].parity.features.shape[0] for j in sorted(blocks)]
+        ridge = _ridge(state)
+        found = damping(sketch, rows, ridge, stream(0, "code"))  # no secret: parity is the server's
+        return replace(state, blocks=blocks, sketch=sketch, trust=max(found - ridge, state.trust))
+
+    def _start_from_parity(self, state: NewtonState) -> NewtonState:
+        if state.sketch is None:
+            raise InputError("no client sent parity by the deadline: give the set-up more time")
+        ridge = state.sketch.best_ridge(_ridge(state))
+        loss = state.sketch.leave_one_out(ridge) / (2 * state.represented_points)
+        return replace(self._with_model(state, state.sketch.solve(ridge)), start_loss=loss)
+
+    @staticmethod
+    def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:
+        """Send a model: what the clients get is float32, and that is what is remembered."""
+        if not np.isfinite(model).all():
+            raise InputError("coded-newton diverged: some client's gradient is not finite")
+        single = model.astype(np.float32)
+        sent = (*state.sent, single.astype(np.float64))
+        return replace(state, model=beside(single, state.model), sent=sent)
+
+    def _with_replies(self, state: NewtonState, replies: tuple[Reply, ...]) -> NewtonState:
+        """Move the anchors of all who answered; trust the parity less if it was too flat."""
+        true, assumed = 0.0, 0.0
+        anchors = dict(state.anchors)
+        for reply in replies:
+            gradient = to_host(reply.gradient).astype(np.float64)
+            now = Anchor(gradient, state.sent[reply.round], reply.points)
+            before = anchors.get(reply.client)
+            if before is not None and before.points == now.points:
+                moved = now.model - before.model
+                true = true + (moved * (now.gradient - before.gradient)).sum(0)
+                assumed = assumed + (moved * _curvature(state, reply.client, moved)).sum(0)
+            anchors[reply.client] = now
+        trust = state.trust
+        if self.damped and np.any(true > _TOO_CURVED * assumed):
+            trust = 2 * trust + _ridge(state)
+            _log.info("the loss curves more than parity says: damping raised to %g", trust)
+        return replace(state, anchors=anchors, trust=trust)
+
+
+def _ridge(state: NewtonState) -> float:
+    """λ·m: losses here are sums over points."""
+    return state.task.ridge * float(state.task.held.sum())
+
+
+def _share(state: NewtonState, client: int) -> float:
+    return float(state.task.held[client]) / state.represented_points
+
+
+def _curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
+    """(H̃_j + ρ_j)·moved. A client without parity is taken to curve as all others do."""
+    share = _share(state, client)
+    if client in state.blocks:
+        rows = to_host(state.blocks[client].parity.features).astype(np.float64)
+        return rows.T @ (rows @ moved) + share * state.trust * moved
+    assert state.sketch is not None
+    rows = state.sketch.features
+    return share * (rows.T @ (rows @ moved) + state.trust * moved)
+
+
+def _newton_step(state: NewtonState) -> FloatArray:
+    """Solve for the minimum of all the clients' quadratics and the ridge."""
+    sketch, model = state.sketch, state.sent[-1]
+    assert sketch is not None
+    total = _ridge(state) * model
+    residuals = sketch.features @ model - sketch.targets  # of clients that were never heard
+    places = _places(state.blocks)
+    for client, anchor in state.anchors.items():
+        moved = model - anchor.model
+        share = _share(state, client)
+        total = total + anchor.gradient + share * state.trust * moved
+        if client in places:
+            rows = places[client]
+            residuals[rows] = sketch.features[rows] @ moved
+        elif moved.any():
+            residuals += share * (sketch.features @ moved)
+    total = total + sketch.features.T @ residuals
+    everybody = float(state.task.held.sum()) / state.represented_points
+    return sketch.divide(total, everybody, everybody * state.trust + _ridge(state))
+
+
+def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:
+    """Return where each client's rows are in the sketch."""
+    clients = sorted(blocks)
+    ends = np.cumsum([blocks[j].parity.features.shape[0] for j in clients]).tolist()
+    return {j: slice(a, b) for j, a, b in zip(clients, [0, *ends], ends, strict=False)}

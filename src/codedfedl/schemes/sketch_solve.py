@@ -1,0 +1,108 @@
+"""`sketch-solve`: ridge regression at the server on the clients' own parity, without rounds."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl.arrays import Array, beside, to_host
+from codedfedl.codes import Code
+from codedfedl.errors import InputError
+from codedfedl.fleet import Fleet
+from codedfedl.schemes.base import (
+    Ask,
+    AskBlockParity,
+    Block,
+    Everyone,
+    Inbox,
+    State,
+    Task,
+    Until,
+    refuse_absent,
+)
+from codedfedl.sketching import Sketch
+
+__all__ = ["LEAST_MIXING", "SketchSolve", "block_code", "sketch_of"]
+
+LEAST_MIXING = 10
+"""Points behind every parity row, unless fewer are asked for."""
+
+_log = logging.getLogger(__name__)
+
+
+def block_code(scheme: str, mixing: int, nonzeros: int) -> Code:
+    """Return the balanced code, after a look at how many points it mixes."""
+    if mixing < 1 or mixing != int(mixing):
+        raise InputError(f"{scheme}.mixing is {mixing}: must be a whole number from 1 on")
+    if mixing < LEAST_MIXING:
+        _log.warning(
+            "%s.mixing is %d: a parity row of so few points is close to raw data", scheme, mixing
+        )
+    return Code("balanced", nonzeros)
+
+
+def sketch_of(blocks: Mapping[int, Block], task: Task) -> Sketch:
+    """Stack the clients' parity, in their order."""
+    shapes = (task.workload.features, task.workload.labels)
+    for client, block in blocks.items():
+        widths = (block.parity.features.shape[1], block.parity.targets.shape[1])
+        if widths != shapes:
+            raise InputError(
+                f"the parity of client {client} has {widths} columns: must be {shapes} (q, c)"
+            )
+    parts = [blocks[client].parity for client in sorted(blocks)]
+    if not parts:
+        raise InputError("no client sent parity by the deadline: give the set-up more time")
+    features = np.concatenate([to_host(part.features) for part in parts])
+    return Sketch.of(features, np.concatenate([to_host(part.targets) for part in parts]))
+
+
+@dataclass(frozen=True)
+class SketchSolve:
+    """Sketch-and-solve on block parity.
+
+    Parameters
+    ----------
+    mixing
+        Points behind every parity row.
+    nonzeros
+        Rows that a point goes into.
+    deadline : seconds
+        When the set-up ends; None waits for all.
+    """
+
+    mixing: int = LEAST_MIXING
+    nonzeros: int = 1
+    deadline: float | None = None
+
+    name: ClassVar[str] = "sketch-solve"
+
+    def __post_init__(self) -> None:
+        block_code(self.name, self.mixing, self.nonzeros)
+        if self.deadline is not None and not 0 < self.deadline < np.inf:
+            raise InputError(
+                f"sketch-solve.deadline is {self.deadline:g}: must be finite and above 0 seconds"
+            )
+
+    def start(self, task: Task, fleet: Fleet, model: Array) -> State:
+        """Refuse fleets for which waiting would never end."""
+        if self.deadline is None:
+            refuse_absent(fleet, "sketch-solve waits for all")
+        if not (task.held >= self.mixing).any():
+            raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
+        return State(task, fleet, model)
+
+    def ask(self, state: State) -> Ask | None:
+        """Ask once."""
+        wait = Everyone() if self.deadline is None else Until(self.deadline)
+        code = Code("balanced", self.nonzeros)
+        return AskBlockParity(code, self.mixing, wait) if state.round == 0 else None
+
+    def receive(self, state: State, inbox: Inbox) -> State:
+        """Solve, with the ridge that leaves the smallest leave-one-out loss."""
+        sketch = sketch_of(inbox.blocks, state.task)
+        ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
+        model = beside(sketch.solve(ridge).astype(np.float32), state.model)
+        return replace(state, model=model, round=1)

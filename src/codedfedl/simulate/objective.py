@@ -1,0 +1,47 @@
+"""How far a model is from the best one: a simulator can know, a server cannot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codedfedl.arrays import Array, to_host
+from codedfedl.fleet import FloatArray
+from codedfedl.gradients import Quadratic
+
+__all__ = ["Objective"]
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """½‖Xβ − Y‖² + ½·ridge·‖β‖² over all points, and its smallest value."""
+
+    hessian: FloatArray
+    moment: FloatArray
+    constant: float
+    ridge: float
+    smallest: float
+
+    @classmethod
+    def of(cls, everything: Quadratic, targets: Sequence[FloatArray], ridge: float) -> "Objective":
+        """Solve exact ridge regression, in float64 on the host."""
+        hessian = to_host(everything.hessian).astype(np.float64)
+        moment = to_host(everything.moment).astype(np.float64)
+        constant = float(sum((part.astype(np.float64) ** 2).sum() for part in targets)) / 2
+        best = np.linalg.solve(hessian + ridge * np.eye(len(hessian)), moment)
+        return cls(hessian, moment, constant, ridge, constant - float((best * moment).sum()) / 2)
+
+    def value(self, model: Array) -> float:
+        """Return the objective of a model."""
+        beta = to_host(model).astype(np.float64)
+        curved = self.hessian @ beta + self.ridge * beta
+        return float((beta * (curved / 2 - self.moment)).sum()) + self.constant
+
+    def loss(self, model: Array, points: float) -> float:
+        """Return half the squared error of a point, in the mean, without the ridge."""
+        penalty = self.ridge * float((to_host(model).astype(np.float64) ** 2).sum()) / 2
+        return (self.value(model) - penalty) / points
+
+    def excess(self, model: Array) -> float:
+        """Return how far the objective lies above its smallest value, relative to that."""
+        return self.value(model) / self.smallest - 1

@@ -1,0 +1,147 @@
+"""What a server learns from parity alone: a first model, its loss, and how far to trust both.
+
+Parity (X̃, Ỹ) of few rows has E[X̃ᵀX̃] = XᵀX. One eigendecomposition of X̃ᵀX̃ serves everything here:
+ridge regression for any ridge, its leave-one-out loss, and the preconditioner for any damping.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from codedfedl.codes import Code
+from codedfedl.errors import InputError
+from codedfedl.fleet import FloatArray
+
+__all__ = ["Sketch", "curvature_ratio", "damping"]
+
+_RIDGES = np.geomspace(1e-6, 1.0, 49)  # relative to the largest eigenvalue
+_RESKETCH = Code("sparse", 8)
+STABLE = 1.3
+"""Largest ratio of true to assumed curvature that `damping` aims at; steps diverge from 2 on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """Parity and its spectrum, in float64 on the host.
+
+    Attributes
+    ----------
+    features, targets : arrays of shape (u, q) and (u, c)
+    values, vectors : arrays of shape (q,) and (q, q)
+        X̃ᵀX̃ = V·diag(values)·Vᵀ.
+    rotated : array of shape (u, q)
+        X̃·V.
+    """
+
+    features: FloatArray
+    targets: FloatArray
+    values: FloatArray
+    vectors: FloatArray
+    rotated: FloatArray
+
+    @classmethod
+    def of(cls, features: npt.ArrayLike, targets: npt.ArrayLike) -> "Sketch":
+        """Decompose parity, or say what is wrong with it."""
+        x, y = np.asarray(features, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+        if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or not len(x):
+            raise InputError(
+                f"parity has features of shape {x.shape} and targets of shape {y.shape}: "
+                "must be (u, q) and (u, c) with at least one row"
+            )
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            raise InputError("parity holds NaN or infinity: some client's data are not finite")
+        values, vectors = np.linalg.eigh(x.T @ x)
+        return cls(x, y, np.maximum(values, 0.0), vectors, x @ vectors)
+
+    @property
+    def rows(self) -> int:
+        """Parity rows, u."""
+        return len(self.features)
+
+    def effective_dimension(self, ridge: float) -> float:
+        """tr(X̃ᵀX̃(X̃ᵀX̃ + ridge)⁻¹): how many directions the data determine."""
+        return float((self.values / (self.values + ridge)).sum())
+
+    def solve(self, ridge: float) -> FloatArray:
+        """Return the ridge regression on the parity, shape (q, c)."""
+        return self.divide(self.features.T @ self.targets, 1.0, ridge)
+
+    def divide(self, vector: FloatArray, scale: float, ridge: float) -> FloatArray:
+        """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector."""
+        weights = scale * self.values + ridge
+        if not weights.min() > 0:
+            raise InputError(
+                f"the parity's Hessian is singular: {self.rows} rows for {len(weights)} features "
+                "and no ridge; give training.ridge a value above 0"
+            )
+        return np.asarray(self.vectors @ ((self.vectors.T @ vector) / weights[:, None]))
+
+    def leave_one_out(self, ridge: float) -> float:
+        """Squared error on every row of the model fitted without it (PRESS), summed.
+
+        A row that was left out is a random combination of points, so this estimates the squared
+        error of the model on *all* points, without a test point.
+        """
+        shrunk = 1 / (self.values + ridge)
+        leverage = self.rotated**2 @ shrunk
+        fitted = self.rotated @ (shrunk[:, None] * (self.rotated.T @ self.targets))
+        left_out = (self.targets - fitted) / np.maximum(1 - leverage, 1e-12)[:, None]
+        return float((left_out**2).sum())
+
+    def best_ridge(self, least: float) -> float:
+        """Return the ridge from `least` on with the smallest leave-one-out loss, on a grid."""
+        ridges = np.maximum(_RIDGES * max(self.values[-1], np.finfo(float).tiny), least)
+        ridges = np.unique(ridges[ridges > 0])
+        return float(min(ridges, key=self.leave_one_out))
+
+
+def curvature_ratio(true: Sketch, assumed: Sketch, ridge: float, damped: float) -> float:
+    """λ_max((H̃ + damped)⁻¹(H + ridge)): how much more a direction curves than is assumed."""
+    whiten = assumed.vectors / np.sqrt(assumed.values + damped)
+    hessian = true.features.T @ true.features
+
+    def product(v: FloatArray) -> FloatArray:
+        w = whiten @ v.ravel()
+        return np.asarray(whiten.T @ (hessian @ w + ridge * w))
+
+    size = len(hessian)
+    if size < 4:
+        return float(np.linalg.eigvalsh(np.array([product(e) for e in np.eye(size)])).max())
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    start = np.ones(size)
+    return float(eigsh(operator, k=1, tol=1e-2, v0=start, return_eigenvectors=False)[0])
+
+
+def damping(sketch: Sketch, blocks: Sequence[int], ridge: float, rng: np.random.Generator) -> float:
+    """Return the smallest λ_P at which H + ridge ≼ 1.3·(H̃ + λ_P) is to be expected.
+
+    H is the true Hessian, which the server does not know. But H̃ relates to H as a fresh sketch H̃′
+    of the parity relates to H̃, but for one thing: the largest eigenvalues of H̃ are themselves
+    (1 + √θ)² times too large, θ = d_eff/u, and so is the damping found from it.
+
+    Parameters
+    ----------
+    blocks
+        Rows of each client in turn; each is sketched for itself, as its data were.
+    """
+    ends = np.cumsum(blocks)
+    if len(ends) == 0 or ends[-1] != sketch.rows:
+        raise InputError(f"blocks sum to {sum(blocks)} where the parity has {sketch.rows} rows")
+    fresh = [
+        _RESKETCH.mix((part,), np.ones(len(part)), len(part), rng)[0]
+        for part in np.split(sketch.features, ends[:-1])
+    ]
+    again = Sketch.of(np.concatenate(fresh), sketch.targets)
+    theta = min(sketch.effective_dimension(ridge) / sketch.rows, 1.0)
+    low, high = ridge, max(float(sketch.values[-1]), 2 * ridge)
+    low = max(low, 1e-9 * high)
+    if curvature_ratio(sketch, again, ridge, low) > STABLE:
+        while high > 1.1 * low:
+            middle = float(np.sqrt(low * high))
+            stable = curvature_ratio(sketch, again, ridge, middle) <= STABLE
+            low, high = (low, middle) if stable else (middle, high)
+        low = high
+    return float(max(ridge, low / (1 + theta**0.5) ** 2))
