@@ -3,7 +3,7 @@ import pytest
 from sklearn.kernel_approximation import RBFSampler  # type: ignore[import-untyped]
 
 from codedfedl import InputError
-from codedfedl.features import Identity, RandomFourier, feature_map
+from codedfedl.features import FeatureMap, Identity, RandomFourier, Structured, feature_map
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -23,9 +23,22 @@ def test_features_equal_rbf_sampler() -> None:
     np.testing.assert_allclose(features, sampler.transform(points), atol=2e-6)
 
 
-def test_error_falls_like_one_over_root_q() -> None:
-    """The order of convergence to the exact kernel, by regression over a factor of 64 in q."""
-    points = np.random.default_rng(1).random((60, 10))
+@pytest.mark.parametrize("kind", ["fourier", "structured"])
+@pytest.mark.parametrize(
+    "points",
+    [
+        np.random.default_rng(1).random((60, 10)),
+        np.eye(60, 100) * 1.5,  # differences of two numbers: the hardest for random signs
+        np.ones((60, 64)) * np.linspace(0, 0.3, 60)[:, None],  # all along one direction
+    ],
+    ids=["uniform", "sparse", "line"],
+)
+def test_error_falls_like_one_over_root_q(kind: str, points: np.ndarray) -> None:
+    """The order of convergence to the exact kernel, by regression over a factor of 64 in q.
+
+    Over fifty other sets of seeds the fitted order had a standard deviation of at most 0.03: with
+    ±0.12 a false alarm has a probability below 1 in 10,000.
+    """
     distance = ((points[:, None] - points[None]) ** 2).sum(-1)
     kernel = np.exp(-distance / 2)
     sizes = np.array([64, 256, 1024, 4096])
@@ -33,11 +46,11 @@ def test_error_falls_like_one_over_root_q() -> None:
     for size in sizes:
         squares = []
         for seed in range(8):
-            features = RandomFourier(int(size), 1.0, seed).transform(points).astype(float)
+            features = feature_map(kind, int(size), 1.0, seed).transform(points).astype(float)
             squares.append(((features @ features.T - kernel) ** 2).mean())
         errors.append(np.sqrt(np.mean(squares)))
     order = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
-    assert order == pytest.approx(-0.5, abs=0.06)
+    assert order == pytest.approx(-0.5, abs=0.12)
 
 
 def test_identity_is_the_points() -> None:
@@ -49,6 +62,38 @@ def test_identity_is_the_points() -> None:
 
 def test_costs() -> None:
     assert RandomFourier(2000).macs(784) == 784 * 2000
+    assert Structured(2000).macs(784) == (1 + 2) * 1024 * 10 + 2000
+
+
+def test_structured_features_equal_the_product_with_their_frequencies() -> None:
+    """Column i of ω is what the unit vectors are projected on; rows of a block are orthogonal."""
+    maps, inputs = Structured(150, 2.0, 5), 64
+    shared, own, lengths, delta = maps.draws(inputs)
+    assert set(np.unique(shared)) == {-1.0, 1.0}
+    unit = np.eye(inputs)
+    # arccos is ambiguous, so recover ω from differences at small steps
+    step = 1e-2
+    low, high = (np.sqrt(75.0) * maps.transform(s * unit).astype(float) for s in (-step, step))
+    omega = (low - high) / (2 * step) / np.sin(delta)
+    block = omega[:, :64] / lengths[:64]
+    np.testing.assert_allclose(block.T @ block, np.eye(64), atol=2e-3)
+    np.testing.assert_allclose((omega**2).sum(0), lengths**2, rtol=2e-3)
+    points = np.random.default_rng(0).random((7, inputs)) * 0.2
+    dense = np.sqrt(2 / 150) * np.cos(points @ omega + delta)
+    np.testing.assert_allclose(maps.transform(points), dense, atol=2e-3)
+    assert own.shape == (3, 64)
+
+
+@pytest.mark.parametrize("inputs", [1, 3, 64, 100])
+@pytest.mark.parametrize("size", [1, 10, 200])
+def test_structured_features_take_any_sizes(inputs: int, size: int) -> None:
+    points = np.random.default_rng(0).random((5, inputs))
+    maps: FeatureMap = Structured(size, 1.0, 0)
+    features = maps.transform(points)
+    assert features.shape == (5, size)
+    assert features.dtype == np.float32
+    assert (features == maps.transform(points)).all()
+    assert np.isfinite(features).all()
 
 
 def test_bad_settings() -> None:

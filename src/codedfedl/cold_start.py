@@ -4,8 +4,9 @@ Before any data are seen, two effects predict the relative excess of the ridge o
 
 - *sampling*. Client j stands for its ℓ_j points with k_j of them, each ℓ_j/k_j times as heavy. That
   costs q·Σ ℓ_j(ℓ_j/k_j − 1)/m², and for a client never more than its share ℓ_j/m of all points.
-- *mixing*. Parity of u rows determines q numbers up to θ = q/u. The start is off by θ/(1 + θ), and
-  each time that all clients have answered, θ/(1 + θ) of the error is left.
+- *mixing*. Parity of u rows determines q numbers up to θ = q/u. The best ridge regression on it is
+  off by θ/(1 + θ), sampling included; each time that all clients have answered, √θ of what is above
+  the sampling is left, as in any method that is preconditioned by a sketch.
 
 Both take the effective dimension to be q, which it approaches when the ridge is small. More set-up
 lessens both; rounds lessen the second alone.
@@ -24,6 +25,7 @@ from codedfedl.fleet import Fleet, FloatArray, IntArray
 __all__ = ["ColdStart", "plan_cold_start", "sampling_excess"]
 
 _BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
+_SLOWEST = 0.1  # progress that the damping allows however little parity there is
 _GOOD_ENOUGH = 1.05  # rounds cost messages: the fewest whose time is within 5% of the shortest
 
 
@@ -87,20 +89,14 @@ def plan_cold_start(
         raise InputError(f"rounds is {rounds}: must be a whole number from 0 on")
     planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds)
     budgets = planner.budgets() if setup_deadline is None else [setup_deadline]
-    found = [
-        candidate for budget in budgets for candidate in planner.candidates(budget, round_deadline)
-    ]
+    found = [one for budget in budgets for one in planner.candidates(budget, round_deadline)]
     if not found and setup_deadline is not None:
-        raise InputError(
-            f"setup_deadline is {setup_deadline:g} s: by then no client has embedded and sent the "
-            f"{setup.mixing} points of one parity row; the first needs some "
-            f"{planner.earliest():.0f} s"
-        )
+        raise planner.refusal(setup_deadline)
     if rounds is not None:  # what they bring is what is left to choose
-        return min(found, key=lambda candidate: (candidate.excess > wanted, candidate.seconds))
-    fastest = min(candidate.seconds for candidate in found)
-    close = [candidate for candidate in found if candidate.seconds <= _GOOD_ENOUGH * fastest]
-    return min(close, key=lambda candidate: (candidate.rounds, candidate.seconds))
+        return min(found, key=lambda one: (max(one.excess, wanted), one.seconds))
+    fastest = min(one.seconds for one in found)
+    close = [one for one in found if one.seconds <= _GOOD_ENOUGH * fastest]
+    return min(close, key=lambda one: (one.rounds, one.seconds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +126,23 @@ class _Planner:
             low, high = (low, middle) if self.embedded(middle).any() else (middle, high)
         return high
 
+    def refusal(self, budget: float) -> InputError:
+        """Say why a set-up of that length leads nowhere."""
+        points = self.embedded(budget)
+        if not points.any():
+            return InputError(
+                f"setup_deadline is {budget:g} s: by then no client has embedded and sent the "
+                f"{self.setup.mixing} points of one parity row; the first needs some "
+                f"{self.earliest():.3g} s"
+            )
+        able = self.held >= self.setup.mixing
+        floor = sampling_excess(self.held[able], points[able], self.setup.workload.features)
+        return InputError(
+            f"setup_deadline is {budget:g} s: so few points are embedded by then that an excess of "
+            f"{floor:.2g} is expected, whatever the rounds bring, where {self.wanted:g} is wanted; "
+            "raise either, or give rounds"
+        )
+
     def budgets(self) -> FloatArray:
         """Return set-up deadlines from the first parity row to everybody's last."""
         first = self.earliest()
@@ -147,8 +160,9 @@ class _Planner:
             return []
         features = self.setup.workload.features
         theta = features / rows
-        floor = sampling_excess(self.held, points, features)
-        start = theta / (1 + theta)
+        able = self.held >= self.setup.mixing  # the others are exact as soon as they are heard
+        floor = sampling_excess(self.held[able], points[able], features)
+        start = max(theta / (1 + theta) - floor, 0.0)
         replies = FleetDelays(self.fleet).mean(points)
         given = [deadline] if deadline is not None else self._deadlines(replies[points > 0])
         plans = []
@@ -156,7 +170,7 @@ class _Planner:
             # A client that takes longer than a round answers every so many rounds.
             fresh = self.fleet.availability / np.maximum(1.0, 0.5 + replies / seconds)
             heard = float((self.held * fresh)[points > 0].sum() / self.held.sum())
-            left = 1 - heard / (1 + theta)
+            left = 1 - heard * max(1 - theta**0.5, _SLOWEST)
             rounds = self._rounds(floor, start, left)
             if rounds is not None:
                 excess = floor + start * left**rounds

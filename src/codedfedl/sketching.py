@@ -4,7 +4,6 @@ Parity (X̃, Ỹ) of few rows has E[X̃ᵀX̃] = XᵀX. One eigendecomposition o
 ridge regression for any ridge, its leave-one-out loss, and the preconditioner for any damping.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ __all__ = ["Sketch", "curvature_ratio", "damping"]
 
 _RIDGES = np.geomspace(1e-6, 1.0, 49)  # relative to the largest eigenvalue
 _RESKETCH = Code("sparse", 8)
-STABLE = 1.3
+STABLE = 1.2
 """Largest ratio of true to assumed curvature that `damping` aims at; steps diverge from 2 on."""
 
 
@@ -101,13 +100,13 @@ class Sketch:
 def curvature_ratio(true: Sketch, assumed: Sketch, ridge: float, damped: float) -> float:
     """λ_max((H̃ + damped)⁻¹(H + ridge)): how much more a direction curves than is assumed."""
     whiten = assumed.vectors / np.sqrt(assumed.values + damped)
-    hessian = true.features.T @ true.features
+    curved = true.values + ridge
 
     def product(v: FloatArray) -> FloatArray:
-        w = whiten @ v.ravel()
-        return np.asarray(whiten.T @ (hessian @ w + ridge * w))
+        turned = true.vectors.T @ (whiten @ v.ravel())
+        return np.asarray(whiten.T @ (true.vectors @ (curved * turned)))
 
-    size = len(hessian)
+    size = len(curved)
     if size < 4:
         return float(np.linalg.eigvalsh(np.array([product(e) for e in np.eye(size)])).max())
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
@@ -115,27 +114,17 @@ def curvature_ratio(true: Sketch, assumed: Sketch, ridge: float, damped: float) 
     return float(eigsh(operator, k=1, tol=1e-2, v0=start, return_eigenvectors=False)[0])
 
 
-def damping(sketch: Sketch, blocks: Sequence[int], ridge: float, rng: np.random.Generator) -> float:
-    """Return the smallest λ_P at which H + ridge ≼ 1.3·(H̃ + λ_P) is to be expected.
+def damping(sketch: Sketch, ridge: float, rng: np.random.Generator) -> float:
+    """Return the smallest λ_P at which H + ridge ≼ 2·(H̃ + λ_P) is safely to be expected.
 
     H is the true Hessian, which the server does not know. But H̃ relates to H as a fresh sketch H̃′
     of the parity relates to H̃, but for one thing: the largest eigenvalues of H̃ are themselves
-    (1 + √θ)² times too large, θ = d_eff/u, and so is the damping found from it.
+    (1 + √θ)² times too large, θ = d_eff(λ_P)/u, and so is the damping found from it.
 
-    Parameters
-    ----------
-    blocks
-        Rows of each client in turn; each is sketched for itself, as its data were.
+    It is an estimate. Where it is too low, the clients' answers show it (`coded-newton`).
     """
-    ends = np.cumsum(blocks)
-    if len(ends) == 0 or ends[-1] != sketch.rows:
-        raise InputError(f"blocks sum to {sum(blocks)} where the parity has {sketch.rows} rows")
-    fresh = [
-        _RESKETCH.mix((part,), np.ones(len(part)), len(part), rng)[0]
-        for part in np.split(sketch.features, ends[:-1])
-    ]
-    again = Sketch.of(np.concatenate(fresh), sketch.targets)
-    theta = min(sketch.effective_dimension(ridge) / sketch.rows, 1.0)
+    (fresh,) = _RESKETCH.mix((sketch.features,), np.ones(sketch.rows), sketch.rows, rng)
+    again = Sketch.of(fresh, sketch.targets)
     low, high = ridge, max(float(sketch.values[-1]), 2 * ridge)
     low = max(low, 1e-9 * high)
     if curvature_ratio(sketch, again, ridge, low) > STABLE:
@@ -144,4 +133,5 @@ def damping(sketch: Sketch, blocks: Sequence[int], ridge: float, rng: np.random.
             stable = curvature_ratio(sketch, again, ridge, middle) <= STABLE
             low, high = (low, middle) if stable else (middle, high)
         low = high
+    theta = sketch.effective_dimension(low) / sketch.rows
     return float(max(ridge, low / (1 + theta**0.5) ** 2))

@@ -16,7 +16,7 @@ from codedfedl.tables import nearest
 
 __all__ = ["DATASET_NAMES", "load_dataset"]
 
-DATASET_NAMES = ("digits", *IDX_NAMES)
+DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
 
 Array = npt.NDArray[Any]
 
@@ -34,11 +34,12 @@ def load_dataset(
     Parameters
     ----------
     name
-        ``digits``, ``mnist``, ``fashion-mnist``, or the path of a file. An ``.npz`` file holds the
-        arrays ``inputs`` and ``labels``, and may hold ``test_inputs`` and ``test_labels``. A
-        ``.csv`` or ``.parquet`` file holds a line per point. Whole numbers or words as labels mean
-        classes, and words are numbered in sorted order. Decimal numbers mean regression, and so do
-        several label columns.
+        ``digits``, ``digits-halves`` (the lower half of each digit as the label of its upper half:
+        a regression with 32 columns), ``mnist``, ``fashion-mnist``, or the path of a file. An
+        ``.npz`` file holds the arrays ``inputs`` and ``labels``, and may hold ``test_inputs`` and
+        ``test_labels``. A ``.csv`` or ``.parquet`` file holds a line per point. Whole numbers or
+        words as labels mean classes, and words are numbered in sorted order. Decimal numbers mean
+        regression, and so do several label columns.
     directory
         Where the files of ``mnist`` and ``fashion-mnist`` are; see `find_files`.
     label
@@ -64,6 +65,9 @@ def load_dataset(
     if name == "digits":
         inputs, labels = _digits()
         return _split("digits", inputs, labels, test_share, seed)
+    if name == "digits-halves":
+        inputs, _ = _digits()
+        return _split(name, inputs[:, :32], inputs[:, 32:], test_share, seed)
     if suffix == ".npz":
         return _load_npz(Path(name), test_share, seed)
     if suffix in TABLES:

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from codedfedl.report.figures import STYLE
 from codedfedl.report.results import Curve
 
-__all__ = ["curve_figure"]
+__all__ = ["cold_start_figure", "curve_figure"]
 
 _COLOURS = ("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c", "#5b6570", "#c2407e", "#1397a8")
 
@@ -39,6 +39,42 @@ def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Fi
         axes[0].set(ylabel=f"{found[0].metric_name} on the test set", title=title)
         axes[0].set_ylim(_lowest(found, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def cold_start_figure(
+    found: Sequence[Curve], title: str, target: float, paper_hours: Sequence[float]
+) -> Figure:
+    """Draw the metric against hours from a cold start, and what the paper gives without set-up.
+
+    Parameters
+    ----------
+    paper_hours
+        Of `uncoded` and `coded`, in its Table 1.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        ax = figure.subplots()
+        settings = list(dict.fromkeys(curve.setting for curve in found))
+        for colour, setting in zip(_cycle(len(settings)), settings, strict=True):
+            _draw(ax, [curve for curve in found if curve.setting == setting], "total_hours", colour)
+        ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
+        low = _lowest(found, target) + 0.1
+        ax.set(xlabel="hours from a cold start, set-up charged", title=title)
+        ax.set(ylabel=f"{found[0].metric_name} on the test set", ylim=(low, None))
+        for hours, name in zip(paper_hours, ("uncoded", "coded"), strict=False):
+            ax.plot(hours, target, "*", color="black", ms=11, zorder=5)
+            text = f"paper, {name}\n{hours:.0f} h, without set-up"
+            ax.annotate(
+                text,
+                (hours, target),
+                xytext=(0, -30),
+                textcoords="offset points",
+                fontsize=7,
+                ha="center",
+            )
+        _log_hours(ax)
+        ax.legend(loc="lower center", fontsize=8, bbox_to_anchor=(0.4, 0.0))
     return figure
 
 

@@ -30,6 +30,14 @@ class Curve:
     arrived: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
     metric_name: str
+    excess: npt.NDArray[np.float64]
+    as_in_paper: bool
+    facts: dict[str, float]
+
+    def at(self, hours: float) -> float | None:
+        """Return the metric of the last model that is there after so many hours, set-up charged."""
+        there = np.flatnonzero(self.total_hours <= hours)
+        return float(self.metric[there[-1]]) if len(there) else None
 
     def reaches(self, target: float) -> int | None:
         """Return the place of the first round at which the target is met."""
@@ -55,6 +63,13 @@ class Outcome:
     gain_total: float | None
     paper_hours: float | None
     paper_gain: float | None
+    points_per_parity_row: float | None
+    unrepresented_points: list[float | None]
+    excess: list[float | None]
+    predicted_excess: list[float | None]
+    planned_hours: list[float | None]
+    predicted_start_loss: list[float | None]
+    start_loss: list[float | None]
 
 
 def written(metric: str, value: float) -> str:
@@ -74,6 +89,7 @@ def curves(directory: RunDirectory) -> list[Curve]:
     """Read what happened in every round."""
     columns = read_columns(directory.path / "rounds.parquet")
     keys = list(zip(columns["setting"], columns["seed"], strict=True))
+    facts = _facts(directory)
     found = []
     for setting, seed in dict.fromkeys(keys):
         rows = np.flatnonzero((columns["setting"] == setting) & (columns["seed"] == seed))
@@ -90,9 +106,24 @@ def curves(directory: RunDirectory) -> list[Curve]:
                 arrived=columns["arrived"][rows],
                 metric=columns["metric"][rows],
                 metric_name=str(columns["metric_name"][rows[0]]),
+                excess=columns["excess"][rows],
+                as_in_paper=bool(columns["as_in_paper"][rows[0]]),
+                facts=facts[str(setting), int(seed)],
             )
         )
     return found
+
+
+def _facts(directory: RunDirectory) -> dict[tuple[str, int], dict[str, float]]:
+    """Read what was planned and predicted for every setting and seed, where it applies."""
+    columns = read_columns(directory.path / "settings.parquet")
+    numbers = [name for name, values in columns.items() if values.dtype.kind == "f"]
+    return {
+        (str(setting), int(seed)): {
+            name: float(columns[name][row]) for name in numbers if not np.isnan(columns[name][row])
+        }
+        for row, (setting, seed) in enumerate(zip(columns["setting"], columns["seed"], strict=True))
+    }
 
 
 def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outcome]:
@@ -127,7 +158,14 @@ def _outcome(
     def at(values: Sequence[npt.NDArray[Any]]) -> list[Any]:
         return [None if k is None else v[k].item() for v, k in zip(values, met, strict=True)]
 
-    paper = paper_result(dataset, first.scheme, first.redundancy)
+    paper = None
+    if first.as_in_paper:
+        paper = paper_result(dataset, first.scheme, first.redundancy)
+
+    def fact(name: str) -> list[float | None]:
+        return [curve.facts.get(name) for curve in seeds]
+
+    mixing = [points for points in fact("points_per_parity_row") if points is not None]
     return Outcome(
         dataset=dataset,
         setting=first.setting,
@@ -143,6 +181,13 @@ def _outcome(
         gain_total=_gain(target, seeds, reference, "total_hours"),
         paper_hours=paper[0] if paper else None,
         paper_gain=paper[1] if paper else None,
+        points_per_parity_row=min(mixing) if mixing else None,
+        unrepresented_points=fact("unrepresented_points"),
+        excess=[None if np.isnan(c.excess[-1]) else float(c.excess[-1]) for c in seeds],
+        predicted_excess=fact("predicted_excess"),
+        planned_hours=fact("predicted_hours"),
+        predicted_start_loss=fact("predicted_start_loss"),
+        start_loss=fact("start_loss"),
     )
 
 

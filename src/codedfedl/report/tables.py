@@ -120,6 +120,9 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
         "gain ": [_times(o.gain_total) for o in found],
         "final": [written(o.metric, float(np.median(o.final))) for o in found],
     }
+    if width >= 100 and any(o.points_per_parity_row is not None for o in found):
+        mixing = (o.points_per_parity_row for o in found)
+        columns["points a row"] = ["" if points is None else f"{points:,.0f}" for points in mixing]
     if len(set(columns["data"])) == 1:
         del columns["data"]
     if width >= 100 and any(o.paper_hours is not None for o in found):

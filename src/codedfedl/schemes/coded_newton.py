@@ -34,12 +34,15 @@ from codedfedl.schemes.base import (
     Until,
 )
 from codedfedl.schemes.sketch_solve import LEAST_MIXING, block_code, sketch_of
-from codedfedl.sketching import Sketch, damping
+from codedfedl.sketching import Sketch
+from codedfedl.sketching import damping as damping_of
 from codedfedl.streams import stream
 
 __all__ = ["CodedNewton", "NewtonState"]
 
 _TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
+
+_LARGEST = 1e30  # what float32 holds with room to spare
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ class NewtonState(State):
         Deadlines and rounds, with what they were expected to bring.
     blocks, sketch
         The parity of each client that sent some, and of all together.
-    trust : float
+    damping : float
         ρ, the damping of all clients together; each has a share by its points.
     sent : tuple of arrays
         The model of every round so far, as the clients have it.
@@ -76,7 +79,7 @@ class NewtonState(State):
     plan: ColdStart | None = None
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
-    trust: float = 0.0
+    damping: float = 0.0
     sent: tuple[FloatArray, ...] = ()
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
     start_loss: float = np.nan
@@ -109,16 +112,19 @@ class CodedNewton:
         The plan's, if not given.
     rounds
         The plan's, if not given.
+    hours
+        Go on with rounds until then, whatever the plan says.
     damped
         False takes the parity's Hessian as it is: that diverges, and is there to be shown.
     """
 
-    excess: float = 0.2
+    excess: float = 0.15
     mixing: int = LEAST_MIXING
     nonzeros: int = 1
     setup_deadline: float | None = None
     round_deadline: float | None = None
     rounds: int | None = None
+    hours: float | None = None
     damped: bool = True
 
     name: ClassVar[str] = "coded-newton"
@@ -138,6 +144,14 @@ class CodedNewton:
             round_deadline=self.round_deadline,
             rounds=self.rounds,
         )
+        if self.hours is not None:
+            left = 3600 * self.hours - plan.setup_deadline
+            if not 0 <= left < np.inf:
+                raise InputError(
+                    f"coded-newton.hours is {self.hours:g}: the set-up alone takes "
+                    f"{plan.setup_deadline / 3600:.2g} h; raise it or lower setup_deadline"
+                )
+            plan = replace(plan, rounds=int(left // plan.round_deadline))
         if plan.rounds > task.rounds:
             raise InputError(
                 f"coded-newton has {plan.rounds} rounds where training.epochs allows "
@@ -172,10 +186,9 @@ class CodedNewton:
         sketch = sketch_of(blocks, state.task)
         if not self.damped:
             return replace(state, blocks=blocks, sketch=sketch)
-        rows = [blocks[j].parity.features.shape[0] for j in sorted(blocks)]
-        ridge = _ridge(state)
-        found = damping(sketch, rows, ridge, stream(0, "code"))  # no secret: parity is the server's
-        return replace(state, blocks=blocks, sketch=sketch, trust=max(found - ridge, state.trust))
+        ridge, rng = _ridge(state), stream(0, "code")  # no secret: the parity is the server's
+        damping = max(damping_of(sketch, ridge, rng) - ridge, state.damping)
+        return replace(state, blocks=blocks, sketch=sketch, damping=damping)
 
     def _start_from_parity(self, state: NewtonState) -> NewtonState:
         if state.sketch is None:
@@ -187,30 +200,37 @@ class CodedNewton:
     @staticmethod
     def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:
         """Send a model: what the clients get is float32, and that is what is remembered."""
-        if not np.isfinite(model).all():
-            raise InputError("coded-newton diverged: some client's gradient is not finite")
+        if not np.abs(model).max() < _LARGEST:
+            raise InputError(
+                "coded-newton diverged: a client's gradient is not finite, or the step not damped"
+            )
         single = model.astype(np.float32)
         sent = (*state.sent, single.astype(np.float64))
         return replace(state, model=beside(single, state.model), sent=sent)
 
     def _with_replies(self, state: NewtonState, replies: tuple[Reply, ...]) -> NewtonState:
-        """Move the anchors of all who answered; trust the parity less if it was too flat."""
-        true, assumed = 0.0, 0.0
+        """Move the anchors of all who answered; raise the damping if parity was too flat."""
+        labels = state.task.workload.labels
+        true, flat, moves = np.zeros(labels), np.zeros(labels), np.zeros(labels)
         anchors = dict(state.anchors)
         for reply in replies:
             gradient = to_host(reply.gradient).astype(np.float64)
+            if not np.isfinite(gradient).all():
+                raise InputError(f"the gradient of client {reply.client} is not finite")
             now = Anchor(gradient, state.sent[reply.round], reply.points)
             before = anchors.get(reply.client)
             if before is not None and before.points == now.points:
                 moved = now.model - before.model
-                true = true + (moved * (now.gradient - before.gradient)).sum(0)
-                assumed = assumed + (moved * _curvature(state, reply.client, moved)).sum(0)
+                true += (moved * (now.gradient - before.gradient)).sum(0)
+                flat += (moved * _parity_curvature(state, reply.client, moved)).sum(0)
+                moves += _share(state, reply.client) * (moved**2).sum(0)
             anchors[reply.client] = now
-        trust = state.trust
-        if self.damped and np.any(true > _TOO_CURVED * assumed):
-            trust = 2 * trust + _ridge(state)
-            _log.info("the loss curves more than parity says: damping raised to %g", trust)
-        return replace(state, anchors=anchors, trust=trust)
+        damping = state.damping
+        wrong = true > _TOO_CURVED * (flat + damping * moves)
+        if self.damped and wrong.any():
+            damping = float(((true - flat)[wrong] / moves[wrong]).max())
+            _log.info("the loss curves more than parity says: damping raised to %g", damping)
+        return replace(state, anchors=anchors, damping=damping)
 
 
 def _ridge(state: NewtonState) -> float:
@@ -222,15 +242,14 @@ def _share(state: NewtonState, client: int) -> float:
     return float(state.task.held[client]) / state.represented_points
 
 
-def _curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
-    """(H̃_j + ρ_j)·moved. A client without parity is taken to curve as all others do."""
-    share = _share(state, client)
+def _parity_curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
+    """H̃_j·moved. A client without parity is taken to curve as all others do."""
     if client in state.blocks:
-        rows = to_host(state.blocks[client].parity.features).astype(np.float64)
-        return rows.T @ (rows @ moved) + share * state.trust * moved
-    assert state.sketch is not None
-    rows = state.sketch.features
-    return share * (rows.T @ (rows @ moved) + state.trust * moved)
+        rows, share = to_host(state.blocks[client].parity.features).astype(np.float64), 1.0
+    else:
+        assert state.sketch is not None
+        rows, share = state.sketch.features, _share(state, client)
+    return np.asarray(share * (rows.T @ (rows @ moved)))
 
 
 def _newton_step(state: NewtonState) -> FloatArray:
@@ -243,7 +262,7 @@ def _newton_step(state: NewtonState) -> FloatArray:
     for client, anchor in state.anchors.items():
         moved = model - anchor.model
         share = _share(state, client)
-        total = total + anchor.gradient + share * state.trust * moved
+        total = total + anchor.gradient + share * state.damping * moved
         if client in places:
             rows = places[client]
             residuals[rows] = sketch.features[rows] @ moved
@@ -251,7 +270,7 @@ def _newton_step(state: NewtonState) -> FloatArray:
             residuals += share * (sketch.features @ moved)
     total = total + sketch.features.T @ residuals
     everybody = float(state.task.held.sum()) / state.represented_points
-    return sketch.divide(total, everybody, everybody * state.trust + _ridge(state))
+    return sketch.divide(total, everybody, everybody * state.damping + _ridge(state))
 
 
 def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:

@@ -219,7 +219,7 @@ class Simulation:
                 "predicted_hours": state.plan.seconds / 3600,
                 "predicted_excess": state.plan.excess,
                 "predicted_start_loss": state.start_loss,
-                "damping": state.trust,
+                "damping": state.damping,
             }
         return facts
 

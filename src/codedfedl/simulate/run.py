@@ -13,7 +13,7 @@ from codedfedl.data import Dataset, load_dataset, mini_batches, partition
 from codedfedl.delays import FleetDelays
 from codedfedl.features import FeatureMap, feature_map
 from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
-from codedfedl.runs.config import Experiment, FleetConfig
+from codedfedl.runs.config import Experiment, FleetConfig, SchemeConfig
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.schemes import Scheme
 from codedfedl.schemes.base import Task
@@ -258,6 +258,7 @@ def _write_tables(
                 "setting": label,
                 "scheme": configs[label].name,
                 "redundancy": float(configs[label].settings.get("redundancy", np.nan)),
+                "as_in_paper": _as_in_paper(experiment, configs[label]),
                 "seed": unit.seed,
             }
             prefix = f"{place}/{s}/"
@@ -268,6 +269,12 @@ def _write_tables(
     directory.write("rounds.parquet", _stacked(rounds))
     directory.write("clients.parquet", _stacked(clients))
     directory.write("settings.parquet", _stacked(settings))
+
+
+def _as_in_paper(experiment: Experiment, config: SchemeConfig) -> bool:
+    """Whether a setting has the paper's own features and code."""
+    kind = config.features or experiment.features.kind
+    return kind == "fourier" and config.settings.get("code", "gaussian") == "gaussian"
 
 
 def _round_columns(stored: Checkpoint) -> dict[str, Any]:

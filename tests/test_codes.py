@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from codedfedl import InputError
+from codedfedl.codes import CODES, Code
+
+
+def _matrix(code: Code, points: int, rows: int, seed: int) -> np.ndarray:
+    """G itself: what the code makes of unit vectors."""
+    unit = np.eye(points, dtype=np.float32)
+    (matrix,) = code.mix((unit,), np.ones(points), rows, np.random.default_rng(seed))
+    return np.asarray(matrix)
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("nonzeros", [1, 3])
+def test_squares_to_the_identity_in_expectation(name: str, nonzeros: int) -> None:
+    """E[GᵀG] = I, entry by entry; false-alarm probability below 1e-4 by a union bound."""
+    draws, points, rows = 2000, 12, 5
+    squares = np.array(
+        [(g := _matrix(Code(name, nonzeros), points, rows, s)).T @ g for s in range(draws)]
+    )
+    error = squares.std(0) / np.sqrt(draws) + 1e-6
+    limit = norm.isf(1e-4 / (2 * points**2))
+    assert (np.abs(squares.mean(0) - np.eye(points)) < limit * error).all()
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_weights_and_several_matrices_share_one_code(name: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y, weights = rng.random((40, 6)), rng.random((40, 2)), rng.random(40)
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    mixed = Code(name, 2).mix((x, y), weights, 4, np.random.default_rng(3))
+    g = _matrix(Code(name, 2), 40, 4, 3) * weights
+    np.testing.assert_allclose(mixed[0], g @ x, atol=1e-5)
+    np.testing.assert_allclose(mixed[1], g @ y, atol=1e-5)
+
+
+@pytest.mark.parametrize(("points", "rows", "nonzeros"), [(100, 10, 1), (107, 10, 1), (95, 9, 4)])
+def test_balanced_rows_mix_as_many_points_as_promised(
+    points: int, rows: int, nonzeros: int
+) -> None:
+    code = Code("balanced", nonzeros)
+    for seed in range(50):
+        g = _matrix(code, points, rows, seed)
+        mixed = (g != 0).sum(1)  # two deals may cancel at a place, but one deal alone never does
+        if nonzeros == 1:
+            assert mixed.min() >= code.points_per_row(points, rows) == points // rows
+            assert mixed.max() - mixed.min() <= 1
+            assert ((g != 0).sum(0) == 1).all()
+        np.testing.assert_allclose(np.abs(g[g != 0]).min(), 1 / np.sqrt(nonzeros), rtol=1e-5)
+
+
+def test_sparse_columns_have_their_nonzeros_at_distinct_rows() -> None:
+    g = _matrix(Code("sparse", 3), 50, 8, 0)
+    assert ((g != 0).sum(0) == 3).all()
+    assert Code("sparse", 3).points_per_row(50, 8) == 50 * 3 // 8
+    assert ((_matrix(Code("sparse", 9), 50, 4, 0) != 0).sum(0) == 4).all()
+
+
+def test_costs() -> None:
+    assert Code("gaussian").operations(1200) == Code("sign").operations(1200) == 1200
+    assert Code("sparse", 8).operations(1200) == Code("balanced", 8).operations(1200) == 8
+    assert Code("gaussian").points_per_row(400, 1200) == 400
+
+
+def test_bad_codes_are_refused() -> None:
+    with pytest.raises(InputError, match="code 'gausian' is unknown.*gaussian"):
+        Code("gausian")
+    with pytest.raises(InputError, match="nonzeros is 0"):
+        Code("sparse", 0)
+    with pytest.raises(InputError, match="rows are 0"):
+        _matrix(Code(), 5, 0, 0)
+    with pytest.raises(InputError, match="balanced code of 5 points has no 6 rows"):
+        _matrix(Code("balanced"), 5, 6, 0)

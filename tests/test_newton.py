@@ -1,0 +1,334 @@
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codedfedl import Fleet, InputError
+from codedfedl.codes import Code
+from codedfedl.data import load_dataset
+from codedfedl.features import Structured
+from codedfedl.fleet import Workload
+from codedfedl.parity import Parity
+from codedfedl.runs.config import Experiment
+from codedfedl.schemes import make_scheme
+from codedfedl.schemes.base import (
+    AskBlockParity,
+    AskEmbedded,
+    Block,
+    Everyone,
+    Inbox,
+    Reply,
+    Task,
+    Until,
+)
+from codedfedl.schemes.coded_newton import CodedNewton, NewtonState, _newton_step
+from codedfedl.schemes.sketch_solve import SketchSolve
+from codedfedl.simulate.clock import Clock
+from codedfedl.simulate.crew import Crew
+from codedfedl.simulate.engine import Setting, Simulation
+from codedfedl.simulate.run import prepare
+from codedfedl.training import Schedule
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "digits", "batches": 2},
+    "fleet": {"clients": 10, "k2": 0.4},
+    "features": {"kind": "structured", "n_components": 60, "sigma": 2.0},
+    "training": {"epochs": 200, "ridge": 1e-4, "target": 0.5},
+}
+
+
+def played(*, fleet: dict[str, Any] | None = None, **settings: Any) -> tuple[Simulation, Setting]:
+    """Run `coded-newton` on digits, ten unequal clients, sorted by class."""
+    experiment = Experiment.model_validate(
+        SMALL
+        | {"schemes": [{"name": "coded-newton"} | settings]}
+        | {"fleet": SMALL["fleet"] | (fleet or {})}
+    )
+    problem, planned = prepare(experiment, load_dataset("digits"), 0, Structured(60, 2.0, 0), "cpu")
+    run = Simulation(problem, planned, experiment.build_schemes(), 0)
+    for _ in run.run():
+        pass
+    return run, run.settings[0]
+
+
+def newton_state(
+    damped: bool = True, held: tuple[int, ...] = (40, 30, 5), features: int = 6
+) -> tuple[NewtonState, list[tuple[np.ndarray, np.ndarray]], CodedNewton]:
+    """Three clients by hand, the last one with too few points for parity."""
+    rng = np.random.default_rng(0)
+    shards = [(rng.standard_normal((n, features)), rng.standard_normal((n, 2))) for n in held]
+    fleet = Fleet(points=held, rate=1, alpha=2, packet_time=1, erasure=0.1)
+    task = Task(Workload(features, 2), 10, np.array([held]), 50, Schedule(), 1e-2)
+    scheme = CodedNewton(setup_deadline=1e4, round_deadline=1e4, rounds=50, damped=damped)
+    state = scheme.start(task, fleet, np.zeros((features, 2), np.float32))
+    blocks = {}
+    for j, (x, y) in enumerate(shards):
+        if held[j] >= 10:
+            mixed = Code("balanced").mix((x, y), np.ones(held[j]), held[j] // 10, rng)
+            blocks[j] = Block(Parity(*mixed), held[j])
+    arrived = np.array([j in blocks for j in range(len(held))])
+    return scheme.receive(state, Inbox(arrived, 70.0, blocks=blocks)), shards, scheme
+
+
+def exact_gradient(shard: tuple[np.ndarray, np.ndarray], model: np.ndarray) -> np.ndarray:
+    return np.asarray(shard[0].T @ (shard[0] @ model - shard[1]))
+
+
+class TestScheme:
+    def test_a_step_solves_the_sum_of_the_clients_quadratics(self) -> None:
+        """Written out client by client, with anchors of different ages and one never heard."""
+        state, shards, scheme = newton_state()
+        rng = np.random.default_rng(1)
+        old, now = (rng.standard_normal((6, 2)).astype(np.float32).astype(float) for _ in range(2))
+        state = replace(state, sent=(old, now), round=1)
+        replies = (
+            Reply(0, 0, 40, exact_gradient(shards[0], old)),
+            Reply(2, 0, 5, exact_gradient(shards[2], old)),
+        )
+        state = scheme._with_replies(state, replies)
+        assert state.sketch is not None
+        whole = state.sketch.features.T @ state.sketch.features
+        ridge, eye = 1e-2 * 75, np.eye(6)
+        block = [state.blocks[j].parity for j in (0, 1)]
+        hessians = [
+            block[0].features.T @ block[0].features + state.damping * 40 / 70 * eye,
+            block[1].features.T @ block[1].features + state.damping * 30 / 70 * eye,
+            5 / 70 * (whole + state.damping * eye),
+        ]
+        total = ridge * now
+        total = total + exact_gradient(shards[0], old) + hessians[0] @ (now - old)
+        total = total + block[1].features.T @ (block[1].features @ now - block[1].targets)
+        total = total + exact_gradient(shards[2], old) + hessians[2] @ (now - old)
+        expected = np.linalg.solve(sum(hessians) + ridge * eye, total)
+        np.testing.assert_allclose(_newton_step(state), expected, atol=1e-10)
+
+    def test_the_fixed_point_is_exact_ridge_whoever_is_late(self) -> None:
+        """Client 0 answers every round, 1 every third and two rounds late, 2 has no parity."""
+        state, shards, scheme = newton_state()
+        for round_ in range(49):
+            asked = [(0, round_), (2, round_)]
+            if round_ % 3 == 2:
+                asked.append((1, round_ - 2))
+            replies = tuple(
+                Reply(j, r, len(shards[j][0]), exact_gradient(shards[j], state.sent[r]))
+                for j, r in asked
+            )
+            state = scheme.receive(state, Inbox(np.ones(3, bool), 0.0, replies=replies))
+        x, y = (np.concatenate(parts) for parts in zip(*shards, strict=True))
+        exact = np.linalg.solve(x.T @ x + 0.75 * np.eye(6), x.T @ y)
+        np.testing.assert_allclose(state.model, exact, atol=2e-5)
+        assert state.unrepresented_points == 0
+
+    def test_a_client_that_is_never_heard_stays_its_parity(self) -> None:
+        state, shards, scheme = newton_state(held=(40, 30))
+        for round_ in range(49):
+            reply = Reply(0, round_, 40, exact_gradient(shards[0], state.sent[round_]))
+            state = scheme.receive(state, Inbox(np.array([True, False]), 0.0, replies=(reply,)))
+        (x, y), parity = shards[0], state.blocks[1].parity
+        hessian = x.T @ x + parity.features.T @ parity.features + 0.7 * np.eye(6)
+        expected = np.linalg.solve(hessian, x.T @ y + parity.features.T @ parity.targets)
+        np.testing.assert_allclose(state.model, expected, atol=2e-5)
+
+    def test_the_undamped_step_diverges_and_the_damped_one_does_not(self) -> None:
+        """Four rows for six features: parity is flat where the data are not."""
+
+        def farthest(damped: bool) -> float:
+            state, shards, scheme = newton_state(damped=damped, held=(40, 10))
+            try:
+                for round_ in range(30):
+                    replies = tuple(
+                        Reply(j, round_, len(x), exact_gradient((x, y), state.sent[round_]))
+                        for j, (x, y) in enumerate(shards)
+                    )
+                    state = scheme.receive(state, Inbox(np.ones(2, bool), 0.0, replies=replies))
+            except InputError:  # not even finite
+                return np.inf
+            return float(np.abs(state.model).max())
+
+        assert farthest(damped=False) > 1e6
+        assert farthest(damped=True) < 10
+
+    def test_too_little_damping_is_noticed_from_the_answers(self) -> None:
+        state, shards, scheme = newton_state(held=(40, 10))
+        state = replace(state, damping=0.0)
+        for round_ in range(45):
+            replies = tuple(
+                Reply(j, round_, len(x), exact_gradient((x, y), state.sent[round_]))
+                for j, (x, y) in enumerate(shards)
+            )
+            state = scheme.receive(state, Inbox(np.ones(2, bool), 0.0, replies=replies))
+        assert state.damping > 0
+        x, y = (np.concatenate(parts) for parts in zip(*shards, strict=True))
+        exact = np.linalg.solve(x.T @ x + 0.5 * np.eye(6), x.T @ y)
+        np.testing.assert_allclose(state.model, exact, atol=0.05)
+
+    def test_late_parity_is_taken_in(self) -> None:
+        state, shards, scheme = newton_state()
+        late = Block(Parity(shards[2][0][:1], shards[2][1][:1]), 5)
+        after = scheme.receive(state, Inbox(np.zeros(3, bool), 0.0, blocks={2: late}))
+        assert after.sketch is not None
+        assert state.sketch is not None
+        assert after.sketch.rows == state.sketch.rows + 1
+        assert (state.unrepresented_points, after.unrepresented_points) == (5, 0)
+
+
+class TestRuns:
+    def test_reaches_exact_ridge_although_clients_are_late(self) -> None:
+        _, setting = played(rounds=390, round_deadline=20.0)
+        late = 1 - np.mean(setting.arrived[1:], axis=0)
+        assert (late > 0.3).sum() >= 2  # of ten clients
+        assert setting.excess[-1] < 1e-3
+        assert setting.excess[-1] < setting.excess[0] / 50
+
+    def test_prediction_is_reported_and_of_the_right_size(self) -> None:
+        _, setting = played()
+        facts = setting.facts
+        assert facts["predicted_excess"] <= 0.2
+        assert facts["predicted_start_loss"] == pytest.approx(facts["start_loss"], rel=0.5)
+        assert facts["points_per_parity_row"] >= 10
+        hours = (setting.setup.seconds + sum(setting.seconds)) / 3600
+        assert facts["predicted_hours"] == pytest.approx(hours)
+
+    def test_slow_clients_go_on_embedding_between_rounds(self) -> None:
+        run, setting = played(rounds=60, setup_deadline=10.0, round_deadline=20.0)
+        assert setting.crew is not None
+        assert setting.facts["embedded_points"] < run.problem.task.held.sum()
+        assert setting.crew.embedded.sum() > 1.05 * setting.facts["embedded_points"]
+        assert (setting.crew.embedded <= run.problem.task.held).all()
+
+    def test_few_points_send_no_parity_and_are_counted(self) -> None:
+        run, setting = played(fleet={"clients": 100, "k2": 0.95}, mixing=15, rounds=20)
+        held = run.problem.task.held
+        assert (held < 15).any()
+        assert setting.facts["unrepresented_points"] >= held[held < 15].sum()
+        assert setting.excess[-1] < setting.excess[0]
+
+    def test_absent_clients_delay_nobody(self) -> None:
+        experiment = Experiment.model_validate(SMALL | {"schemes": [{"name": "coded-newton"}]})
+        problem, planned = prepare(
+            experiment, load_dataset("digits"), 0, Structured(60, 2.0, 0), "cpu"
+        )
+        absent = replace(planned, availability=np.array([1, 1, 0, 0.5, 1, 1, 1, 1, 1, 1]))
+        scheme = {"coded-newton": make_scheme("coded-newton", {"rounds": 10})}
+        run = Simulation(problem, absent, scheme, 0)
+        for _ in run.run():
+            pass
+        assert not np.array(run.settings[0].arrived)[1:, 2].any()
+        assert np.isfinite(run.settings[0].excess).all()
+
+    def test_sketch_solve_is_ridge_on_parity(self) -> None:
+        experiment = Experiment.model_validate(SMALL | {"schemes": [{"name": "sketch-solve"}]})
+        problem, planned = prepare(
+            experiment, load_dataset("digits"), 0, Structured(60, 2.0, 0), "cpu"
+        )
+        run = Simulation(problem, planned, experiment.build_schemes(), 0)
+        (setting,) = run.settings
+        assert len(setting.seconds) == 1
+        assert setting.setup.seconds > 0
+        assert 0.01 < setting.excess[0] < 1.5
+        assert float(setting.metric[0]) > 0.8
+
+
+class TestCrew:
+    @staticmethod
+    def crew(seed: int = 0) -> Crew:
+        experiment = Experiment.model_validate(SMALL | {"schemes": [{"name": "sketch-solve"}]})
+        problem, fleet = prepare(
+            experiment, load_dataset("digits"), seed, Structured(60, 2.0, 0), "cpu"
+        )
+        return Crew(Clock(fleet, problem.task, seed), problem.batches)
+
+    def test_parity_stands_for_all_points_in_expectation(self) -> None:
+        """E[X̃ᵀX̃] over codes and over which points come first is XᵀX, for k of ℓ points.
+
+        2,000 draws; 49 entries at five standard errors: false-alarm probability 3e-5.
+        """
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((30, 7)).astype(np.float32)
+        draws = []
+        for _ in range(2000):
+            first = x[rng.permutation(30)[:21]]
+            weights = np.full(21, np.sqrt(30 / 21))
+            mixed = Code("balanced").mix((first,), weights, 2, rng)[0].astype(float)
+            draws.append(mixed.T @ mixed)
+        error = np.std(draws, axis=0) / np.sqrt(2000)
+        assert (np.abs(np.mean(draws, axis=0) - x.T @ x) < 5 * error).all()
+
+    def test_answers_equal_the_plain_gradient_of_the_first_points(self) -> None:
+        crew = self.crew()
+        model = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
+        first, second = crew.batches
+        features, targets = (
+            np.concatenate([a, b]) for a, b in zip(first.client(3), second.client(3), strict=True)
+        )
+        held = len(features)
+        for points in (1, 100, 130, held):
+            plain = features[:points].T @ (features[:points] @ model - targets[:points])
+            found = crew.gradient(3, points, model)
+            np.testing.assert_allclose(found, plain * held / points, rtol=2e-3, atol=2e-3)
+
+    def test_nobody_does_two_things_at_once(self) -> None:
+        """Each reply takes its own time, and a busy client is not asked again."""
+        crew = self.crew()
+        crew.set_up(AskBlockParity(Code("balanced"), 10, Everyone()))
+        last = dict.fromkeys(range(10), -1)
+        model = np.zeros((60, 10), np.float32)
+        counts = np.zeros(10)
+        for round_ in range(100):
+            inbox, _ = crew.play(AskEmbedded(round_, Until(30.0)), model)
+            clients = [reply.client for reply in inbox.replies]
+            assert len(set(clients)) == len(clients)
+            for reply in inbox.replies:
+                assert last[reply.client] < reply.round <= round_
+                last[reply.client] = reply.round
+                counts[reply.client] += 1
+        rates = crew.clock.model.fleet.rate
+        assert counts[np.argmax(rates)] > 3 * counts[np.argmin(rates)] > 0
+
+
+class TestBadInput:
+    def test_settings(self) -> None:
+        with pytest.raises(InputError, match=r"coded-newton\.mixing is 0"):
+            make_scheme("coded-newton", {"mixing": 0})
+        with pytest.raises(InputError, match="nonzeros is 0"):
+            make_scheme("sketch-solve", {"nonzeros": 0})
+        with pytest.raises(InputError, match=r"sketch-solve\.deadline is -1"):
+            make_scheme("sketch-solve", {"deadline": -1})
+        for settings, match in (
+            ({"excess": 0.0}, "excess is 0"),
+            ({"setup_deadline": -5.0}, "setup_deadline is -5"),
+            ({"setup_deadline": 0.001}, r"setup_deadline is 0\.001 s.*the first needs some"),
+            ({"rounds": -1}, "rounds is -1"),
+            ({"rounds": 10**6}, "1000000 rounds where"),
+            ({"mixing": 10**6}, "every client has fewer points"),
+            ({"hours": 1e-9}, "hours is 1e-09"),
+        ):
+            with pytest.raises(InputError, match=match):
+                played(**settings)
+
+    def test_fewer_points_a_row_than_ten_warn(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING):
+            SketchSolve(mixing=10)
+            assert not caplog.records
+            SketchSolve(mixing=4)
+        assert "close to raw data" in caplog.text
+
+    def test_parity(self) -> None:
+        state, _, scheme = newton_state()
+        wrong = Block(Parity(np.ones((2, 5)), np.ones((2, 2))), 20)
+        with pytest.raises(InputError, match=r"client 1 has \(5, 2\) columns: must be \(6, 2\)"):
+            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: wrong}))
+        broken = Block(Parity(np.full((2, 6), np.nan), np.ones((2, 2))), 20)
+        with pytest.raises(InputError, match="NaN or infinity"):
+            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: broken}))
+        nobody = replace(state, sent=(), sketch=None, blocks={})
+        with pytest.raises(InputError, match="no client sent parity"):
+            scheme.receive(nobody, Inbox(np.zeros(3, bool), 0.0))
+
+    def test_a_gradient_that_is_not_finite_stops_the_run(self) -> None:
+        state, _, scheme = newton_state()
+        reply = Reply(0, 0, 40, np.full((6, 2), np.inf))
+        with pytest.raises(InputError, match="not finite"):
+            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, replies=(reply,)))
