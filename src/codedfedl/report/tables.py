@@ -113,16 +113,16 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
     columns = {
         "data": [o.dataset for o in found],
         "scheme": [o.setting for o in found],
-        "rounds": [_spread(o.rounds, "{:.0f}", wide) for o in found],
-        "training h": [_spread(o.training_hours, "{:,.4g}", wide) for o in found],
+        "rounds": [_spread(o.rounds, wide) for o in found],
+        "training h": [_spread(o.training_hours, wide) for o in found],
         "gain": [_times(o.gain) for o in found],
-        "with set-up": [_spread(o.total_hours, "{:,.4g}", wide) for o in found],
+        "with set-up": [_spread(o.total_hours, wide) for o in found],
         "gain ": [_times(o.gain_total) for o in found],
         "final": [written(o.metric, float(np.median(o.final))) for o in found],
     }
     if width >= 100 and any(o.points_per_parity_row is not None for o in found):
         mixing = (o.points_per_parity_row for o in found)
-        columns["points a row"] = ["" if points is None else f"{points:,.0f}" for points in mixing]
+        columns["mixing"] = ["" if points is None else f"{points:,.0f}" for points in mixing]
     if len(set(columns["data"])) == 1:
         del columns["data"]
     if width >= 100 and any(o.paper_hours is not None for o in found):
@@ -150,18 +150,22 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(np.median(met)) if len(met) == len(values) and met else None
 
 
-def _spread(values: Sequence[float | None], form: str, wide: bool) -> str:
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _spread(values: Sequence[float | None], wide: bool) -> str:
     """Write the median, and where there is room how far the seeds lie apart."""
     met = [value for value in values if value is not None]
     if not met:
         return "not met"
-    middle = form.format(np.median(met))
+    middle = _three_digits(float(np.median(met)))
     if len(met) < len(values):
         return f"{middle} ({len(met)}/{len(values)})"
     if len(met) == 1 or not wide:
         return middle
-    return f"{middle} ({form.format(min(met))}–{form.format(max(met))})"
+    return f"{middle} ({_three_digits(min(met))}–{_three_digits(max(met))})"
 
 
 def _times(gain: float | None) -> str:
-    return "–" if gain is None else f"{gain:.2f}×"
+    return "–" if gain is None else f"{gain:,.0f}×" if gain >= 100 else f"{gain:.2f}×"

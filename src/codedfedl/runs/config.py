@@ -82,9 +82,10 @@ class SchemeConfig(BaseModel):
         values = [
             f"{100 * value:.4g}%" if key in shares else f"{key.replace('_', ' ')} {value}"
             for key, value in self.settings.items()
-            if key != "code"
+            if key not in ("code", "nonzeros")
         ]
-        values += [word for word in (self.settings.get("code"), self.features) if word]
+        code = [str(self.settings[key]) for key in ("code", "nonzeros") if key in self.settings]
+        values += [word for word in (" ".join(code), self.features) if word]
         return ", ".join([" ".join([self.name, *values[:1]]), *values[1:]])
 
 

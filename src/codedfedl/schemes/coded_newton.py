@@ -118,7 +118,7 @@ class CodedNewton:
         False takes the parity's Hessian as it is: that diverges, and is there to be shown.
     """
 
-    excess: float = 0.15
+    excess: float = 0.2
     mixing: int = LEAST_MIXING
     nonzeros: int = 1
     setup_deadline: float | None = None
