@@ -2,9 +2,10 @@
 
 import os
 
-from benchmarks import planner, simulator
+from benchmarks import planner, setup, simulator
 
 planner.main()
+setup.main("cpu")
 if "CODEDFEDL_DATA" in os.environ:
     simulator.main([])
 else:

@@ -257,6 +257,7 @@ class TestSimulate:
             "environment.json",
             "rounds.parquet",
             "clients.parquet",
+            "settings.parquet",
             "checkpoint.npz",
             "report.html",
         }

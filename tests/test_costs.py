@@ -3,6 +3,7 @@ import pytest
 
 from codedfedl import Fleet, InputError, Setup, Workload, paper_devices, paper_fleet
 from codedfedl.costs import Cost, embedding, gram, parity
+from codedfedl.features import Structured
 
 WORKLOAD = Workload()
 POINTS = np.full((5, 30), 400)
@@ -22,6 +23,9 @@ def hours_at_the_slowest(cost: Cost, alpha: float) -> float:
         (parity(POINTS, [1200] * 5, WORKLOAD), 282),
         (parity(POINTS, [3600] * 5, WORKLOAD), 846),
         (gram(POINTS.sum(0), WORKLOAD), 236),
+        (embedding(POINTS.sum(0), Structured().macs(784)), 3.82),
+        (parity(POINTS, [1200] * 5, WORKLOAD, [32] * 5), 7.52),
+        (Cost(POINTS.sum(0) * 2010.0, np.zeros(30)), 0.235),  # balanced, each point once
     ],
 )
 def test_deterministic_parts_on_the_papers_fleet(cost: Cost, hours: float) -> None:

@@ -313,6 +313,8 @@ class TestBadInput:
             SketchSolve(mixing=10)
             assert not caplog.records
             SketchSolve(mixing=4)
+            SketchSolve(mixing=4)
+            assert len(caplog.records) == 1
         assert "close to raw data" in caplog.text
 
     def test_parity(self) -> None:

@@ -31,7 +31,10 @@ SMALL: dict[str, Any] = {
         {"name": "fedavg", "local_steps": 2, "step": 0.5},
         {"name": "coded", "redundancy": 0.1},
         {"name": "coded", "redundancy": 0.3},
+        {"name": "coded", "redundancy": 0.1, "code": "sparse", "features": "structured"},
         {"name": "one-shot"},
+        {"name": "sketch-solve"},
+        {"name": "coded-newton", "rounds": 6, "features": "structured"},
     ],
 }
 
@@ -151,7 +154,9 @@ class TestSchemes:
         run = simulation(small())
         x = np.concatenate([batch.features for batch in run.problem.batches]).astype(np.float64)
         y = np.concatenate([batch.targets for batch in run.problem.batches])
-        model = run.settings[-1].state.model
+        (setting,) = (one for one in run.settings if one.label == "one-shot")
+        model = setting.state.model
+        assert setting.excess == [pytest.approx(0, abs=1e-5)]
         slope = x.T @ (x @ model - y) / len(x) + 9e-6 * model
         assert np.abs(slope).max() < 1e-6
 
@@ -207,7 +212,8 @@ class TestSchemes:
             make_scheme(name, options)
 
     def test_all_are_registered(self) -> None:
-        assert set(SCHEMES) == {"uncoded", "greedy", "fedavg", "coded", "cfl", "one-shot"}
+        first = {"uncoded", "greedy", "fedavg", "coded", "cfl", "one-shot"}
+        assert set(SCHEMES) == first | {"sketch-solve", "coded-newton"}
 
 
 class TestRandomness:
@@ -271,13 +277,14 @@ class TestRuns:
             simulate(experiment, directory, watch=kill)
         assert not (directory.path / "rounds.parquet").exists()
         resumed = self.run(tmp_path / "killed", experiment, resume=True)
-        for name in ("rounds.parquet", "clients.parquet", "config.toml"):
+        for name in ("rounds.parquet", "clients.parquet", "settings.parquet", "config.toml"):
             assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
         one, other = whole.checkpoint(), resumed.checkpoint()
         assert one is not None
         assert other is not None
         assert set(one) == set(other)
-        assert all((one[key] == other[key]).all() for key in one)
+        for key in one:
+            np.testing.assert_array_equal(one[key], other[key])  # NaN equals NaN
 
     def test_tables(self, tmp_path: Path) -> None:
         directory = self.run(tmp_path / "run", small())
@@ -288,7 +295,13 @@ class TestRuns:
         by_setting = {s: setup[k] for k, s in enumerate(rounds["setting"])}
         assert by_setting["coded 30%"] > by_setting["coded 10%"] > by_setting["uncoded"] > 0
         clients = pyarrow.parquet.read_table(directory.path / "clients.parquet").to_pydict()
-        assert len(clients["client"]) == 6 * 6
+        assert len(clients["client"]) == 9 * 6
+        assert rounds["setting"].count("coded-newton rounds 6, structured") == 7  # and the start
+        facts = pyarrow.parquet.read_table(directory.path / "settings.parquet").to_pydict()
+        mixing = dict(zip(facts["setting"], facts["points_per_parity_row"], strict=True))
+        assert mixing["sketch-solve"] == 10
+        assert mixing["coded 10%"] == 119  # the fewest points of a client in a mini-batch
+        assert np.isnan(mixing["uncoded"])
         loads: dict[str, float] = {}
         for setting, load in zip(clients["setting"], clients["load"], strict=True):
             loads[setting] = loads.get(setting, 0) + load

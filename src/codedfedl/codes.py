@@ -11,8 +11,10 @@ A balanced code is the sum of s deals: shuffle the points, flip signs, deal them
 cards, and add up. It needs no multiplication and gives every row as many points as every other.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,12 @@ from codedfedl.errors import InputError
 from codedfedl.fleet import FloatArray
 from codedfedl.tables import nearest
 
-__all__ = ["CODES", "GAUSSIAN", "Code"]
+__all__ = ["CODES", "GAUSSIAN", "LEAST_MIXING", "Code", "warn_of_thin_rows"]
+
+LEAST_MIXING = 10
+"""Points behind every parity row, unless fewer are asked for."""
+
+_log = logging.getLogger(__name__)
 
 _SLICE = 1 << 20  # entries of a code that exist at one time
 
@@ -83,6 +90,13 @@ class Code:
                 raise InputError(f"a balanced code of {points} points has no {rows} rows")
             return _deal(parts, weights, rows, rng, self.nonzeros)
         return _multiply(parts, weights, rows, rng, _ENTRIES[self.name], self.nonzeros)
+
+
+@cache
+def warn_of_thin_rows(scheme: str, points: int) -> None:
+    """Say once that a row of fewer than ten points is close to raw data."""
+    if points < LEAST_MIXING:
+        _log.warning("%s: a parity row mixes %d points and is close to raw data", scheme, points)
 
 
 def _gaussian(rng: np.random.Generator, rows: int, columns: int, _: int) -> Entries:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.codes import Code
+from codedfedl.codes import Code, warn_of_thin_rows
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet
 from codedfedl.gradients import Quadratic
@@ -66,6 +66,9 @@ class Coded:
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> CodedState:
         """Plan every mini-batch."""
+        rows = int(np.ceil(self.redundancy * task.points.sum(1).max()))
+        mixed = Code(self.code, self.nonzeros).points_per_row(int(task.points.min()), rows)
+        warn_of_thin_rows(self.name, mixed)
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         plans = {key: plan(replace(fleet, points=held[key]), self.redundancy) for key in held}
         return CodedState(

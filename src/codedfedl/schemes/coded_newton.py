@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, beside, to_host
+from codedfedl.codes import LEAST_MIXING, Code
 from codedfedl.cold_start import ColdStart, plan_cold_start
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, FloatArray
@@ -33,7 +34,7 @@ from codedfedl.schemes.base import (
     Task,
     Until,
 )
-from codedfedl.schemes.sketch_solve import LEAST_MIXING, block_code, sketch_of
+from codedfedl.schemes.sketch_solve import check_mixing, sketch_of
 from codedfedl.sketching import Sketch
 from codedfedl.sketching import damping as damping_of
 from codedfedl.streams import stream
@@ -130,15 +131,20 @@ class CodedNewton:
     name: ClassVar[str] = "coded-newton"
 
     def __post_init__(self) -> None:
-        block_code(self.name, self.mixing, self.nonzeros)
+        check_mixing(self.name, self.mixing)
+        _ = self.code  # which refuses what is no code
+
+    @property
+    def code(self) -> Code:
+        """How each client mixes its points."""
+        return Code("balanced", self.nonzeros)
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> NewtonState:
         """Plan the set-up and the rounds."""
-        code = block_code(self.name, LEAST_MIXING, self.nonzeros)
         plan = plan_cold_start(
             fleet,
             task.held,
-            task.block_setup(code, self.mixing),
+            task.block_setup(self.code, self.mixing),
             self.excess,
             setup_deadline=self.setup_deadline,
             round_deadline=self.round_deadline,
@@ -164,8 +170,7 @@ class CodedNewton:
         assert isinstance(state, NewtonState)
         assert state.plan is not None
         if state.sketch is None:
-            code = block_code(self.name, LEAST_MIXING, self.nonzeros)
-            return AskBlockParity(code, self.mixing, Until(state.plan.setup_deadline))
+            return AskBlockParity(self.code, self.mixing, Until(state.plan.setup_deadline))
         if state.round >= state.plan.rounds:
             return None
         return AskEmbedded(state.round, Until(state.plan.round_deadline))

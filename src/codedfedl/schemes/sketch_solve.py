@@ -1,6 +1,5 @@
 """`sketch-solve`: ridge regression at the server on the clients' own parity, without rounds."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -8,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.codes import Code
+from codedfedl.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet
 from codedfedl.schemes.base import (
@@ -24,23 +23,14 @@ from codedfedl.schemes.base import (
 )
 from codedfedl.sketching import Sketch
 
-__all__ = ["LEAST_MIXING", "SketchSolve", "block_code", "sketch_of"]
-
-LEAST_MIXING = 10
-"""Points behind every parity row, unless fewer are asked for."""
-
-_log = logging.getLogger(__name__)
+__all__ = ["SketchSolve", "check_mixing", "sketch_of"]
 
 
-def block_code(scheme: str, mixing: int, nonzeros: int) -> Code:
-    """Return the balanced code, after a look at how many points it mixes."""
+def check_mixing(scheme: str, mixing: int) -> None:
+    """Refuse rows of no points, and warn of rows of few."""
     if mixing < 1 or mixing != int(mixing):
         raise InputError(f"{scheme}.mixing is {mixing}: must be a whole number from 1 on")
-    if mixing < LEAST_MIXING:
-        _log.warning(
-            "%s.mixing is %d: a parity row of so few points is close to raw data", scheme, mixing
-        )
-    return Code("balanced", nonzeros)
+    warn_of_thin_rows(scheme, mixing)
 
 
 def sketch_of(blocks: Mapping[int, Block], task: Task) -> Sketch:
@@ -79,8 +69,14 @@ class SketchSolve:
 
     name: ClassVar[str] = "sketch-solve"
 
+    @property
+    def code(self) -> Code:
+        """How each client mixes its points."""
+        return Code("balanced", self.nonzeros)
+
     def __post_init__(self) -> None:
-        block_code(self.name, self.mixing, self.nonzeros)
+        check_mixing(self.name, self.mixing)
+        _ = self.code  # which refuses what is no code
         if self.deadline is not None and not 0 < self.deadline < np.inf:
             raise InputError(
                 f"sketch-solve.deadline is {self.deadline:g}: must be finite and above 0 seconds"
@@ -97,8 +93,7 @@ class SketchSolve:
     def ask(self, state: State) -> Ask | None:
         """Ask once."""
         wait = Everyone() if self.deadline is None else Until(self.deadline)
-        code = Code("balanced", self.nonzeros)
-        return AskBlockParity(code, self.mixing, wait) if state.round == 0 else None
+        return AskBlockParity(self.code, self.mixing, wait) if state.round == 0 else None
 
     def receive(self, state: State, inbox: Inbox) -> State:
         """Solve, with the ridge that leaves the smallest leave-one-out loss."""

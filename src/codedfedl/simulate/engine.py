@@ -84,6 +84,7 @@ class Setting:
     setup: SetupTime
     crew: Crew | None = None
     facts: dict[str, float] = field(default_factory=dict)
+    follows_excess: bool = False
     excess: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
@@ -132,6 +133,7 @@ class Simulation:
         ask = setting.scheme.ask(setting.state)
         everyone = np.ones(len(self.clock.model.points), dtype=bool)
         points = float(self.problem.task.points.sum())
+        setting.follows_excess = isinstance(ask, AskBlockParity | AskGram)
         if isinstance(ask, AskParity):
             extra = self.clock.answer(ask)
             before = setting.setup
@@ -245,8 +247,8 @@ class Simulation:
         return arrived
 
     def _record(self, setting: Setting, seconds: float, deadline: float, arrived: Mask) -> None:
-        followed = setting.crew is not None or setting.scheme.name == "one-shot"
-        setting.excess.append(self.objective.excess(setting.state.model) if followed else np.nan)
+        model = setting.state.model
+        setting.excess.append(self.objective.excess(model) if setting.follows_excess else np.nan)
         setting.seconds.append(seconds)
         setting.deadlines.append(deadline)
         setting.arrived.append(arrived)
