@@ -12,7 +12,7 @@ Both take the effective dimension to be q, which it approaches when the ridge is
 lessens both; rounds lessen the second alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ from codedfedl.fleet import Fleet, FloatArray, IntArray
 __all__ = ["ColdStart", "plan_cold_start", "sampling_excess"]
 
 _BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
-_SLOWEST = 0.1  # progress that the damping allows however little parity there is
+_SLOWEST = 0.02  # progress that the damping allows however little parity there is
+_NEVER = 10**9
 _GOOD_ENOUGH = 1.05  # rounds cost messages: the fewest whose time is within 5% of the shortest
 
 
@@ -39,16 +40,59 @@ class ColdStart:
     rounds : int
     points : array of shape (n,)
         Points that each client is expected to have embedded when the set-up ends.
-    excess, seconds : float
-        Predicted relative excess of the objective at the end, and when that is.
+    wanted, excess, seconds : float
+        Wanted and predicted relative excess of the objective at the end, and when that is.
+    floor : float
+        The part of it that sampling costs, which rounds do not lessen.
+    heard : float
+        Share of the points that is answered for in a round, in the mean.
     """
 
     setup_deadline: float
     round_deadline: float
     rounds: int
     points: IntArray
+    wanted: float
     excess: float
     seconds: float
+    floor: float
+    heard: float
+
+    def after_start(
+        self, excess: float, theta: float, fewest_rounds: int, most_rounds: int
+    ) -> "ColdStart":
+        """Plan the number of rounds anew, now that parity says how good the start is.
+
+        Parameters
+        ----------
+        excess
+            The start's, estimated from parity.
+        theta
+            Effective dimension over parity rows, of the parity itself.
+        """
+        above, left = max(excess - self.floor, 0.0), _left(self.heard, theta)
+        rounds = _rounds_to(self.wanted - self.floor, above, left)
+        rounds = min(max(rounds, fewest_rounds), most_rounds)
+        return replace(self, rounds=rounds).expecting(above * left**rounds)
+
+    def expecting(self, above: float) -> "ColdStart":
+        """Return the plan with what is expected above the floor in the end."""
+        seconds = self.setup_deadline + self.rounds * self.round_deadline
+        return replace(self, excess=self.floor + above, seconds=seconds)
+
+
+def _left(heard: float, theta: float) -> float:
+    """Return what a round leaves of the error."""
+    return float(1 - heard * max(1 - theta**0.5, _SLOWEST))
+
+
+def _rounds_to(wanted: float, above: float, left: float) -> int:
+    """Return the rounds until no more than is wanted is left; 10⁹ stands for never."""
+    if above <= wanted:
+        return 0
+    if wanted <= 0:
+        return _NEVER
+    return min(int(np.ceil(np.log(wanted / above) / np.log(left))), _NEVER)
 
 
 def sampling_excess(held: FloatArray, embedded: IntArray, features: int) -> float:
@@ -170,22 +214,16 @@ class _Planner:
             # A client that takes longer than a round answers every so many rounds.
             fresh = self.fleet.availability / np.maximum(1.0, 0.5 + replies / seconds)
             heard = float((self.held * fresh)[points > 0].sum() / self.held.sum())
-            left = 1 - heard * max(1 - theta**0.5, _SLOWEST)
-            rounds = self._rounds(floor, start, left)
-            if rounds is not None:
-                excess = floor + start * left**rounds
-                total = budget + rounds * seconds
-                plans.append(ColdStart(budget, seconds, rounds, points, excess, total))
+            left = _left(heard, theta)
+            rounds = self.rounds
+            if rounds is None:
+                rounds = _rounds_to(self.wanted - floor, start, left)
+            if rounds < _NEVER:
+                plan = ColdStart(
+                    budget, seconds, rounds, points, self.wanted, 0.0, 0.0, floor, heard
+                )
+                plans.append(plan.expecting(start * left**rounds))
         return plans
-
-    def _rounds(self, floor: float, start: float, left: float) -> int | None:
-        if self.rounds is not None:
-            return self.rounds
-        if floor + start <= self.wanted:
-            return 0
-        if floor >= self.wanted:
-            return None
-        return int(np.ceil(np.log((self.wanted - floor) / start) / np.log(left)))
 
     @staticmethod
     def _deadlines(replies: FloatArray) -> FloatArray:

@@ -84,11 +84,30 @@ class Sketch:
         A row that was left out is a random combination of points, so this estimates the squared
         error of the model on *all* points, without a test point.
         """
+        errors, unused = self._errors(ridge)
+        return float(((errors / unused) ** 2).sum())
+
+    def smallest_objective(self, ridge: float) -> float:
+        """Estimate the ridge objective of all points at its minimum, ½‖Xβ − Y‖² + ½·ridge·‖β‖².
+
+        The parity's own errors are too small, row by row, by what the fit uses up of each.
+        """
+        errors, unused = self._errors(ridge)
+        penalty = ridge * float((self.solve(ridge) ** 2).sum())
+        return (float((errors**2 / unused).sum()) + penalty) / 2
+
+    def _errors(self, ridge: float) -> tuple[FloatArray, FloatArray]:
+        """Return the errors of a fit (u, c), and 1 − leverage of every row (u, 1)."""
         shrunk = 1 / (self.values + ridge)
-        leverage = self.rotated**2 @ shrunk
         fitted = self.rotated @ (shrunk[:, None] * (self.rotated.T @ self.targets))
-        left_out = (self.targets - fitted) / np.maximum(1 - leverage, 1e-12)[:, None]
-        return float((left_out**2).sum())
+        unused = np.maximum(1 - self.rotated**2 @ shrunk, 1e-12)
+        return self.targets - fitted, unused[:, None]
+
+    def excess(self, start_ridge: float, ridge: float) -> float:
+        """Estimate the relative excess of the objective at the model of `start_ridge`."""
+        penalty = ridge * float((self.solve(start_ridge) ** 2).sum())
+        value = (self.leave_one_out(start_ridge) + penalty) / 2
+        return max(value / self.smallest_objective(ridge) - 1, 0.0)
 
     def best_ridge(self, least: float) -> float:
         """Return the ridge from `least` on with the smallest leave-one-out loss, on a grid."""

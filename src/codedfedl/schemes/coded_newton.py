@@ -65,6 +65,8 @@ class NewtonState(State):
     ----------
     plan
         Deadlines and rounds, with what they were expected to bring.
+    last_round : int
+        How many rounds are played: the plan's, unless more are asked for.
     blocks, sketch
         The parity of each client that sent some, and of all together.
     damping : float
@@ -75,15 +77,19 @@ class NewtonState(State):
         The last answer of each client that was heard.
     start_loss : float
         The start's squared error a point on all points, halved, as predicted from parity.
+    start_excess : float
+        The relative excess of its objective, predicted likewise.
     """
 
     plan: ColdStart | None = None
+    last_round: int = 0
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
     damping: float = 0.0
     sent: tuple[FloatArray, ...] = ()
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
     start_loss: float = np.nan
+    start_excess: float = np.nan
 
     @property
     def represented_points(self) -> float:
@@ -112,7 +118,7 @@ class CodedNewton:
     setup_deadline, round_deadline : seconds
         The plan's, if not given.
     rounds
-        The plan's, if not given.
+        The plan's, if not given: as many as the parity says are needed.
     hours
         Go on with rounds until then, whatever the plan says.
     damped
@@ -140,16 +146,11 @@ class CodedNewton:
         return Code("balanced", self.nonzeros)
 
     def start(self, task: Task, fleet: Fleet, model: Array) -> NewtonState:
-        """Plan the set-up and the rounds."""
-        plan = plan_cold_start(
-            fleet,
-            task.held,
-            task.block_setup(self.code, self.mixing),
-            self.excess,
-            setup_deadline=self.setup_deadline,
-            round_deadline=self.round_deadline,
-            rounds=self.rounds,
-        )
+        """Plan the set-up and the rounds, of which there are at most as many as the task has."""
+        plan = self._planned(task, fleet, self.rounds)
+        if self.rounds is None and plan.rounds > task.rounds:
+            plan = self._planned(task, fleet, task.rounds)
+        last = plan.rounds
         if self.hours is not None:
             left = 3600 * self.hours - plan.setup_deadline
             if not 0 <= left < np.inf:
@@ -157,13 +158,24 @@ class CodedNewton:
                     f"coded-newton.hours is {self.hours:g}: the set-up alone takes "
                     f"{plan.setup_deadline / 3600:.2g} h; raise it or lower setup_deadline"
                 )
-            plan = replace(plan, rounds=int(left // plan.round_deadline))
-        if plan.rounds > task.rounds:
+            last = int(left // plan.round_deadline)
+        if last > task.rounds:
             raise InputError(
-                f"coded-newton has {plan.rounds} rounds where training.epochs allows "
-                f"{task.rounds}: raise it, or give rounds or excess"
+                f"coded-newton would play {last} rounds where training.epochs allows "
+                f"{task.rounds}: raise it, or lower rounds or hours"
             )
-        return NewtonState(task, fleet, model, plan=plan)
+        return NewtonState(task, fleet, model, plan=plan, last_round=last)
+
+    def _planned(self, task: Task, fleet: Fleet, rounds: int | None) -> ColdStart:
+        return plan_cold_start(
+            fleet,
+            task.held,
+            task.block_setup(self.code, self.mixing),
+            self.excess,
+            setup_deadline=self.setup_deadline,
+            round_deadline=self.round_deadline,
+            rounds=rounds,
+        )
 
     def ask(self, state: State) -> Ask | None:
         """Ask for parity first, then for gradients."""
@@ -171,7 +183,7 @@ class CodedNewton:
         assert state.plan is not None
         if state.sketch is None:
             return AskBlockParity(self.code, self.mixing, Until(state.plan.setup_deadline))
-        if state.round >= state.plan.rounds:
+        if state.round >= state.last_round:
             return None
         return AskEmbedded(state.round, Until(state.plan.round_deadline))
 
@@ -198,9 +210,17 @@ class CodedNewton:
     def _start_from_parity(self, state: NewtonState) -> NewtonState:
         if state.sketch is None:
             raise InputError("no client sent parity by the deadline: give the set-up more time")
-        ridge = state.sketch.best_ridge(_ridge(state))
-        loss = state.sketch.leave_one_out(ridge) / (2 * state.represented_points)
-        return replace(self._with_model(state, state.sketch.solve(ridge)), start_loss=loss)
+        assert state.plan is not None
+        sketch, ridge = state.sketch, _ridge(state)
+        start = sketch.best_ridge(ridge)
+        loss = sketch.leave_one_out(start) / (2 * state.represented_points)
+        theta = sketch.effective_dimension(ridge) / sketch.rows
+        excess = sketch.excess(start, ridge)
+        bounds = (0, state.task.rounds) if self.rounds is None else (self.rounds, self.rounds)
+        plan = state.plan.after_start(excess, theta, *bounds)
+        last = plan.rounds if self.hours is None else state.last_round
+        state = self._with_model(state, sketch.solve(start))
+        return replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
 
     @staticmethod
     def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:

@@ -46,6 +46,7 @@ FACTS = (
     "predicted_hours",
     "predicted_excess",
     "predicted_start_loss",
+    "predicted_start_excess",
     "start_loss",
     "damping",
 )
@@ -221,6 +222,7 @@ class Simulation:
                 "predicted_hours": state.plan.seconds / 3600,
                 "predicted_excess": state.plan.excess,
                 "predicted_start_loss": state.start_loss,
+                "predicted_start_excess": state.start_excess,
                 "damping": state.damping,
             }
         return facts
