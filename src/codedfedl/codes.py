@@ -96,7 +96,8 @@ class Code:
 def warn_of_thin_rows(scheme: str, points: int) -> None:
     """Say once that a row of fewer than ten points is close to raw data."""
     if points < LEAST_MIXING:
-        _log.warning("%s: a parity row mixes %d points and is close to raw data", scheme, points)
+        few = "less than one point" if points == 0 else f"{points} points"
+        _log.warning("%s: a parity row mixes %s and is close to raw data", scheme, few)
 
 
 def _gaussian(rng: np.random.Generator, rows: int, columns: int, _: int) -> Entries:

@@ -1,6 +1,6 @@
 """Parity: random linear combinations of weighted features and labels (sections 3.2 and 3.4)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +39,11 @@ def encode(
     return Parity(*code.mix((features, targets), weights, rows, rng))
 
 
-def compose(parities: Sequence[Parity]) -> Parity:
-    """Return the composite parity, the sum over clients (eq. parityX)."""
-    first, *others = parities
+def compose(parities: Iterable[Parity]) -> Parity:
+    """Return the composite parity, the sum over clients (eq. parityX), one after the other."""
+    parities = iter(parities)
+    first = next(parities)
     features, targets = first.features, first.targets
-    for parity in others:
+    for parity in parities:
         features, targets = features + parity.features, targets + parity.targets
     return Parity(features, targets)

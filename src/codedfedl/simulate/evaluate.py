@@ -93,7 +93,7 @@ class Evaluator:
     def parity(self, ask: AskParity, seed: int) -> tuple[Parity, ...]:
         """Encode every mini-batch at every client, and add up."""
         return tuple(
-            compose([self._encode(ask, seed, b, j) for j in range(batch.clients)])
+            compose(self._encode(ask, seed, b, j) for j in range(batch.clients))
             for b, batch in enumerate(self.batches)
         )
 
