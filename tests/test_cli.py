@@ -50,6 +50,20 @@ class TestPlan:
         assert document["gain"] == pytest.approx(5.87, abs=0.02)
         assert set(document["clients"][0]) == {"client", "points", "load", "return_probability"}
 
+    def test_cold_start(self, run: Run) -> None:
+        code, out, _ = run("plan", "paper", "--excess", 0.2, "--json")
+        document = json.loads(out)
+        assert code == 0
+        total = document["setup_deadline_s"] + document["rounds"] * document["round_deadline_s"]
+        assert document["predicted_hours"] == pytest.approx(total / 3600)
+        assert document["predicted_excess"] <= 0.2
+        rows = [client["parity_rows"] for client in document["clients"]]
+        assert document["parity_rows"] == sum(rows)
+        assert all(c["embedded"] >= 10 * c["parity_rows"] for c in document["clients"])
+        _, out, _ = run("plan", "paper", "--excess", 0.2)
+        assert "parity rows of ten points each" in out
+        assert f"{document['rounds']} rounds of" in out
+
     def test_table_says_what_an_engineer_asks(self, run: Run) -> None:
         code, out, _ = run("plan", "paper")
         assert code == 0
@@ -141,6 +155,9 @@ class TestBadInput:
             (["paper", "--rows", 5, "--redundancy", 0.1], "give one of"),
             (["paper", "--rounds", 5, "--redundancy", 0.1], "leave one out"),
             (["paper", "--rounds", 0], "rounds is 0"),
+            (["paper", "--excess", 0.2, "--rounds", 5], "leave one out"),
+            (["paper", "--excess", 0], "excess is 0"),
+            (["paper", "--excess", 0.2, "--points", 1], "every client has fewer points"),
             (["paper", "--max-rows", 5], "say --server-rate too"),
             (["paper", "--server-rate", 0], "the server's rate is 0"),
             (["paper", "--out", "plan.xlsx"], "must end in .csv or .parquet"),

@@ -7,7 +7,8 @@
 
 from codedfedl.allocation import best_loads, expected_return, minimum_deadline
 from codedfedl.calibration import paper_devices, paper_fleet
-from codedfedl.costs import Setup
+from codedfedl.cold_start import ColdStart, plan_cold_start
+from codedfedl.costs import BlockSetup, Setup
 from codedfedl.delays import DelayModel, FleetDelays, expected_maximum
 from codedfedl.errors import InputError
 from codedfedl.fleet import Devices, Fleet, Workload, read_fleet
@@ -17,6 +18,8 @@ from codedfedl.planning import Plan, Server, cheapest_plan, plan
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockSetup",
+    "ColdStart",
     "DelayModel",
     "Devices",
     "Fleet",
@@ -35,5 +38,6 @@ __all__ = [
     "paper_devices",
     "paper_fleet",
     "plan",
+    "plan_cold_start",
     "read_fleet",
 ]

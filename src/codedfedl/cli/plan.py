@@ -2,11 +2,12 @@
 
 from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from codedfedl.calibration import paper_fleet
+from codedfedl.cli.cold_plan import plan_from_cold
 from codedfedl.cli.output import json_number, print_json, progress, results, wrote
 from codedfedl.costs import Setup
 from codedfedl.delays import FleetDelays, expected_maximum
@@ -57,6 +58,14 @@ def plan_command(
             rich_help_panel=PARITY,
         ),
     ] = None,
+    excess: Annotated[
+        float | None,
+        typer.Option(
+            help="Plan a cold start with coded-newton instead: wanted relative excess of the "
+            "objective over its optimum, such as 0.2.",
+            rich_help_panel=PARITY,
+        ),
+    ] = None,
     points: Annotated[
         float | None,
         typer.Option(
@@ -73,10 +82,13 @@ def plan_command(
         float, typer.Option(help="Share that the protocol adds to a packet.", rich_help_panel=WORK)
     ] = 0.1,
     inputs: Annotated[
-        int, typer.Option(help="Numbers in a raw point, for --rounds.", rich_help_panel=WORK)
+        int,
+        typer.Option(
+            help="Numbers in a raw point, for --rounds and --excess.", rich_help_panel=WORK
+        ),
     ] = 784,
     batches: Annotated[
-        int, typer.Option(help="Mini-batches to encode, for --rounds.", rich_help_panel=WORK)
+        int, typer.Option(help="Mini-batches, for --rounds and --excess.", rich_help_panel=WORK)
     ] = 5,
     seed: Annotated[int, typer.Option(help="Of the paper's fleet.")] = 0,
     out: Annotated[
@@ -93,7 +105,7 @@ def plan_command(
     have points.
 
     Examples: `codedfedl plan paper`, `codedfedl plan my.csv --redundancy 0.2 --figure plan.png`,
-    `codedfedl plan my.csv --server-rate 1000 --json`.
+    `codedfedl plan my.csv --server-rate 1000 --json`, `codedfedl plan paper --excess 0.2`.
     """
     if out is not None:
         check_destination(out)
@@ -103,12 +115,20 @@ def plan_command(
         check_destination(figure, FIGURE_SUFFIXES)
     workload = Workload(features, labels, bits, packet_overhead)
     clients = _read(fleet, workload, points, seed)
+    if excess is not None:
+        others = {"--redundancy": redundancy, "--rows": rows, "--server-rate": server_rate}
+        _refuse("--excess", others | {"--rounds": rounds, "--out": out, "--figure": figure})
+        document = plan_from_cold(clients, workload, inputs, batches, excess, quiet=as_json)
+        if as_json:
+            print_json(document)
+        return
     server = _server(server_rate, server_alpha, max_rows, clients)
     with progress("planning"):
         if rounds is None:
             chosen = _plan(clients, redundancy, rows, server)
         else:
-            _refuse({"--redundancy": redundancy, "--rows": rows, "--server-rate": server_rate})
+            others = {"--redundancy": redundancy, "--rows": rows, "--server-rate": server_rate}
+            _refuse("--rounds", others)
             setup = Setup(inputs, batches)
             chosen, _ = cheapest_plan(
                 clients, rounds, lambda u: setup.seconds(clients, workload, u)
@@ -156,7 +176,7 @@ def _plan(
     return plan(clients, redundancy, parity_rows=rows, server=server)
 
 
-def _refuse(options: dict[str, float | None]) -> None:
-    for name, value in options.items():
+def _refuse(chosen: str, others: dict[str, Any]) -> None:
+    for name, value in others.items():
         if value is not None:
-            raise InputError(f"{name} and --rounds both set the parity: leave one out")
+            raise InputError(f"{name} and {chosen} do not go together: leave one out")

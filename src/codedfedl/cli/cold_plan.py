@@ -1,0 +1,79 @@
+"""`codedfedl plan --excess`: the plan of a cold start, before any data are seen."""
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from codedfedl.cli.output import results
+from codedfedl.codes import LEAST_MIXING
+from codedfedl.cold_start import ColdStart, plan_cold_start
+from codedfedl.costs import BlockSetup
+from codedfedl.features import Structured
+from codedfedl.fleet import Fleet, Workload
+
+__all__ = ["plan_from_cold"]
+
+_ROWS = 12
+
+
+def plan_from_cold(
+    clients: Fleet, workload: Workload, inputs: int, batches: int, excess: float, *, quiet: bool
+) -> dict[str, Any]:
+    """Plan `coded-newton` with structured features and ten points a parity row, and show it."""
+    held = clients.points * batches
+    columns = workload.features + workload.labels
+    macs = Structured(workload.features).macs(inputs) + columns
+    chosen = plan_cold_start(clients, held, BlockSetup(workload, macs, LEAST_MIXING), excess)
+    if not quiet:
+        results.print(_sentence(chosen, held), soft_wrap=True)
+        results.print(_clients(chosen, clients, held))
+    rows = zip(clients.client.tolist(), held, chosen.points, strict=True)
+    return {
+        "setup_deadline_s": chosen.setup_deadline,
+        "round_deadline_s": chosen.round_deadline,
+        "rounds": chosen.rounds,
+        "predicted_hours": chosen.seconds / 3600,
+        "predicted_excess": chosen.excess,
+        "parity_rows": int((chosen.points // LEAST_MIXING).sum()),
+        "unrepresented_points": int(held[chosen.points == 0].sum()),
+        "clients": [
+            {
+                "client": client,
+                "points": int(points),
+                "embedded": int(embedded),
+                "parity_rows": int(embedded) // LEAST_MIXING,
+            }
+            for client, points, embedded in rows
+        ],
+    }
+
+
+def _sentence(chosen: ColdStart, held: np.ndarray) -> Text:
+    embedded = float(chosen.points.sum()) / float(held.sum())
+    return Text.assemble(
+        ("set-up ", "dim"),
+        (f"{chosen.setup_deadline:,.0f} s", "bold"),
+        (", then ", "dim"),
+        (f"{chosen.rounds} rounds of {chosen.round_deadline:,.0f} s", "bold"),
+        (": ", "dim"),
+        (f"{chosen.seconds / 3600:.2f} h", "bold"),
+        (f" to an objective {chosen.excess:.0%} above its optimum, as predicted;\n", "dim"),
+        (f"{embedded:.0%} of the points are embedded when the set-up ends, ", "dim"),
+        (f"{int((chosen.points // LEAST_MIXING).sum()):,} parity rows of ten points each\n", "dim"),
+    )
+
+
+def _clients(chosen: ColdStart, clients: Fleet, held: np.ndarray) -> Table:
+    order = np.argsort(chosen.points / np.maximum(held, 1), kind="stable")[:_ROWS]
+    title = f"The {len(order)} of {len(clients):,} clients that embed the smallest share"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2), header_style="bold")
+    table.add_column("client")
+    for heading in ("points", "embedded", "parity rows"):
+        table.add_column(heading, justify="right")
+    for j in order:
+        embedded = int(chosen.points[j])
+        rows = f"{embedded // LEAST_MIXING:,}" if embedded else "–"
+        table.add_row(Text(str(clients.client[j])), f"{held[j]:,.0f}", f"{embedded:,}", rows)
+    return table

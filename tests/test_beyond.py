@@ -1,0 +1,111 @@
+"""The commands that go beyond the paper, on small data."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codedfedl import paper_fleet
+from codedfedl.cli import coldstart
+from codedfedl.experiments import built_in
+from codedfedl.report.results import Curve
+from codedfedl.runs.config import Experiment, FleetConfig
+from codedfedl.simulate.run import _slowed
+
+_SMALL = [
+    "training.epochs=60",
+    "data.name=digits",
+    "data.batches=1",
+    "fleet.clients=6",
+    "features.n_components=40",
+    "features.sigma=2.0",
+    "training.target=0.6",
+]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> coldstart.Job:
+    """Every experiment of the package, on six clients with digits."""
+
+    def small(name: str, overrides: list[str]) -> Experiment:
+        experiment = built_in(name, [*overrides, *_SMALL])
+        schemes = [
+            scheme.model_copy(update={"hours": None, "rounds": 5})
+            if scheme.name == "coded-newton"
+            else scheme
+            for scheme in experiment.schemes
+        ]
+        return experiment.model_copy(update={"schemes": schemes})
+
+    monkeypatch.setattr(coldstart, "built_in", small)
+    return coldstart.Job(tmp_path, 2, None, "cpu", quiet=True)
+
+
+def test_cold_start_rows_have_what_scripts_rely_on(job: coldstart.Job) -> None:
+    rows = coldstart.cold_start(job)["rows"]
+    assert {row["scheme"] for row in rows} >= {"uncoded", "coded", "one-shot", "coded-newton"}
+    newton = next(row for row in rows if row["scheme"] == "coded-newton")
+    assert newton["points_per_parity_row"] >= 10
+    assert newton["training_hours"][0] is None or newton["training_hours"][0] >= 0
+    assert len(newton["total_hours"]) == len(newton["predicted_excess"]) == 2
+    paper = {row["setting"]: row["paper_hours"] for row in rows}
+    assert paper["uncoded"] is None  # its features are not the paper's
+    for name in ("mnist", "fashion-mnist"):
+        assert (job.out / f"coldstart-{name}.png").stat().st_size > 10_000
+        assert (job.out / f"coldstart-{name}" / "report.html").is_file()
+
+
+def test_settings_tell_all_schemes(job: coldstart.Job, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        document = coldstart.settings(job)["settings"]
+    assert set(document) == {"regression", "homogeneous", "thousand"}
+    for rows in document.values():
+        assert [row["scheme"] for row in rows][-1] == "coded-newton"
+
+
+def _curve(**changes: Any) -> Curve:
+    columns = {
+        "setting": "coded-newton",
+        "scheme": "coded-newton",
+        "redundancy": None,
+        "seed": 0,
+        "rounds": np.arange(4),
+        "training_hours": np.arange(4.0),
+        "total_hours": np.arange(4.0) + 1,
+        "arrived": np.array([30, 20, 15, 10]),
+        "metric": np.array([0.90, 0.955, 0.951, 0.956]),
+        "metric_name": "accuracy",
+        "excess": np.array([0.5, 0.02, 0.005, 0.001]),
+        "as_in_paper": False,
+        "facts": {"predicted_hours": 2.5},
+    }
+    return Curve(**(columns | changes))
+
+
+def test_quality_counts_the_first_round_that_is_close_in_both() -> None:
+    exact = _curve(metric=np.array([0.957]), scheme="one-shot")
+    found = coldstart._quality(_curve(), exact)
+    assert (found["rounds"], found["hours"]) == (3, 4.0)  # round 2 is close in the objective only
+    assert found["late_share"] == pytest.approx(0.5)
+    assert found["least_late_share"] == pytest.approx(1 / 3)
+    never = coldstart._quality(_curve(excess=np.full(4, 0.5)), exact)
+    assert never["rounds"] is None
+
+
+def test_curves_at_an_hour() -> None:
+    assert _curve().at(0.5) is None
+    assert _curve().at(2.9) == 0.955
+    assert _curve().excess_at_plan == 0.02
+
+
+def test_only_the_slowest_are_slowed() -> None:
+    fleet = paper_fleet()
+    slower = _slowed(fleet, FleetConfig(slower=5.0, slower_share=0.3334))
+    changed = slower.rate < fleet.rate
+    assert changed.sum() == 10
+    np.testing.assert_allclose(fleet.rate[changed] / slower.rate[changed], 5)
+    np.testing.assert_allclose(slower.packet_time_up[changed] / fleet.packet_time_up[changed], 5)
+    assert fleet.rate[changed].max() < np.median(fleet.rate)
+    assert (_slowed(fleet, FleetConfig()).rate == fleet.rate).all()
