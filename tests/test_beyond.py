@@ -86,11 +86,11 @@ def _curve(**changes: Any) -> Curve:
 
 def test_quality_counts_the_first_round_that_is_close_in_both() -> None:
     exact = _curve(metric=np.array([0.957]), scheme="one-shot")
-    found = coldstart._quality(_curve(), exact)
+    found = coldstart._quality(_curve(), exact, 30)
     assert (found["rounds"], found["hours"]) == (3, 4.0)  # round 2 is close in the objective only
     assert found["late_share"] == pytest.approx(0.5)
     assert found["least_late_share"] == pytest.approx(1 / 3)
-    never = coldstart._quality(_curve(excess=np.full(4, 0.5)), exact)
+    never = coldstart._quality(_curve(excess=np.full(4, 0.5)), exact, 30)
     assert never["rounds"] is None
 
 

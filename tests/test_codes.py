@@ -44,12 +44,11 @@ def test_balanced_rows_mix_as_many_points_as_promised(
     code = Code("balanced", nonzeros)
     for seed in range(50):
         g = _matrix(code, points, rows, seed)
-        mixed = (g != 0).sum(1)  # two deals may cancel at a place, but one deal alone never does
-        if nonzeros == 1:
-            assert mixed.min() >= code.points_per_row(points, rows) == points // rows
-            assert mixed.max() - mixed.min() <= 1
-            assert ((g != 0).sum(0) == 1).all()
-        np.testing.assert_allclose(np.abs(g[g != 0]).min(), 1 / np.sqrt(nonzeros), rtol=1e-5)
+        mixed = (g != 0).sum(1)
+        assert mixed.min() >= code.points_per_row(points, rows) == nonzeros * (points // rows)
+        assert mixed.max() - mixed.min() <= nonzeros
+        assert ((g != 0).sum(0) == nonzeros).all()  # distinct rows: nothing cancels
+        np.testing.assert_allclose(np.abs(g[g != 0]), 1 / np.sqrt(nonzeros), rtol=1e-5)
 
 
 def test_sparse_columns_have_their_nonzeros_at_distinct_rows() -> None:
@@ -72,5 +71,7 @@ def test_bad_codes_are_refused() -> None:
         Code("sparse", 0)
     with pytest.raises(InputError, match="rows are 0"):
         _matrix(Code(), 5, 0, 0)
+    with pytest.raises(InputError, match="mixes 5 points: features, targets and weights differ"):
+        Code().mix((np.eye(5), np.eye(6)), np.ones(5), 2, np.random.default_rng(0))
     with pytest.raises(InputError, match="balanced code of 5 points has no 6 rows"):
         _matrix(Code("balanced"), 5, 6, 0)

@@ -78,6 +78,19 @@ def test_no_other_set_up_or_deadline_is_faster() -> None:
             assert plan.seconds <= 1.06 * other.seconds  # 5% are given away for fewer rounds
 
 
+def test_parity_decides_how_many_rounds_there_are() -> None:
+    plan = plan_cold_start(PAPER, HELD, SETUP, 0.2)
+    theta = 0.45
+    good, bad = (plan.after_start(excess, theta, 0, 500) for excess in (0.25, 0.8))
+    assert 0 < good.rounds < bad.rounds
+    assert max(good.excess, bad.excess) <= 0.2
+    fewer = plan.after_start(0.8, theta, 0, bad.rounds - 1)
+    assert fewer.excess > 0.2  # one round less is one too few
+    assert plan.after_start(0.15, theta, 0, 500).rounds == 0
+    fixed = plan.after_start(0.8, theta, 3, 3)
+    assert (fixed.rounds, fixed.seconds) == (3, plan.setup_deadline + 3 * plan.round_deadline)
+
+
 def test_a_better_model_takes_longer() -> None:
     seconds = [plan_cold_start(PAPER, HELD, SETUP, excess).seconds for excess in (0.4, 0.2, 0.05)]
     assert seconds == sorted(seconds)

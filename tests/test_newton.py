@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError
-from codedfedl.codes import Code
+from codedfedl.codes import Code, warn_of_thin_rows
 from codedfedl.data import load_dataset
 from codedfedl.features import Structured
 from codedfedl.fleet import Workload
@@ -28,6 +28,7 @@ from codedfedl.schemes.sketch_solve import SketchSolve
 from codedfedl.simulate.clock import Clock
 from codedfedl.simulate.crew import Crew
 from codedfedl.simulate.engine import Setting, Simulation
+from codedfedl.simulate.evaluate import Batch
 from codedfedl.simulate.run import prepare
 from codedfedl.training import Schedule
 
@@ -60,8 +61,8 @@ def newton_state(
     rng = np.random.default_rng(0)
     shards = [(rng.standard_normal((n, features)), rng.standard_normal((n, 2))) for n in held]
     fleet = Fleet(points=held, rate=1, alpha=2, packet_time=1, erasure=0.1)
-    task = Task(Workload(features, 2), 10, np.array([held]), 50, Schedule(), 1e-2)
-    scheme = CodedNewton(setup_deadline=1e4, round_deadline=1e4, rounds=50, damped=damped)
+    task = Task(Workload(features, 2), 10, np.array([held]), 200, Schedule(), 1e-2)
+    scheme = CodedNewton(setup_deadline=1e4, round_deadline=1e4, rounds=200, damped=damped)
     state = scheme.start(task, fleet, np.zeros((features, 2), np.float32))
     blocks = {}
     for j, (x, y) in enumerate(shards):
@@ -77,15 +78,15 @@ def exact_gradient(shard: tuple[np.ndarray, np.ndarray], model: np.ndarray) -> n
 
 
 class TestScheme:
-    def test_a_step_solves_the_sum_of_the_clients_quadratics(self) -> None:
+    @pytest.mark.parametrize("order", [(0, 2), (2, 0)])
+    def test_a_step_solves_the_sum_of_the_clients_quadratics(self, order: tuple[int, int]) -> None:
         """Written out client by client, with anchors of different ages and one never heard."""
         state, shards, scheme = newton_state()
         rng = np.random.default_rng(1)
         old, now = (rng.standard_normal((6, 2)).astype(np.float32).astype(float) for _ in range(2))
         state = replace(state, sent=(old, now), round=1)
-        replies = (
-            Reply(0, 0, 40, exact_gradient(shards[0], old)),
-            Reply(2, 0, 5, exact_gradient(shards[2], old)),
+        replies = tuple(
+            Reply(j, 0, len(shards[j][0]), exact_gradient(shards[j], old)) for j in order
         )
         state = scheme._with_replies(state, replies)
         assert state.sketch is not None
@@ -107,7 +108,7 @@ class TestScheme:
     def test_the_fixed_point_is_exact_ridge_whoever_is_late(self) -> None:
         """Client 0 answers every round, 1 every third and two rounds late, 2 has no parity."""
         state, shards, scheme = newton_state()
-        for round_ in range(49):
+        for round_ in range(150):
             asked = [(0, round_), (2, round_)]
             if round_ % 3 == 2:
                 asked.append((1, round_ - 2))
@@ -123,7 +124,7 @@ class TestScheme:
 
     def test_a_client_that_is_never_heard_stays_its_parity(self) -> None:
         state, shards, scheme = newton_state(held=(40, 30))
-        for round_ in range(49):
+        for round_ in range(150):
             reply = Reply(0, round_, 40, exact_gradient(shards[0], state.sent[round_]))
             state = scheme.receive(state, Inbox(np.array([True, False]), 0.0, replies=(reply,)))
         (x, y), parity = shards[0], state.blocks[1].parity
@@ -132,7 +133,7 @@ class TestScheme:
         np.testing.assert_allclose(state.model, expected, atol=2e-5)
 
     def test_the_undamped_step_diverges_and_the_damped_one_does_not(self) -> None:
-        """Four rows for six features: parity is flat where the data are not."""
+        """Five rows for six features: parity is flat where the data are not."""
 
         def farthest(damped: bool) -> float:
             state, shards, scheme = newton_state(damped=damped, held=(40, 10))
@@ -191,6 +192,14 @@ class TestRuns:
         hours = (setting.setup.seconds + sum(setting.seconds)) / 3600
         assert facts["predicted_hours"] == pytest.approx(hours)
 
+    @pytest.mark.parametrize("setup", [None, 10.0])
+    def test_hardly_ever_gets_worse(self, setup: float | None) -> None:
+        """Even when clients embed on, and answer for few points at first."""
+        _, setting = played(rounds=100, round_deadline=20.0, setup_deadline=setup)
+        excess = np.array(setting.excess)
+        assert excess.max() == excess[0]
+        assert (excess[1:] < 1.1 * np.minimum.accumulate(excess)[:-1] + 0.01).all()
+
     def test_slow_clients_go_on_embedding_between_rounds(self) -> None:
         run, setting = played(rounds=60, setup_deadline=10.0, round_deadline=20.0)
         assert setting.crew is not None
@@ -246,12 +255,16 @@ class TestCrew:
         2,000 draws; 49 entries at five standard errors: false-alarm probability 3e-5.
         """
         rng = np.random.default_rng(0)
-        x = rng.standard_normal((30, 7)).astype(np.float32)
+        x, y = rng.standard_normal((30, 7)), np.zeros((30, 1))
+        x, ask = x.astype(np.float32), AskBlockParity(Code("balanced"), 10, Everyone())
+        fleet = Fleet(points=[30], rate=1, alpha=2, packet_time=1, erasure=0.1)
+        task = Task(Workload(7, 1), 10, np.array([[30]]), 1, Schedule(), 1e-2)
         draws = []
-        for _ in range(2000):
-            first = x[rng.permutation(30)[:21]]
-            weights = np.full(21, np.sqrt(30 / 21))
-            mixed = Code("balanced").mix((first,), weights, 2, rng)[0].astype(float)
+        for seed in range(2000):
+            batch = Batch(x[rng.permutation(30)], y, np.array([0, 30]))
+            block = Crew(Clock(fleet, task, seed), [batch])._encode(ask, 0, 21)
+            mixed = block.parity.features.astype(float)
+            assert mixed.shape == (2, 7)
             draws.append(mixed.T @ mixed)
         error = np.std(draws, axis=0) / np.sqrt(2000)
         assert (np.abs(np.mean(draws, axis=0) - x.T @ x) < 5 * error).all()
@@ -292,12 +305,18 @@ class TestBadInput:
     def test_settings(self) -> None:
         with pytest.raises(InputError, match=r"coded-newton\.mixing is 0"):
             make_scheme("coded-newton", {"mixing": 0})
+        with pytest.raises(InputError, match=r"coded-newton\.mixing is 10\.0"):
+            make_scheme("coded-newton", {"mixing": 10.0})
+        with pytest.raises(InputError, match="cannot have deadline = 'soon'"):
+            make_scheme("sketch-solve", {"deadline": "soon"})
         with pytest.raises(InputError, match="nonzeros is 0"):
             make_scheme("sketch-solve", {"nonzeros": 0})
         with pytest.raises(InputError, match=r"sketch-solve\.deadline is -1"):
             make_scheme("sketch-solve", {"deadline": -1})
         for settings, match in (
             ({"excess": 0.0}, "excess is 0"),
+            ({"round_deadline": 1e-9}, "round_deadline is too short"),
+            ({"round_deadline": 1e-9, "setup_deadline": 60.0}, "round_deadline is too short"),
             ({"setup_deadline": -5.0}, "setup_deadline is -5"),
             ({"setup_deadline": 0.001}, r"setup_deadline is 0\.001 s.*the first needs some"),
             ({"rounds": -1}, "rounds is -1"),
@@ -309,6 +328,7 @@ class TestBadInput:
                 played(**settings)
 
     def test_fewer_points_a_row_than_ten_warn(self, caplog: pytest.LogCaptureFixture) -> None:
+        warn_of_thin_rows.cache_clear()
         with caplog.at_level(logging.WARNING):
             SketchSolve(mixing=10)
             assert not caplog.records
@@ -320,8 +340,11 @@ class TestBadInput:
     def test_parity(self) -> None:
         state, _, scheme = newton_state()
         wrong = Block(Parity(np.ones((2, 5)), np.ones((2, 2))), 20)
-        with pytest.raises(InputError, match=r"client 1 has \(5, 2\) columns: must be \(6, 2\)"):
+        with pytest.raises(InputError, match=r"client 1 has the shapes \(2, 5\) and \(2, 2\)"):
             scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: wrong}))
+        uneven = Block(Parity(np.ones((2, 6)), np.ones((3, 2))), 20)
+        with pytest.raises(InputError, match=r"client 1 has the shapes \(2, 6\) and \(3, 2\)"):
+            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: uneven}))
         broken = Block(Parity(np.full((2, 6), np.nan), np.ones((2, 2))), 20)
         with pytest.raises(InputError, match="NaN or infinity"):
             scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: broken}))
@@ -331,6 +354,7 @@ class TestBadInput:
 
     def test_a_gradient_that_is_not_finite_stops_the_run(self) -> None:
         state, _, scheme = newton_state()
-        reply = Reply(0, 0, 40, np.full((6, 2), np.inf))
-        with pytest.raises(InputError, match="not finite"):
-            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, replies=(reply,)))
+        for wrong in (np.full((6, 2), np.inf), np.ones((6, 1))):
+            reply = Reply(0, 0, 40, wrong)
+            with pytest.raises(InputError, match=r"gradient of client 0 .*shape \(6, 2\)"):
+                scheme.receive(state, Inbox(np.ones(3, bool), 0.0, replies=(reply,)))

@@ -5,10 +5,11 @@
 | `gaussian` | u draws from N(0, 1/u), the paper's | u | all |
 | `sign` | u times ±1/√u | u | all |
 | `sparse` | s times ±1/√s, at random rows | s | about s·k/u |
-| `balanced` | s times ±1/√s, dealt in turn from shuffled points | s | at least ⌊k/u⌋, distinct |
+| `balanced` | s times ±1/√s, dealt in turn from shuffled points | s | at least s·⌊k/u⌋, distinct |
 
 A balanced code is the sum of s deals: shuffle the points, flip signs, deal them to the rows like
-cards, and add up. It needs no multiplication and gives every row as many points as every other.
+cards, and add up; each deal begins at another row. It needs no multiplication and gives every row
+as many points as every other.
 """
 
 import logging
@@ -55,7 +56,7 @@ class Code:
     def __post_init__(self) -> None:
         if self.name not in CODES:
             raise InputError(f"code {self.name!r} is unknown: {nearest(self.name, CODES)}")
-        if self.nonzeros < 1 or self.nonzeros != int(self.nonzeros):
+        if not isinstance(self.nonzeros, int) or self.nonzeros < 1:
             raise InputError(f"nonzeros is {self.nonzeros}: must be a whole number above 0")
 
     def operations(self, rows: int) -> int:
@@ -65,7 +66,7 @@ class Code:
     def points_per_row(self, points: int, rows: int) -> int:
         """Return how many distinct points a row mixes: at least, or for `sparse` in the mean."""
         if self.name == "balanced":
-            return points // rows
+            return points // rows * self.operations(rows)
         return points * self.operations(rows) // rows
 
     def mix(
@@ -85,10 +86,12 @@ class Code:
         points = parts[0].shape[0]
         if not rows >= 1:
             raise InputError(f"parity rows are {rows}: must be at least 1")
+        if any(part.shape[0] != points for part in (*parts, weights)):
+            raise InputError(f"a code mixes {points} points: features, targets and weights differ")
         if self.name == "balanced":
             if rows > points:
                 raise InputError(f"a balanced code of {points} points has no {rows} rows")
-            return _deal(parts, weights, rows, rng, self.nonzeros)
+            return _deal(parts, weights, rows, rng, self.operations(rows))
         return _multiply(parts, weights, rows, rng, _ENTRIES[self.name], self.nonzeros)
 
 
@@ -159,21 +162,24 @@ def _deal(
     rng: np.random.Generator,
     nonzeros: int,
 ) -> list[Array]:
-    """Shuffle, sign, deal to the rows in turn, and add up; and that `nonzeros` times."""
+    """Shuffle, sign, deal to the rows in turn, and add up; then again, from another row on.
+
+    No point comes twice into a row, so that nothing cancels.
+    """
     xp, where = array_namespace(parts[0]), device(parts[0])
     points = parts[0].shape[0]
     hands = -(-points // rows)
+    order = rng.permutation(points)
+    shuffled = [xp.take(matrix, xp.asarray(order, device=where), axis=0) for matrix in parts]
     totals: list[Array] = []
-    for _ in range(nonzeros):
-        order = rng.permutation(points)
+    for first in rng.permutation(rows)[:nonzeros].tolist():
         signs = (1 - 2 * rng.integers(0, 2, points)) * weights[order] / np.sqrt(nonzeros)
-        deal, column = xp.asarray(order, device=where), xp.asarray(signs, device=where)
-        column = xp.astype(column, xp.float32)[:, None]
+        column = xp.asarray(signs.astype(np.float32), device=where)[:, None]
         mixed = []
-        for matrix in parts:
-            cards = xp.take(matrix, deal, axis=0) * column
-            missing = (hands * rows - points, matrix.shape[1])
+        for matrix in shuffled:
+            cards, missing = matrix * column, (hands * rows - points, matrix.shape[1])
             cards = xp.concat([cards, xp.zeros(missing, dtype=cards.dtype, device=where)], axis=0)
-            mixed.append(xp.sum(xp.reshape(cards, (hands, rows, matrix.shape[1])), axis=0))
+            dealt = xp.sum(xp.reshape(cards, (hands, rows, matrix.shape[1])), axis=0)
+            mixed.append(xp.roll(dealt, first, axis=0))
         totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
     return totals

@@ -90,7 +90,7 @@ def _rounds_to(wanted: float, above: float, left: float) -> int:
     """Return the rounds until no more than is wanted is left; 10⁹ stands for never."""
     if above <= wanted:
         return 0
-    if wanted <= 0:
+    if wanted <= 0 or left >= 1:
         return _NEVER
     return min(int(np.ceil(np.log(wanted / above) / np.log(left))), _NEVER)
 
@@ -136,6 +136,11 @@ def plan_cold_start(
     found = [one for budget in budgets for one in planner.candidates(budget, round_deadline)]
     if not found and setup_deadline is not None:
         raise planner.refusal(setup_deadline)
+    if not found:
+        raise InputError(
+            f"an excess of {wanted:g} is never reached: no client answers, or round_deadline is "
+            "too short; raise either, or give rounds"
+        )
     if rounds is not None:  # what they bring is what is left to choose
         return min(found, key=lambda one: (max(one.excess, wanted), one.seconds))
     fastest = min(one.seconds for one in found)
@@ -181,6 +186,11 @@ class _Planner:
             )
         able = self.held >= self.setup.mixing
         floor = sampling_excess(self.held[able], points[able], self.setup.workload.features)
+        if floor < self.wanted:
+            return InputError(
+                f"an excess of {self.wanted:g} is never reached after a set-up of {budget:g} s: no "
+                "client answers, or round_deadline is too short; raise it, or give rounds"
+            )
         return InputError(
             f"setup_deadline is {budget:g} s: so few points are embedded by then that an excess of "
             f"{floor:.2g} is expected, whatever the rounds bring, where {self.wanted:g} is wanted; "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array
+from codedfedl.errors import InputError
 
 __all__ = ["Quadratic", "gradient"]
 
@@ -56,4 +57,10 @@ class Quadratic:
         xp = array_namespace(self.hessian)
         hessian = xp.astype(self.hessian, xp.float64)
         eye = xp.eye(hessian.shape[0], dtype=xp.float64, device=hessian.device)
-        return xp.linalg.solve(hessian + ridge * eye, xp.astype(self.moment, xp.float64))
+        try:
+            return xp.linalg.solve(hessian + ridge * eye, xp.astype(self.moment, xp.float64))
+        except Exception as error:  # every library has its own
+            raise InputError(
+                f"the Gram matrix cannot be inverted with a ridge of {ridge:g}: "
+                "give training.ridge a value above 0"
+            ) from error

@@ -71,7 +71,7 @@ class Sketch:
     def divide(self, vector: FloatArray, scale: float, ridge: float) -> FloatArray:
         """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector."""
         weights = scale * self.values + ridge
-        if not weights.min() > 0:
+        if not weights.min() > len(weights) * np.finfo(float).eps * weights.max():
             raise InputError(
                 f"the parity's Hessian is singular: {self.rows} rows for {len(weights)} features "
                 "and no ridge; give training.ridge a value above 0"
@@ -98,7 +98,7 @@ class Sketch:
 
     def _errors(self, ridge: float) -> tuple[FloatArray, FloatArray]:
         """Return the errors of a fit (u, c), and 1 − leverage of every row (u, 1)."""
-        shrunk = 1 / (self.values + ridge)
+        shrunk = 1 / np.maximum(self.values + ridge, np.finfo(float).tiny)
         fitted = self.rotated @ (shrunk[:, None] * (self.rotated.T @ self.targets))
         unused = np.maximum(1 - self.rotated**2 @ shrunk, 1e-12)
         return self.targets - fitted, unused[:, None]
@@ -107,7 +107,7 @@ class Sketch:
         """Estimate the relative excess of the objective at the model of `start_ridge`."""
         penalty = ridge * float((self.solve(start_ridge) ** 2).sum())
         value = (self.leave_one_out(start_ridge) + penalty) / 2
-        return max(value / self.smallest_objective(ridge) - 1, 0.0)
+        return max(value / max(self.smallest_objective(ridge), np.finfo(float).tiny) - 1, 0.0)
 
     def best_ridge(self, least: float) -> float:
         """Return the ridge from `least` on with the smallest leave-one-out loss, on a grid."""

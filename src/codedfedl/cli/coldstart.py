@@ -101,7 +101,7 @@ def robustness(job: Job) -> dict[str, Any]:
     )
     rows = []
     for dataset in _DATASETS:
-        as_planned: dict[tuple[str, float], float] = {}
+        as_planned: dict[tuple[str, float], float | None] = {}
         for delays, overrides in _DELAYS.items():
             name = f"robustness-{dataset}-{delays.replace(' ', '-')}"
             experiment = job.built_in(f"coldstart-{dataset}", [schemes, *overrides])
@@ -119,14 +119,20 @@ def robustness(job: Job) -> dict[str, Any]:
                             "delays": delays,
                             "hours": hour,
                             "metric": reached,
-                            "points_lost": 100 * (right - reached),
+                            "points_lost": _points_lost(right, reached),
                         }
                     )
     return job.show(rows)
 
 
-def _median(values: list[float | None]) -> float:
-    return float(np.median([0.0 if value is None else value for value in values]))
+def _median(values: list[float | None]) -> float | None:
+    """Return the median; None where some seed has no model yet."""
+    there = [value for value in values if value is not None]
+    return float(np.median(there)) if len(there) == len(values) else None
+
+
+def _points_lost(right: float | None, reached: float | None) -> float | None:
+    return None if right is None or reached is None else 100 * (right - reached)
 
 
 def quality(job: Job) -> dict[str, Any]:
@@ -138,18 +144,18 @@ def quality(job: Job) -> dict[str, Any]:
         found = curves(job.run(f"quality-{dataset}", experiment))
         exact = {curve.seed: curve for curve in found if curve.scheme == "one-shot"}
         rows += [
-            {"dataset": dataset} | _quality(curve, exact[curve.seed])
+            {"dataset": dataset} | _quality(curve, exact[curve.seed], experiment.fleet.clients)
             for curve in found
             if curve.scheme == "coded-newton"
         ]
     return job.show(rows)
 
 
-def _quality(curve: Curve, exact: Curve) -> dict[str, Any]:
+def _quality(curve: Curve, exact: Curve, clients: int) -> dict[str, Any]:
     best = float(exact.metric[-1])
     close = (curve.excess < 0.01) & (curve.metric > best - 0.003)
     first = int(np.argmax(close)) if close.any() else None
-    late = 1 - curve.arrived[1:] / curve.arrived[0]
+    late = 1 - curve.arrived[1:] / clients
     return {
         "seed": curve.seed,
         "rounds": None if first is None else int(curve.rounds[first]),

@@ -56,8 +56,8 @@ def simulate_command(
     """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
 
     The run directory holds config.toml, environment.json, rounds.parquet, clients.parquet,
-    checkpoint.npz and report.html. A run that was killed goes on with --resume, and ends bit by bit
-    as if it had not been.
+    settings.parquet, checkpoint.npz and report.html. A run that was killed goes on with --resume,
+    and ends bit by bit as if it had not been.
     """
     directory = RunDirectory(out)
     run_experiment(read_experiment(experiment, overrides), directory, data, device, resume)

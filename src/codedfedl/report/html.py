@@ -46,6 +46,7 @@ def _headline(found: list[Outcome]) -> str:
     sentences = []
     for clock, name in (("training_hours", "training alone"), ("total_hours", "set-up charged")):
         met = [o for o in found if None not in getattr(o, clock)]
+        met = [o for o in met if np.median(getattr(o, clock)) > 0]  # without training, no race
         if not met:
             continue
         winner = min(met, key=lambda o: float(np.median(getattr(o, clock))))

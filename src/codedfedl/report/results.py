@@ -44,7 +44,7 @@ class Curve:
 
     def at(self, hours: float) -> float | None:
         """Return the metric of the last model that is there after so many hours, set-up charged."""
-        there = np.flatnonzero(self.total_hours <= hours)
+        there = np.flatnonzero(self.total_hours <= hours * (1 + 1e-9))
         return float(self.metric[there[-1]]) if len(there) else None
 
     def reaches(self, target: float) -> int | None:

@@ -35,5 +35,9 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
         if key not in known:
             hint = nearest(key, known) if known else "it has no settings"
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
-    scheme: Scheme = SCHEMES[name](**settings)
+    try:
+        scheme: Scheme = SCHEMES[name](**settings)
+    except (TypeError, ValueError, OverflowError) as error:
+        given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
+        raise InputError(f"scheme {name!r} cannot have {given}: {error}") from None
     return scheme

@@ -7,13 +7,14 @@ ago, Q_j is anchored there:
     ∇Q_j(β) = g_j(a_j) + (H̃_j + ρ_j)(β − a_j)
 
 A step minimises the sum of all Q_j and the ridge. No return probability enters. The sum is exact at
-a fixed point, where every a_j is β; and since H̃_j + ρ_j bounds the true curvature, old anchors
-cannot make it diverge.
+a fixed point, where every a_j is β; and as far as H̃_j + ρ_j bounds the true curvature, which the
+answers themselves show, old anchors cannot make it diverge.
 """
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -65,6 +66,8 @@ class NewtonState(State):
     ----------
     plan
         Deadlines and rounds, with what they were expected to bring.
+    first_plan
+        What was planned before any parity was there.
     last_round : int
         How many rounds are played: the plan's, unless more are asked for.
     blocks, sketch
@@ -82,6 +85,7 @@ class NewtonState(State):
     """
 
     plan: ColdStart | None = None
+    first_plan: ColdStart | None = None
     last_round: int = 0
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
@@ -91,7 +95,7 @@ class NewtonState(State):
     start_loss: float = np.nan
     start_excess: float = np.nan
 
-    @property
+    @cached_property
     def represented_points(self) -> float:
         """Points of the clients whose parity is there."""
         return float(self.task.held[list(self.blocks)].sum())
@@ -164,7 +168,7 @@ class CodedNewton:
                 f"coded-newton would play {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
-        return NewtonState(task, fleet, model, plan=plan, last_round=last)
+        return NewtonState(task, fleet, model, plan=plan, first_plan=plan, last_round=last)
 
     def _planned(self, task: Task, fleet: Fleet, rounds: int | None) -> ColdStart:
         return plan_cold_start(
@@ -240,8 +244,11 @@ class CodedNewton:
         anchors = dict(state.anchors)
         for reply in replies:
             gradient = to_host(reply.gradient).astype(np.float64)
-            if not np.isfinite(gradient).all():
-                raise InputError(f"the gradient of client {reply.client} is not finite")
+            if gradient.shape != state.sent[0].shape or not np.isfinite(gradient).all():
+                raise InputError(
+                    f"the gradient of client {reply.client} has shape {gradient.shape} or is not "
+                    f"finite: must be finite numbers of shape {state.sent[0].shape}"
+                )
             now = Anchor(gradient, state.sent[reply.round], reply.points)
             before = anchors.get(reply.client)
             if before is not None and before.points == now.points:
@@ -283,6 +290,7 @@ def _newton_step(state: NewtonState) -> FloatArray:
     assert sketch is not None
     total = _ridge(state) * model
     residuals = sketch.features @ model - sketch.targets  # of clients that were never heard
+    apart = np.zeros_like(model)  # what moved for clients without parity
     places = _places(state.blocks)
     for client, anchor in state.anchors.items():
         moved = model - anchor.model
@@ -291,8 +299,9 @@ def _newton_step(state: NewtonState) -> FloatArray:
         if client in places:
             rows = places[client]
             residuals[rows] = sketch.features[rows] @ moved
-        elif moved.any():
-            residuals += share * (sketch.features @ moved)
+        else:
+            apart += share * moved
+    residuals += sketch.features @ apart
     total = total + sketch.features.T @ residuals
     everybody = float(state.task.held.sum()) / state.represented_points
     return sketch.divide(total, everybody, everybody * state.damping + _ridge(state))

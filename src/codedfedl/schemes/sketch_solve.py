@@ -28,19 +28,21 @@ __all__ = ["SketchSolve", "check_mixing", "sketch_of"]
 
 def check_mixing(scheme: str, mixing: int) -> None:
     """Refuse rows of no points, and warn of rows of few."""
-    if mixing < 1 or mixing != int(mixing):
+    if not isinstance(mixing, int) or mixing < 1:
         raise InputError(f"{scheme}.mixing is {mixing}: must be a whole number from 1 on")
     warn_of_thin_rows(scheme, mixing)
 
 
 def sketch_of(blocks: Mapping[int, Block], task: Task) -> Sketch:
     """Stack the clients' parity, in their order."""
-    shapes = (task.workload.features, task.workload.labels)
+    q, c = task.workload.features, task.workload.labels
     for client, block in blocks.items():
-        widths = (block.parity.features.shape[1], block.parity.targets.shape[1])
-        if widths != shapes:
+        found = (tuple(block.parity.features.shape), tuple(block.parity.targets.shape))
+        rows = found[0][0] if found[0] else 0
+        if rows < 1 or found != ((rows, q), (rows, c)):
             raise InputError(
-                f"the parity of client {client} has {widths} columns: must be {shapes} (q, c)"
+                f"the parity of client {client} has the shapes {found[0]} and {found[1]}: "
+                f"must be (u, {q}) and (u, {c}) with u from 1 on"
             )
     parts = [blocks[client].parity for client in sorted(blocks)]
     if not parts:

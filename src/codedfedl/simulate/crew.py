@@ -21,6 +21,8 @@ from codedfedl.streams import stream
 
 __all__ = ["Crew"]
 
+_GROWTH = 1.5
+
 
 @dataclass(frozen=True)
 class _Job:
@@ -39,6 +41,8 @@ class Crew:
         clients = len(self.held)
         self.now = 0.0
         self.embedded = np.zeros(clients)
+        self.answered = np.zeros(clients, dtype=np.int64)  # points of the last answer
+        self._least = np.ones(clients, dtype=np.int64)
         self._idle_since = np.zeros(clients)
         self._jobs: dict[int, _Job] = {}
         self._sent: dict[int, Array] = {}
@@ -47,6 +51,7 @@ class Crew:
 
     def set_up(self, ask: AskBlockParity) -> tuple[Inbox, SetupTime]:
         """Embed, encode and send, each client as much as it can by the deadline."""
+        self._least = np.minimum(ask.mixing, self.held)  # no answer is for fewer either
         fleet, setup = self.clock.model.fleet, self.clock.task.block_setup(ask.code, ask.mixing)
         per_point = setup.seconds_per_point(fleet, self._slowness)
         deadline = ask.wait.deadline if isinstance(ask.wait, Until) else np.inf
@@ -74,6 +79,7 @@ class Crew:
         chance = self.clock.chance.of_round(ask.round)
         finished = self.now + self.clock.model.seconds(loads, chance)
         idle = (self._idle_since <= self.now) & (loads > 0) & np.isfinite(finished)
+        self.answered = np.where(idle, loads, self.answered)
         for j in np.flatnonzero(idle):
             self._jobs[int(j)] = _Job(ask.round, int(loads[j]), float(finished[j]))
             self._idle_since[j] = np.inf
@@ -124,7 +130,15 @@ class Crew:
         self._idle_since = np.maximum(self._idle_since, self.now)
 
     def _loads(self) -> IntArray:
-        return np.floor(self.embedded + 1e-9).astype(np.int64)
+        """Return for how many points each client would answer now.
+
+        It takes new points in when they are half as many again, or all that it has: answers for
+        the same points can be compared.
+        """
+        there = np.floor(self.embedded + 1e-9).astype(np.int64)
+        grown = (there >= _GROWTH * self.answered) | (there == self.held)
+        loads = np.where(grown, there, self.answered)
+        return np.where(loads >= self._least, loads, 0)
 
     def _replies(self) -> Iterator[Reply]:
         done = [j for j, job in self._jobs.items() if job.finished <= self.now]

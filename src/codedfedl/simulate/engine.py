@@ -42,6 +42,8 @@ FACTS = (
     "unrepresented_points",
     "setup_deadline_s",
     "round_deadline_s",
+    "planned_hours",
+    "planned_excess",
     "planned_rounds",
     "predicted_hours",
     "predicted_excess",
@@ -215,7 +217,10 @@ class Simulation:
         }
         if isinstance(state, NewtonState):
             assert state.plan is not None
+            assert state.first_plan is not None
             facts |= {
+                "planned_hours": state.first_plan.seconds / 3600,
+                "planned_excess": state.first_plan.excess,
                 "setup_deadline_s": state.plan.setup_deadline,
                 "round_deadline_s": state.plan.round_deadline,
                 "planned_rounds": float(state.plan.rounds),
@@ -272,9 +277,12 @@ class Simulation:
     def client_story(self, setting: Setting) -> dict[str, npt.NDArray[Any]]:
         """Per client: load, how often it arrived, and where its time went, in the mean."""
         fleet, chance = self.clock.model.fleet, self.clock.chance
-        rounds = len(setting.arrived)
+        rounds, arrived = len(setting.arrived), setting.arrived
         points = self.problem.task.points[0].astype(np.float64)
-        loads = points if setting.crew is None else np.floor(setting.crew.embedded)
+        loads = points
+        if setting.crew is not None:  # what it has in all; its first record is the set-up
+            points, loads = self.problem.task.held.astype(np.float64), setting.crew.answered
+            rounds, arrived = max(rounds - 1, 1), arrived[1:] or arrived
         ask = setting.scheme.ask(replace(setting.state, round=0))
         if isinstance(ask, AskGradient):
             loads = ask.loads
@@ -287,7 +295,7 @@ class Simulation:
             "client": fleet.client,
             "points": points,
             "load": np.asarray(loads, dtype=np.float64),
-            "arrived_share": np.mean(setting.arrived, axis=0),
+            "arrived_share": np.mean(arrived, axis=0),
             "compute_s": compute,
             "link_s": link,
             "retransmission_s": sent.mean(0) - link,

@@ -28,7 +28,8 @@ class Objective:
         hessian = to_host(everything.hessian).astype(np.float64)
         moment = to_host(everything.moment).astype(np.float64)
         constant = float(sum((part.astype(np.float64) ** 2).sum() for part in targets)) / 2
-        best = np.linalg.solve(hessian + ridge * np.eye(len(hessian)), moment)
+        regular = hessian + ridge * np.eye(len(hessian))
+        best = np.linalg.lstsq(regular, moment)[0]  # it may be singular, without a ridge
         return cls(hessian, moment, constant, ridge, constant - float((best * moment).sum()) / 2)
 
     def value(self, model: Array) -> float:
@@ -44,4 +45,4 @@ class Objective:
 
     def excess(self, model: Array) -> float:
         """Return how far the objective lies above its smallest value, relative to that."""
-        return self.value(model) / self.smallest - 1
+        return self.value(model) / max(self.smallest, np.finfo(float).tiny) - 1

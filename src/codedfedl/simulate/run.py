@@ -11,6 +11,7 @@ from codedfedl.arrays import Array, beside, to_device, to_host
 from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches, partition
 from codedfedl.delays import FleetDelays
+from codedfedl.errors import InputError
 from codedfedl.features import FeatureMap, feature_map
 from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
 from codedfedl.runs.config import Experiment, FleetConfig, SchemeConfig
@@ -24,6 +25,7 @@ from codedfedl.training import Schedule
 __all__ = ["Watch", "prepare", "simulate"]
 
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
+_FORMAT = 2  # of checkpoints
 
 Watch = Callable[[str, Progress | None], None]
 
@@ -63,7 +65,11 @@ def simulate(
     dataset = load_dataset(experiment.data.name, data, label=experiment.data.label)
     _check(experiment, dataset, [unit for unit in units if unit.seed == units[0].seed])
     directory.open(experiment, resume=resume)
-    checkpoint = directory.checkpoint() or {}
+    checkpoint = directory.checkpoint() or {"format": np.array(_FORMAT)}
+    if int(checkpoint.get("format", 1)) != _FORMAT:
+        raise InputError(
+            f"{directory.path} holds a run of another version of codedfedl: choose another --out"
+        )
     for place, unit in enumerate(units):
         if f"{place}/done" in checkpoint:
             continue
@@ -149,6 +155,8 @@ def _units(experiment: Experiment) -> Iterator[_Unit]:
             own = one.features or config.kind
             chosen = feature_map(own, config.n_components, config.sigma, seed)
             scheme = built[one.label]
+            if one.features is not None and hasattr(scheme, "features"):
+                raise InputError(f"scheme {one.name!r} has features of its own: leave features out")
             groups.setdefault(getattr(scheme, "features", chosen), {})[one.label] = scheme
         for features, schemes in groups.items():
             yield _Unit(seed, features, schemes)
