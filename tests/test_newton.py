@@ -160,7 +160,8 @@ class TestScheme:
                 for j, (x, y) in enumerate(shards)
             )
             state = scheme.receive(state, Inbox(np.ones(2, bool), 0.0, replies=replies))
-        assert state.damping > 0
+        assert state.damping == 0
+        assert state.raised.keys() == {0, 1}
         x, y = (np.concatenate(parts) for parts in zip(*shards, strict=True))
         exact = np.linalg.solve(x.T @ x + 0.5 * np.eye(6), x.T @ y)
         np.testing.assert_allclose(state.model, exact, atol=0.05)

@@ -11,7 +11,6 @@ a fixed point, where every a_j is β; and as far as H̃_j + ρ_j bounds the true
 answers themselves show, old anchors cannot make it diverge.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -46,8 +45,6 @@ _TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
 
 _LARGEST = 1e30  # what float32 holds with room to spare
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
@@ -74,6 +71,8 @@ class NewtonState(State):
         The parity of each client that sent some, and of all together.
     damping : float
         ρ, the damping of all clients together; each has a share by its points.
+    raised
+        ρ_j of each client whose answers showed that its share is too little.
     sent : tuple of arrays
         The model of every round so far, as the clients have it.
     anchors
@@ -90,6 +89,7 @@ class NewtonState(State):
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
     damping: float = 0.0
+    raised: Mapping[int, float] = field(default_factory=dict)
     sent: tuple[FloatArray, ...] = ()
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
     start_loss: float = np.nan
@@ -238,10 +238,8 @@ class CodedNewton:
         return replace(state, model=beside(single, state.model), sent=sent)
 
     def _with_replies(self, state: NewtonState, replies: tuple[Reply, ...]) -> NewtonState:
-        """Move the anchors of all who answered; raise the damping if parity was too flat."""
-        labels = state.task.workload.labels
-        true, flat, moves = np.zeros(labels), np.zeros(labels), np.zeros(labels)
-        anchors = dict(state.anchors)
+        """Move the anchors of all who answered; damp those more whose parity was too flat."""
+        anchors, raised = dict(state.anchors), dict(state.raised)
         for reply in replies:
             gradient = to_host(reply.gradient).astype(np.float64)
             if gradient.shape != state.sent[0].shape or not np.isfinite(gradient).all():
@@ -251,18 +249,12 @@ class CodedNewton:
                 )
             now = Anchor(gradient, state.sent[reply.round], reply.points)
             before = anchors.get(reply.client)
-            if before is not None and before.points == now.points:
-                moved = now.model - before.model
-                true += (moved * (now.gradient - before.gradient)).sum(0)
-                flat += (moved * _parity_curvature(state, reply.client, moved)).sum(0)
-                moves += _share(state, reply.client) * (moved**2).sum(0)
+            if self.damped and before is not None and before.points == now.points:
+                needed = _needed_damping(state, reply.client, before, now)
+                if needed > _damping(state, reply.client):
+                    raised[reply.client] = needed
             anchors[reply.client] = now
-        damping = state.damping
-        wrong = true > _TOO_CURVED * (flat + damping * moves)
-        if self.damped and wrong.any():
-            damping = float(((true - flat)[wrong] / moves[wrong]).max())
-            _log.info("the loss curves more than parity says: damping raised to %g", damping)
-        return replace(state, anchors=anchors, damping=damping)
+        return replace(state, anchors=anchors, raised=raised)
 
 
 def _ridge(state: NewtonState) -> float:
@@ -274,14 +266,26 @@ def _share(state: NewtonState, client: int) -> float:
     return float(state.task.held[client]) / state.represented_points
 
 
-def _parity_curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
-    """H̃_j·moved. A client without parity is taken to curve as all others do."""
+def _damping(state: NewtonState, client: int) -> float:
+    """ρ_j."""
+    return max(_share(state, client) * state.damping, state.raised.get(client, 0.0))
+
+
+def _needed_damping(state: NewtonState, client: int, before: Anchor, now: Anchor) -> float:
+    """Return the ρ_j that would bound the curvature between two answers; 0 if it is bounded.
+
+    A client without parity is taken to curve as all others do.
+    """
+    moved = now.model - before.model
+    true = (moved * (now.gradient - before.gradient)).sum(0)
     if client in state.blocks:
         rows, share = to_host(state.blocks[client].parity.features).astype(np.float64), 1.0
     else:
         assert state.sketch is not None
         rows, share = state.sketch.features, _share(state, client)
-    return np.asarray(share * (rows.T @ (rows @ moved)))
+    assumed, squares = share * ((rows @ moved) ** 2).sum(0), (moved**2).sum(0)
+    wrong = true > _TOO_CURVED * (assumed + _damping(state, client) * squares)
+    return float(((true - assumed)[wrong] / squares[wrong]).max(initial=0.0))
 
 
 def _newton_step(state: NewtonState) -> FloatArray:
@@ -295,7 +299,7 @@ def _newton_step(state: NewtonState) -> FloatArray:
     for client, anchor in state.anchors.items():
         moved = model - anchor.model
         share = _share(state, client)
-        total = total + anchor.gradient + share * state.damping * moved
+        total = total + anchor.gradient + _damping(state, client) * moved
         if client in places:
             rows = places[client]
             residuals[rows] = sketch.features[rows] @ moved
@@ -304,7 +308,8 @@ def _newton_step(state: NewtonState) -> FloatArray:
     residuals += sketch.features @ apart
     total = total + sketch.features.T @ residuals
     everybody = float(state.task.held.sum()) / state.represented_points
-    return sketch.divide(total, everybody, everybody * state.damping + _ridge(state))
+    more = sum(_damping(state, j) - _share(state, j) * state.damping for j in state.raised)
+    return sketch.divide(total, everybody, everybody * state.damping + more + _ridge(state))
 
 
 def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:
