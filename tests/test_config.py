@@ -1,3 +1,4 @@
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,8 @@ import pytest
 from codedfedl import InputError
 from codedfedl.experiments import built_in
 from codedfedl.runs.config import read_experiment
+
+_FILES = sorted(files("codedfedl.experiments").iterdir(), key=lambda file: file.name)
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -66,11 +69,13 @@ def test_missing_file(tmp_path: Path) -> None:
         read_experiment(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("name", ["demo", "table1-mnist", "table1-fashion-mnist"])
+@pytest.mark.parametrize(
+    "name", [file.name.removesuffix(".toml") for file in _FILES if file.name.endswith(".toml")]
+)
 def test_built_in_experiments_are_valid(name: str) -> None:
-    experiment = built_in(name)
-    assert experiment.training.target is not None
-    assert "coded 10%" in experiment.build_schemes()
+    schemes = built_in(name).build_schemes()
+    assert any(scheme.name == "uncoded" for scheme in schemes.values())
+    assert any(scheme.name == "coded" for scheme in schemes.values())
 
 
 def test_the_papers_settings() -> None:

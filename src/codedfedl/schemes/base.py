@@ -181,7 +181,7 @@ class AskEmbedded:
     """
 
     round: int
-    wait: Wait
+    wait: Until
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,11 @@ class Inbox:
     arrived : array of shape (n,)
     points : float
         Points behind `total`, the server's own not counted.
-    total : array of shape (q, c), or a Quadratic for an `AskGram`
+    total : array of shape (q, c)
         Sum of the gradients that arrived and the server's own, or the mean of the local models
         weighted by points.
+    gram
+        The sum of all Gram matrices and moments, for an `AskGram`.
     parity : tuple of Parity
         The composite parity of each mini-batch, for an `AskParity`.
     blocks

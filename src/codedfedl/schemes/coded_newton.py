@@ -100,12 +100,6 @@ class NewtonState(State):
         """Points of the clients whose parity is there."""
         return float(self.task.held[list(self.blocks)].sum())
 
-    @property
-    def unrepresented_points(self) -> int:
-        """Points of the clients that sent no parity and have not answered either."""
-        silent = [j for j in range(len(self.fleet)) if j not in {*self.blocks, *self.anchors}]
-        return int(self.task.held[silent].sum())
-
 
 @dataclass(frozen=True)
 class CodedNewton:

@@ -83,7 +83,6 @@ class Crew:
         for j in np.flatnonzero(idle):
             self._jobs[int(j)] = _Job(ask.round, int(loads[j]), float(finished[j]))
             self._idle_since[j] = np.inf
-        assert isinstance(ask.wait, Until)
         self.now += ask.wait.deadline
         replies = tuple(self._replies())
         arrived: Mask = np.zeros(len(self.held), dtype=bool)
