@@ -13,7 +13,7 @@ from rich.console import Console
 
 __all__ = ["json_number", "messages", "print_json", "progress", "results", "wrote"]
 
-_PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+_PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
 results = Console(highlight=False, width=_PIPED_WIDTH)  # stdout: in colour on a terminal only
 messages = Console(stderr=True, highlight=False)
 

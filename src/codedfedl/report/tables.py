@@ -109,7 +109,7 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
 
     Ranges and the paper's own figures are left out where there is no room or nothing to show.
     """
-    wide = width >= 120
+    wide = width >= 150
     columns = {
         "data": [o.dataset for o in found],
         "scheme": [o.setting for o in found],
