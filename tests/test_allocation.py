@@ -86,6 +86,14 @@ def test_slope_is_the_derivative(fleet: Fleet, t: float) -> None:
     assert found.slope == pytest.approx(rises, rel=1e-3, abs=1e-6 * fleet.total_points / t)
 
 
+def test_who_is_not_asked_has_no_slope() -> None:
+    """A hair after the first moment at which the slow client could answer, but does not yet."""
+    fleet = Fleet(points=[1, 1], rate=[1, 10], alpha=[0.1, 1], packet_time=0, erasure=0)
+    found = best_loads(FleetDelays(fleet), 1.0000000000000004)
+    assert found.loads.tolist() == [0, 1]
+    assert found.slope == pytest.approx(10 * np.exp(-9), rel=1e-6)
+
+
 def test_sampling_a_large_fleet_changes_nothing() -> None:
     rng = np.random.default_rng(0)
     n = 20_000

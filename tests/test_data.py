@@ -119,7 +119,7 @@ class TestNames:
         [
             ("minst", "did you mean 'mnist'"),
             ("fashion_mnist", "did you mean 'fashion-mnist'"),
-            ("zzz", "known are digits, mnist, fashion-mnist"),
+            ("zzz", "known are digits, digits-halves, mnist, fashion-mnist"),
             ("points.xlsx", r"neither a file that ends in \.npz"),
         ],
     )

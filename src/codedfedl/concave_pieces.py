@@ -102,11 +102,9 @@ class ConcavePieces:
         search = _Search(self, t, whole)
         search.run()
         chance = self.availability * search.answered
-        return BestLoads(
-            np.where(chance > 0, search.loads, 0.0),  # who cannot answer is not asked
-            chance,
-            self.availability * self.alpha * self.rate * search.late,
-        )
+        slope = self.availability * self.alpha * self.rate * search.late
+        asked = chance > 0  # who cannot answer is not asked
+        return BestLoads(np.where(asked, search.loads, 0.0), chance, np.where(asked, slope, 0.0))
 
 
 @dataclass(frozen=True)

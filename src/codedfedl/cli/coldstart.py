@@ -25,7 +25,7 @@ _DELAYS = {
     "all 2 times slower": ["fleet.slower=2.0"],
     "slowest third 5 times slower": ["fleet.slower=5.0", "fleet.slower_share=0.3334"],
 }
-_EQUAL_HOURS = (1.0, 2.0, 4.0)
+_EQUAL_HOURS = {"coded-newton": (1.0, 2.0, 5.0, 11.0), "coded": (50.0, 100.0, 200.0)}
 _SETTINGS = ("regression", "homogeneous", "thousand")
 
 
@@ -96,7 +96,7 @@ def cold_start(job: Job) -> dict[str, Any]:
 def robustness(job: Job) -> dict[str, Any]:
     """Compare the metric at equal hours, when clients are slower than the plans assume."""
     schemes = (
-        'schemes=[{name="coded-newton", hours=4.0},'
+        'schemes=[{name="coded-newton", hours=11.0},'
         ' {name="coded", redundancy=0.1, code="sparse", nonzeros=32}]'
     )
     rows = []
@@ -106,9 +106,8 @@ def robustness(job: Job) -> dict[str, Any]:
             name = f"robustness-{dataset}-{delays.replace(' ', '-')}"
             experiment = job.built_in(f"coldstart-{dataset}", [schemes, *overrides])
             found = curves(job.run(name, experiment))
-            for scheme in ("coded-newton", "coded"):
+            for scheme, hours in _EQUAL_HOURS.items():
                 mine = [curve for curve in found if curve.scheme == scheme]
-                hours = _EQUAL_HOURS if scheme == "coded-newton" else (50.0, 100.0, 200.0)
                 for hour in hours:
                     reached = _median([curve.at(hour) for curve in mine])
                     right = as_planned.setdefault((scheme, hour), reached)
