@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codedfedl import paper_fleet
-from codedfedl.cli import coldstart
+from codedfedl.cli import beyond
 from codedfedl.experiments import built_in
 from codedfedl.report.results import Curve
 from codedfedl.runs.config import Experiment, FleetConfig
@@ -26,7 +26,7 @@ _SMALL = [
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> coldstart.Job:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Job:
     """Every experiment of the package, on six clients with digits."""
 
     def small(name: str, overrides: list[str]) -> Experiment:
@@ -39,12 +39,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> coldstart.Job:
         ]
         return experiment.model_copy(update={"schemes": schemes})
 
-    monkeypatch.setattr(coldstart, "built_in", small)
-    return coldstart.Job(tmp_path, 2, None, "cpu", quiet=True)
+    monkeypatch.setattr(beyond, "built_in", small)
+    return beyond.Job(tmp_path, 2, None, "cpu", quiet=True)
 
 
-def test_cold_start_rows_have_what_scripts_rely_on(job: coldstart.Job) -> None:
-    rows = coldstart.cold_start(job)["rows"]
+def test_cold_start_rows_have_what_scripts_rely_on(job: beyond.Job) -> None:
+    rows = beyond.cold_start(job)["rows"]
     assert {row["scheme"] for row in rows} >= {"uncoded", "coded", "one-shot", "coded-newton"}
     newton = next(row for row in rows if row["scheme"] == "coded-newton")
     assert newton["points_per_parity_row"] >= 10
@@ -57,9 +57,9 @@ def test_cold_start_rows_have_what_scripts_rely_on(job: coldstart.Job) -> None:
         assert (job.out / f"coldstart-{name}" / "report.html").is_file()
 
 
-def test_settings_tell_all_schemes(job: coldstart.Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_tell_all_schemes(job: beyond.Job, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        document = coldstart.settings(job)["settings"]
+        document = beyond.settings(job)["settings"]
     assert set(document) == {"regression", "homogeneous", "thousand"}
     for rows in document.values():
         assert [row["scheme"] for row in rows][-1] == "coded-newton"
@@ -86,11 +86,11 @@ def _curve(**changes: Any) -> Curve:
 
 def test_quality_counts_the_first_round_that_is_close_in_both() -> None:
     exact = _curve(metric=np.array([0.957]), scheme="one-shot")
-    found = coldstart._quality(_curve(), exact, 30)
+    found = beyond._quality(_curve(), exact, 30)
     assert (found["rounds"], found["hours"]) == (3, 4.0)  # round 2 is close in the objective only
     assert found["late_share"] == pytest.approx(0.5)
     assert found["least_late_share"] == pytest.approx(1 / 3)
-    never = coldstart._quality(_curve(excess=np.full(4, 0.5)), exact, 30)
+    never = beyond._quality(_curve(excess=np.full(4, 0.5)), exact, 30)
     assert never["rounds"] is None
 
 

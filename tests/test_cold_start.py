@@ -8,7 +8,7 @@ from codedfedl.fleet import Fleet, Workload
 
 PAPER = paper_fleet()
 HELD = np.full(30, 2000)
-SETUP = BlockSetup(Workload(), 32720 + 2010, 10)
+SETUP = BlockSetup(Workload(), 32720, 1, 10)
 
 
 def test_sampling_costs_what_ridge_on_a_sample_costs() -> None:

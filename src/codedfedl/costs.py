@@ -103,14 +103,17 @@ class BlockSetup:
     ----------
     workload
         What a packet holds, and what a point costs.
-    point_macs
-        Multiply-accumulates to embed a point and to mix it.
+    feature_macs
+        Multiply-accumulates to embed a point.
+    operations
+        What mixing costs for each of its numbers.
     mixing
         Points behind every parity row.
     """
 
     workload: Workload
-    point_macs: float
+    feature_macs: int
+    operations: int
     mixing: int
 
     def packets(self, points: npt.ArrayLike) -> IntArray:
@@ -122,7 +125,9 @@ class BlockSetup:
 
     def seconds_per_point(self, fleet: Fleet, slowness: npt.ArrayLike = 1.0) -> FloatArray:
         """Return the processor's time for a point; a slowness of 1 is the mean of Exp(1)."""
-        once = self.point_macs / (self.workload.point_macs * fleet.rate)
+        columns = self.workload.features + self.workload.labels
+        macs = self.feature_macs + self.operations * columns
+        once = macs / (self.workload.point_macs * fleet.rate)
         return np.asarray(once * (1 + np.asarray(slowness) / fleet.alpha), dtype=np.float64)
 
     def points_by(

@@ -5,6 +5,7 @@ All are *sums* over points, ½‖Xβ − Y‖² differentiated; whoever uses the
 
 from dataclasses import dataclass
 
+import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array
@@ -59,7 +60,7 @@ class Quadratic:
         eye = xp.eye(hessian.shape[0], dtype=xp.float64, device=hessian.device)
         try:
             return xp.linalg.solve(hessian + ridge * eye, xp.astype(self.moment, xp.float64))
-        except Exception as error:  # every library has its own
+        except (np.linalg.LinAlgError, RuntimeError) as error:  # NumPy's, and PyTorch's
             raise InputError(
                 f"the Gram matrix cannot be inverted with a ridge of {ridge:g}: "
                 "give training.ridge a value above 0"

@@ -6,14 +6,6 @@ from codedfedl.calibration.paper import (
     gain_by_alpha,
     paper_devices,
     paper_fleet,
-    paper_result,
 )
 
-__all__ = [
-    "FIGURE_1_SECONDS",
-    "figure_1_client",
-    "gain_by_alpha",
-    "paper_devices",
-    "paper_fleet",
-    "paper_result",
-]
+__all__ = ["FIGURE_1_SECONDS", "figure_1_client", "gain_by_alpha", "paper_devices", "paper_fleet"]

@@ -23,9 +23,8 @@ def plan_from_cold(
 ) -> dict[str, Any]:
     """Plan `coded-newton` with structured features and ten points a parity row, and show it."""
     held = clients.points * batches
-    columns = workload.features + workload.labels
-    macs = Structured(workload.features).macs(inputs) + columns
-    chosen = plan_cold_start(clients, held, BlockSetup(workload, macs, LEAST_MIXING), excess)
+    macs = Structured(workload.features).macs(inputs)
+    chosen = plan_cold_start(clients, held, BlockSetup(workload, macs, 1, LEAST_MIXING), excess)
     if not quiet:
         results.print(_sentence(chosen, held), soft_wrap=True)
         results.print(_clients(chosen, clients, held))

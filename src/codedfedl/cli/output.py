@@ -11,7 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
-__all__ = ["json_number", "messages", "print_json", "progress", "results", "wrote"]
+__all__ = [
+    "json_number",
+    "messages",
+    "print_json",
+    "progress",
+    "results",
+    "save_pictures",
+    "wrote",
+]
 
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
 results = Console(highlight=False, width=_PIPED_WIDTH)  # stdout: in colour on a terminal only
@@ -36,6 +44,17 @@ def print_json(document: Mapping[str, Any]) -> None:
 def json_number(value: float) -> float | None:
     """JSON has no infinity: null stands for it."""
     return value if math.isfinite(value) else None
+
+
+def save_pictures(figure: Any, stem: Path) -> list[Path]:
+    """Write a figure as SVG and PNG, and say where they are."""
+    from codedfedl.report.figures import save_figure
+
+    paths = [stem.with_suffix(suffix) for suffix in (".svg", ".png")]
+    for path in paths:
+        save_figure(figure, path)
+        wrote(path)
+    return paths
 
 
 def wrote(path: Path) -> None:

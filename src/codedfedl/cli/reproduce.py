@@ -8,8 +8,8 @@ import typer
 
 from codedfedl.allocation import expected_return
 from codedfedl.calibration import FIGURE_1_SECONDS, figure_1_client, gain_by_alpha
-from codedfedl.cli.coldstart import BEYOND, Job
-from codedfedl.cli.output import print_json, progress, results, wrote
+from codedfedl.cli.beyond import BEYOND, Job
+from codedfedl.cli.output import print_json, progress, results, save_pictures, wrote
 from codedfedl.cli.simulate import Data, Device, Json, outcome_rows, run_experiment
 from codedfedl.concave_pieces import piece_peaks
 from codedfedl.delays import FleetDelays
@@ -117,27 +117,20 @@ def _table1(found: list[Outcome], *, quiet: bool) -> dict[str, Any]:
 
 def _draw_curves(directory: RunDirectory, stem: Path) -> None:
     from codedfedl.report.curves import curve_figure
-    from codedfedl.report.figures import save_figure
     from codedfedl.report.html import render_report
 
     experiment = directory.experiment()
     figure = curve_figure(curves(directory), experiment.title, experiment.training.target)
-    for suffix in (".svg", ".png"):
-        save_figure(figure, stem.with_suffix(suffix))
-        wrote(stem.with_suffix(suffix))
+    save_pictures(figure, stem)
     wrote(directory.write_text("report.html", render_report(directory)))
 
 
 def _fig1(client: Any, out: Path, *, quiet: bool) -> dict[str, Any]:
-    from codedfedl.report.figures import return_figure, save_figure
+    from codedfedl.report.figures import return_figure
 
     peaks = piece_peaks(client, FIGURE_1_SECONDS)
     returns = expected_return(FleetDelays(client), peaks[:, None], FIGURE_1_SECONDS)[:, 0]
-    figure = return_figure(client, FIGURE_1_SECONDS)
-    files = [out / f"fig1{suffix}" for suffix in (".svg", ".png")]
-    for path in files:
-        save_figure(figure, path)
-        wrote(path)
+    files = save_pictures(return_figure(client, FIGURE_1_SECONDS), out / "fig1")
     pieces = [
         {"transmissions": nu, "load": float(load), "expected_return": float(returned)}
         for nu, (load, returned) in enumerate(zip(peaks, returns, strict=True), start=2)

@@ -13,7 +13,7 @@ from codedfedl.calibration.paper import paper_result
 from codedfedl.errors import InputError
 from codedfedl.runs.directory import RunDirectory
 
-__all__ = ["Curve", "Outcome", "curves", "outcomes", "read_columns", "written"]
+__all__ = ["Curve", "Outcome", "curves", "median_of_all", "outcomes", "read_columns", "written"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +74,18 @@ class Outcome:
     points_per_parity_row: float | None
     unrepresented_points: list[float | None]
     excess: list[float | None]
-    predicted_excess: list[float | None]
+    planned_excess: list[float | None]
     planned_hours: list[float | None]
+    predicted_excess: list[float | None]
+    predicted_hours: list[float | None]
     predicted_start_loss: list[float | None]
     start_loss: list[float | None]
+
+
+def median_of_all(values: Sequence[float | None]) -> float | None:
+    """Return the median; None where a seed has no value."""
+    met = [value for value in values if value is not None]
+    return float(np.median(met)) if len(met) == len(values) and met else None
 
 
 def written(metric: str, value: float) -> str:
@@ -192,8 +200,10 @@ def _outcome(
         points_per_parity_row=min(mixing) if mixing else None,
         unrepresented_points=fact("unrepresented_points"),
         excess=[curve.excess_at_plan for curve in seeds],
+        planned_excess=fact("planned_excess"),
+        planned_hours=fact("planned_hours"),
         predicted_excess=fact("predicted_excess"),
-        planned_hours=fact("predicted_hours"),
+        predicted_hours=fact("predicted_hours"),
         predicted_start_loss=fact("predicted_start_loss"),
         start_loss=fact("start_loss"),
     )

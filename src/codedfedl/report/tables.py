@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.planning import Plan
-from codedfedl.report.results import Outcome, written
+from codedfedl.report.results import Outcome, median_of_all, written
 
 __all__ = ["duration", "outcome_view", "plan_view"]
 
@@ -140,14 +140,9 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
 
 def _is_first(outcome: Outcome, found: Sequence[Outcome]) -> bool:
     """Say whether nobody on these data was sooner with the set-up charged."""
-    rivals = [_median(o.total_hours) for o in found if o.dataset == outcome.dataset]
-    hours = _median(outcome.total_hours)
+    rivals = [median_of_all(o.total_hours) for o in found if o.dataset == outcome.dataset]
+    hours = median_of_all(outcome.total_hours)
     return hours is not None and hours == min(rival for rival in rivals if rival is not None)
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    met = [value for value in values if value is not None]
-    return float(np.median(met)) if len(met) == len(values) and met else None
 
 
 def _three_digits(value: float) -> str:

@@ -86,8 +86,7 @@ class Task:
 
     def block_setup(self, code: Code, mixing: int) -> BlockSetup:
         """Return what block parity costs: embedding, mixing and sending."""
-        columns = self.workload.features + self.workload.labels
-        return BlockSetup(self.workload, self.feature_macs + code.nonzeros * columns, mixing)
+        return BlockSetup(self.workload, self.feature_macs, code.nonzeros, mixing)
 
     def step_size(self, round_: int) -> float:
         """Return the step size of a round."""

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from codedfedl.calibration import paper_result
-from codedfedl.cli.output import results, wrote
+from codedfedl.calibration.paper import paper_result
+from codedfedl.cli.output import results, save_pictures, wrote
 from codedfedl.cli.simulate import outcome_rows, run_experiment
 from codedfedl.experiments import built_in
-from codedfedl.report.results import Curve, curves, outcomes, written
+from codedfedl.report.results import Curve, curves, median_of_all, outcomes, written
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -70,7 +70,6 @@ def _cell(value: Any) -> str:
 def cold_start(job: Job) -> dict[str, Any]:
     """Every scheme's hours from a cold start, and the picture."""
     from codedfedl.report.curves import cold_start_figure
-    from codedfedl.report.figures import save_figure
     from codedfedl.report.html import render_report
 
     found = []
@@ -83,10 +82,7 @@ def cold_start(job: Job) -> dict[str, Any]:
         assert experiment.training.target is not None
         target = experiment.training.target
         figure = cold_start_figure(curves(directory), experiment.title, target, hours)
-        for suffix in (".svg", ".png"):
-            path = job.out / f"coldstart-{dataset}{suffix}"
-            save_figure(figure, path)
-            wrote(path)
+        save_pictures(figure, job.out / f"coldstart-{dataset}")
         wrote(directory.write_text("report.html", render_report(directory)))
     if not job.quiet:
         results.print(outcome_view(found, results.width))
@@ -109,7 +105,7 @@ def robustness(job: Job) -> dict[str, Any]:
             for scheme, hours in _EQUAL_HOURS.items():
                 mine = [curve for curve in found if curve.scheme == scheme]
                 for hour in hours:
-                    reached = _median([curve.at(hour) for curve in mine])
+                    reached = median_of_all([curve.at(hour) for curve in mine])
                     right = as_planned.setdefault((scheme, hour), reached)
                     rows.append(
                         {
@@ -122,12 +118,6 @@ def robustness(job: Job) -> dict[str, Any]:
                         }
                     )
     return job.show(rows)
-
-
-def _median(values: list[float | None]) -> float | None:
-    """Return the median; None where some seed has no model yet."""
-    there = [value for value in values if value is not None]
-    return float(np.median(there)) if len(there) == len(values) else None
 
 
 def _points_lost(right: float | None, reached: float | None) -> float | None:
