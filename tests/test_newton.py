@@ -27,9 +27,10 @@ from codedfedl.schemes.coded_newton import CodedNewton, NewtonState, _newton_ste
 from codedfedl.schemes.sketch_solve import SketchSolve
 from codedfedl.simulate.clock import Clock
 from codedfedl.simulate.crew import Crew
-from codedfedl.simulate.engine import Setting, Simulation
+from codedfedl.simulate.engine import Problem, Setting, Simulation
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.simulate.run import prepare
+from codedfedl.sketching import Sketch
 from codedfedl.training import Schedule
 
 SMALL: dict[str, Any] = {
@@ -40,14 +41,18 @@ SMALL: dict[str, Any] = {
 }
 
 
+def prepared(scheme: dict[str, Any], **fleet: Any) -> tuple[Experiment, Problem, Fleet]:
+    """Deal digits to ten unequal clients, sorted by class."""
+    changes = {"schemes": [scheme], "fleet": SMALL["fleet"] | fleet}
+    experiment = Experiment.model_validate(SMALL | changes)
+    data = load_dataset("digits")
+    return experiment, *prepare(experiment, data, 0, Structured(60, 2.0, 0), "cpu")
+
+
 def played(*, fleet: dict[str, Any] | None = None, **settings: Any) -> tuple[Simulation, Setting]:
-    """Run `coded-newton` on digits, ten unequal clients, sorted by class."""
-    experiment = Experiment.model_validate(
-        SMALL
-        | {"schemes": [{"name": "coded-newton"} | settings]}
-        | {"fleet": SMALL["fleet"] | (fleet or {})}
-    )
-    problem, planned = prepare(experiment, load_dataset("digits"), 0, Structured(60, 2.0, 0), "cpu")
+    """Run `coded-newton`."""
+    scheme = {"name": "coded-newton"} | settings
+    experiment, problem, planned = prepared(scheme, **(fleet or {}))
     run = Simulation(problem, planned, experiment.build_schemes(), 0)
     for _ in run.run():
         pass
@@ -215,10 +220,7 @@ class TestRuns:
         assert setting.excess[-1] < setting.excess[0]
 
     def test_absent_clients_delay_nobody(self) -> None:
-        experiment = Experiment.model_validate(SMALL | {"schemes": [{"name": "coded-newton"}]})
-        problem, planned = prepare(
-            experiment, load_dataset("digits"), 0, Structured(60, 2.0, 0), "cpu"
-        )
+        _, problem, planned = prepared({"name": "coded-newton"})
         absent = replace(planned, availability=np.array([1, 1, 0, 0.5, 1, 1, 1, 1, 1, 1]))
         scheme = {"coded-newton": make_scheme("coded-newton", {"rounds": 10})}
         run = Simulation(problem, absent, scheme, 0)
@@ -228,26 +230,27 @@ class TestRuns:
         assert np.isfinite(run.settings[0].excess).all()
 
     def test_sketch_solve_is_ridge_on_parity(self) -> None:
-        experiment = Experiment.model_validate(SMALL | {"schemes": [{"name": "sketch-solve"}]})
-        problem, planned = prepare(
-            experiment, load_dataset("digits"), 0, Structured(60, 2.0, 0), "cpu"
-        )
+        experiment, problem, planned = prepared({"name": "sketch-solve"})
         run = Simulation(problem, planned, experiment.build_schemes(), 0)
         (setting,) = run.settings
         assert len(setting.seconds) == 1
-        assert setting.setup.seconds > 0
-        assert 0.01 < setting.excess[0] < 1.5
-        assert float(setting.metric[0]) > 0.8
+        ask = AskBlockParity(Code("balanced"), 10, Everyone())
+        inbox, setup = Crew(Clock(planned, problem.task, 0), problem.batches).set_up(ask)
+        assert setup.seconds == setting.setup.seconds > 0
+        parity = [inbox.blocks[j].parity for j in sorted(inbox.blocks)]
+        x = np.concatenate([part.features for part in parity]).astype(float)
+        y = np.concatenate([part.targets for part in parity]).astype(float)
+        least = 1e-4 * float(problem.task.held.sum())
+        ridge = Sketch.of(x, y).best_ridge(least)
+        expected = np.linalg.solve(x.T @ x + ridge * np.eye(60), x.T @ y)
+        np.testing.assert_allclose(setting.state.model, expected, atol=1e-4)
 
 
 class TestCrew:
     @staticmethod
-    def crew(seed: int = 0) -> Crew:
-        experiment = Experiment.model_validate(SMALL | {"schemes": [{"name": "sketch-solve"}]})
-        problem, fleet = prepare(
-            experiment, load_dataset("digits"), seed, Structured(60, 2.0, 0), "cpu"
-        )
-        return Crew(Clock(fleet, problem.task, seed), problem.batches)
+    def crew() -> Crew:
+        _, problem, fleet = prepared({"name": "sketch-solve"})
+        return Crew(Clock(fleet, problem.task, 0), problem.batches)
 
     def test_parity_stands_for_all_points_in_expectation(self) -> None:
         """E[X̃ᵀX̃] over codes and over which points come first is XᵀX, for k of ℓ points.
