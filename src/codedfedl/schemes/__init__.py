@@ -37,6 +37,8 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
     try:
         scheme: Scheme = SCHEMES[name](**settings)
+    except InputError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
         raise InputError(f"scheme {name!r} cannot have {given}: {error}") from None
