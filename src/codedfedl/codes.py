@@ -168,18 +168,17 @@ def _deal(
     """
     xp, where = array_namespace(parts[0]), device(parts[0])
     points = parts[0].shape[0]
-    hands = -(-points // rows)
     order = rng.permutation(points)
-    shuffled = [xp.take(matrix, xp.asarray(order, device=where), axis=0) for matrix in parts]
     totals: list[Array] = []
     for first in rng.permutation(rows)[:nonzeros].tolist():
         signs = (1 - 2 * rng.integers(0, 2, points)) * weights[order] / np.sqrt(nonzeros)
-        column = xp.asarray(signs.astype(np.float32), device=where)[:, None]
-        mixed = []
-        for matrix in shuffled:
-            cards, missing = matrix * column, (hands * rows - points, matrix.shape[1])
-            cards = xp.concat([cards, xp.zeros(missing, dtype=cards.dtype, device=where)], axis=0)
-            dealt = xp.sum(xp.reshape(cards, (hands, rows, matrix.shape[1])), axis=0)
-            mixed.append(xp.roll(dealt, first, axis=0))
+        mixed = [xp.zeros((rows, m.shape[1]), dtype=m.dtype, device=where) for m in parts]
+        for start in range(0, points, rows):  # one card for every row: points may be on a disk
+            hand = order[start : start + rows]
+            cards = xp.asarray(hand, device=where)
+            column = xp.asarray(signs[start : start + rows].astype(np.float32), device=where)
+            for total, matrix in zip(mixed, parts, strict=True):
+                total[: len(hand)] += xp.take(matrix, cards, axis=0) * column[:, None]
+        mixed = [xp.roll(total, first, axis=0) for total in mixed]
         totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
     return totals

@@ -6,7 +6,7 @@ N_d and N_u; with probability 1 − availability it does not answer at all (T = 
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -53,6 +53,9 @@ class DelayModel(Protocol):
     def take(self, clients: IntArray | slice) -> Self:
         """Return the same model of some of the clients."""
 
+    def with_points(self, points: npt.ArrayLike) -> Self:
+        """Return the same clients with other points per round."""
+
 
 @dataclass(frozen=True, eq=False)
 class Chance:
@@ -98,6 +101,10 @@ class FleetDelays:
     def take(self, clients: IntArray | slice) -> "FleetDelays":
         """Return the same model of some of the clients."""
         return FleetDelays(self.fleet.take(clients))
+
+    def with_points(self, points: npt.ArrayLike) -> "FleetDelays":
+        """Return the same clients with other points per round, one number each or for all."""
+        return FleetDelays(replace(self.fleet, points=points))
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t), exactly.

@@ -15,8 +15,16 @@ from scipy.linalg import hadamard
 from codedfedl.arrays import Array, beside
 from codedfedl.errors import InputError
 from codedfedl.fleet import FloatArray
+from codedfedl.streams import stream
 
-__all__ = ["FeatureMap", "Identity", "RandomFourier", "Structured", "feature_map"]
+__all__ = [
+    "FeatureMap",
+    "Identity",
+    "RandomFourier",
+    "Structured",
+    "feature_map",
+    "fingerprint",
+]
 
 _ROWS_AT_ONCE = 512  # whose features stay in a core's cache
 _ROWS_AT_ONCE_ON_GPU = 1 << 14
@@ -196,3 +204,15 @@ def feature_map(kind: str, n_components: int, sigma: float, seed: int) -> Featur
     if kind == "identity":
         return Identity()
     raise InputError(f"features.kind is {kind!r}: must be 'fourier', 'structured' or 'identity'")
+
+
+def fingerprint(features: FeatureMap, inputs: int) -> FloatArray:
+    """Return a few numbers that two machines share, up to rounding, if their maps are the same.
+
+    They are signed sums over all features of three fixed points: a map that differs anywhere
+    differs here.
+    """
+    points = stream(0, "subset", inputs).random((3, inputs))
+    mapped = np.asarray(features.transform(points), dtype=np.float64)
+    signs = 1 - 2 * stream(0, "subset", inputs, 1).integers(0, 2, (mapped.shape[1], 4))
+    return np.asarray(mapped @ signs)

@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.delays import FleetDelays
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.tables import read_table, write_table
 
-__all__ = ["MeasuredDelays"]
+__all__ = ["MeasuredDelays", "MixedDelays", "rows_by_client"]
+
+_FILE_COLUMNS = ("client", "points", "per_point", "fixed")
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -40,8 +45,7 @@ class MeasuredDelays:
         fixed: Sequence[npt.ArrayLike],
         client: npt.ArrayLike | None = None,
     ) -> None:
-        # A fleet checks names and points; its other quantities play no part.
-        names = Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=client)
+        names = _who_and_how_much(points, client)
         columns = {"per_point": per_point, "fixed": fixed}
         checked = {name: _measurements(name, rows, names.client) for name, rows in columns.items()}
         given = [~np.isnan(rows) for rows in checked.values()]
@@ -56,10 +60,51 @@ class MeasuredDelays:
 
     def take(self, clients: IntArray | slice) -> "MeasuredDelays":
         """Return the same model of some of the clients."""
-        part = object.__new__(MeasuredDelays)
-        for name in ("points", "per_point", "fixed", "client"):
-            object.__setattr__(part, name, getattr(self, name)[clients])
-        return part
+        names = ("points", "per_point", "fixed", "client")
+        return self._made_of({name: getattr(self, name)[clients] for name in names})
+
+    def with_points(self, points: npt.ArrayLike) -> "MeasuredDelays":
+        """Return the same clients with other points per round, one number each or for all."""
+        checked = _who_and_how_much(points, self.client)
+        measured = {"per_point": self.per_point, "fixed": self.fixed, "client": self.client}
+        return self._made_of({"points": checked.points, **measured})
+
+    @staticmethod
+    def _made_of(columns: dict[str, npt.NDArray[Any]]) -> "MeasuredDelays":
+        model = object.__new__(MeasuredDelays)  # what was checked needs no second check
+        for name, array in columns.items():
+            object.__setattr__(model, name, array)
+        return model
+
+    @classmethod
+    def read(cls, path: str | Path) -> "MeasuredDelays":
+        """Read a CSV or Parquet file with the columns client, points, per_point and fixed.
+
+        A row is a measurement. The points of a client are the same in all of its rows.
+        """
+        table = read_table(path, _FILE_COLUMNS)
+        names, rows = rows_by_client(table["client"])
+        for name, which in zip(names, rows, strict=True):
+            points = np.unique(table["points"][which])
+            if len(points) > 1:
+                raise InputError(
+                    f"{path}: points of client {name} are {points[0]:g} and {points[1]:g}: "
+                    "write the same number in all of its rows"
+                )
+        per_point, fixed = ([table[name][which] for which in rows] for name in _FILE_COLUMNS[2:])
+        return cls([table["points"][which[0]] for which in rows], per_point, fixed, names)
+
+    def write(self, path: str | Path) -> None:
+        """Write a CSV or Parquet file that `read` turns into the same model again."""
+        given = ~np.isnan(self.fixed)
+        each = given.sum(-1)
+        columns = {
+            "client": np.repeat(self.client, each),
+            "points": np.repeat(self.points, each),
+            "per_point": self.per_point[given],
+            "fixed": self.fixed[given],
+        }
+        write_table(path, columns)
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """Share of the measurements that would have met t, shape (…, n)."""
@@ -75,6 +120,78 @@ class MeasuredDelays:
         clients = np.arange(len(counts))
         per_point, fixed = self.per_point[clients, chosen], self.fixed[clients, chosen]
         return _would_take(per_point, fixed, np.asarray(loads, dtype=np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class MixedDelays:
+    """Clients that follow the paper's model beside clients whose delays follow no formula.
+
+    Parameters
+    ----------
+    formula, measured
+        Both models of all n clients.
+    follows : bool array of shape (n,)
+        Whose delays are the formula's; those of the others are the measured ones.
+    """
+
+    formula: FleetDelays
+    measured: MeasuredDelays
+    follows: npt.NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.formula.points), len(self.measured.points), len(self.follows)}
+        if len(sizes) > 1:
+            raise InputError(f"the two models have {sizes} clients: give both of the same clients")
+
+    @property
+    def client(self) -> npt.NDArray[Any]:
+        """The clients' names, shape (n,)."""
+        return self.formula.client
+
+    @property
+    def points(self) -> FloatArray:
+        """Points per round that each client holds, shape (n,)."""
+        return self.formula.points
+
+    def take(self, clients: IntArray | slice) -> "MixedDelays":
+        """Return the same model of some of the clients."""
+        formula, measured = self.formula.take(clients), self.measured.take(clients)
+        return MixedDelays(formula, measured, self.follows[clients])
+
+    def with_points(self, points: npt.ArrayLike) -> "MixedDelays":
+        """Return the same clients with other points per round, one number each or for all."""
+        formula, measured = self.formula.with_points(points), self.measured.with_points(points)
+        return MixedDelays(formula, measured, self.follows)
+
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
+        loads, t = (np.asarray(values, dtype=np.float64) for values in (loads, t))
+        n = (len(self.follows),)
+        loads, t = np.broadcast_arrays(*(np.broadcast_to(v, v.shape or n) for v in (loads, t)))
+        result = np.empty(loads.shape)
+        for model, part in ((self.formula, self.follows), (self.measured, ~self.follows)):
+            who = np.flatnonzero(part)
+            result[..., who] = model.take(who).cdf(loads[..., who], t[..., who])
+        return result
+
+    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
+        """Draw T for every round and client, shape (rounds, n); ∞ where no reply comes."""
+        drawn = [model.sample(loads, rounds, rng) for model in (self.formula, self.measured)]
+        return np.where(self.follows, *drawn)
+
+
+def rows_by_client(client: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[IntArray]]:
+    """Return the names in the order of their first appearance, and the rows of each."""
+    names, first, belongs = np.unique(client, return_index=True, return_inverse=True)
+    sorted_rows = np.argsort(belongs, kind="stable")
+    rows = np.split(sorted_rows, np.cumsum(np.bincount(belongs))[:-1])
+    order = np.argsort(first)
+    return names[order], [rows[j] for j in order]
+
+
+def _who_and_how_much(points: npt.ArrayLike, client: npt.ArrayLike | None) -> Fleet:
+    """Check names and points as a fleet does; its other quantities play no part."""
+    return Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=client)
 
 
 def _would_take(per_point: FloatArray, fixed: FloatArray, loads: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
-from codedfedl.allocation import Allocation, minimum_deadline
+from codedfedl.allocation import Allocation, best_loads, minimum_deadline
 from codedfedl.delays import DelayModel, FleetDelays
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, FloatArray, IntArray
@@ -131,6 +131,7 @@ def plan(
     *,
     parity_rows: int | None = None,
     server: Server | None = None,
+    deadline: float | None = None,
 ) -> Plan:
     """Choose loads and the smallest deadline for a fleet (section 3.3).
 
@@ -147,6 +148,9 @@ def plan(
     server
         Choose u with the server as one more node (the last remark of section 3.3): the deadline
         is the smallest at which clients and server together return m points in expectation.
+    deadline
+        Wait so many seconds, whatever returns by then; the loads are the best for it. The weights
+        keep the gradient right in expectation.
 
     Examples
     --------
@@ -159,12 +163,18 @@ def plan(
     if sum(option is not None for option in (redundancy, parity_rows, server)) != 1:
         raise InputError("give one of redundancy, parity_rows and server: each sets the parity")
     if server is not None:
+        if deadline is not None:
+            raise InputError("deadline and server both set the deadline: give one of them")
         return _plan_with_server(model, server)
     total = int(model.points.sum())
     rows = _rows_of(redundancy, total) if redundancy is not None else parity_rows
     if rows is None or rows != int(rows) or not 1 <= rows <= total:
         raise InputError(f"parity_rows is {rows}: must be a whole number from 1 to m = {total}")
-    return _as_plan(model, _allocate(model, total - int(rows)), int(rows))
+    if deadline is None:
+        return _as_plan(model, _allocate(model, total - int(rows)), int(rows))
+    if not 0 < deadline < np.inf:
+        raise InputError(f"deadline is {deadline:g}: must be finite and above 0")
+    return _as_plan(model, best_loads(model, deadline), int(rows))
 
 
 def cheapest_plan(

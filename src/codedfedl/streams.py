@@ -4,7 +4,7 @@ import numpy as np
 
 __all__ = ["stream"]
 
-_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code")
+_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code", "order")
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:

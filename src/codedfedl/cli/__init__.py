@@ -6,6 +6,7 @@ import traceback
 import typer
 
 from codedfedl import __version__
+from codedfedl.cli.federate import federate
 from codedfedl.cli.plan import plan_command
 from codedfedl.cli.reproduce import reproduce_command
 from codedfedl.cli.simulate import demo_command, report_command, simulate_command
@@ -24,6 +25,7 @@ app.command("simulate")(simulate_command)
 app.command("report")(report_command)
 app.command("reproduce")(reproduce_command)
 app.command("demo")(demo_command)
+app.add_typer(federate, name="federate")
 
 
 @app.callback(invoke_without_command=True)
@@ -36,6 +38,7 @@ def tour(
     Begin with `codedfedl demo`: all schemes on embedded data, and a report. `codedfedl plan paper`
     says how long to wait in each round and who does how much; give it a file of your own fleet.
     `codedfedl simulate` runs your own experiment, and `codedfedl reproduce table1` the paper's.
+    `codedfedl federate` trains on real clients; `codedfedl federate local` tries it here.
     """
     if version:
         typer.echo(f"codedfedl {__version__}")

@@ -12,7 +12,7 @@ from codedfedl.fleet import IntArray
 from codedfedl.streams import stream
 from codedfedl.tables import nearest
 
-__all__ = ["PARTITIONS", "mini_batches", "partition"]
+__all__ = ["PARTITIONS", "mini_batches", "partition", "processing_order"]
 
 PARTITIONS = ("sorted", "iid", "dirichlet")
 
@@ -99,6 +99,15 @@ def mini_batches(shards: Sequence[IntArray], batches: int) -> list[list[IntArray
             )
     parts = [np.array_split(shard, batches) for shard in shards]
     return [[part[batch] for part in parts] for batch in range(batches)]
+
+
+def processing_order(points: int, seed: int) -> IntArray:
+    """Return the order in which a client of a real federation goes through its points.
+
+    Its file may be sorted, and the points of a load must be a random sample. The order is no
+    secret: all who know the federation's seed can repeat it.
+    """
+    return stream(seed, "order").permutation(points)
 
 
 def _dirichlet_owners(

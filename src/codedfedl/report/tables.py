@@ -1,9 +1,10 @@
 """Tables in the terminal."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +12,7 @@ from rich.text import Text
 from codedfedl.planning import Plan
 from codedfedl.report.results import Outcome, median_of_all, written
 
-__all__ = ["duration", "outcome_view", "plan_view"]
+__all__ = ["duration", "outcome_view", "plan_view", "rounds_view"]
 
 _ROWS = 40  # a longer fleet is summarised
 _UNLIKELY = 0.5
@@ -26,6 +27,26 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds:,.0f} s ({seconds / 60:.1f} min)"
     return f"{seconds:,.0f} s ({seconds / 3600:,.1f} h)"
+
+
+def rounds_view(rounds: Mapping[str, npt.NDArray[Any]]) -> Table:
+    """Return what happened in every round of a federation."""
+    metric = str(rounds["metric_name"][0])
+    counts = ("arrived", "late", "dropped", "refused")
+    table = Table(box=None, header_style="bold")
+    for name in ("round", "deadline, s", "took, s", *counts, metric):
+        table.add_column(name, justify="right")
+    for row in range(len(rounds["round"])):
+        missed = rounds["late"][row] + rounds["dropped"][row] > 0
+        table.add_row(
+            str(rounds["round"][row]),
+            f"{rounds['deadline_s'][row]:.4g}",
+            f"{rounds['seconds'][row]:.2f}",
+            *(str(rounds[name][row]) for name in counts),
+            written(metric, float(rounds["metric"][row])),
+            style="yellow" if missed else "",
+        )
+    return table
 
 
 def plan_view(plan: Plan, wait_for_all: float) -> Group:

@@ -7,10 +7,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from codedfedl.errors import InputError
+from codedfedl.features import FeatureMap, feature_map
 from codedfedl.schemes import Scheme, make_scheme
 from codedfedl.tables import nearest
 
-__all__ = ["Experiment", "SchemeConfig", "read_experiment"]
+__all__ = [
+    "Experiment",
+    "FederationConfig",
+    "SchemeConfig",
+    "apply_overrides",
+    "check",
+    "read_experiment",
+]
 
 
 class _Table(BaseModel):
@@ -63,6 +71,38 @@ class TrainingConfig(_Table):
     target: float | None = None
 
 
+class FederationConfig(_Table):
+    """How real clients are waited for; only a federation has it.
+
+    Attributes
+    ----------
+    clients
+        How many nodes must be there before anything begins.
+    deadline : seconds
+        Of a round. The plan's own if not given; where a scheme waits for all, the longest wait.
+    test
+        Test data at the server, a name or a file; without it there is no accuracy.
+    ready_timeout, setup_timeout : seconds
+        The longest wait for the nodes, and for features and parity.
+    probes
+        Messages by which each node is measured before anything is planned.
+    availability
+        The share of rounds in which a node takes part, as far as its probes do not say.
+    tolerance
+        How many times its expected error a gradient may lie off the client's own parity.
+    """
+
+    clients: int = Field(ge=1)
+    rounds: int = Field(10, ge=1)
+    deadline: float | None = Field(None, gt=0)
+    test: str | None = None
+    ready_timeout: float = Field(180.0, gt=0)
+    setup_timeout: float = Field(3600.0, gt=0)
+    probes: int = Field(3, ge=1)
+    availability: float = Field(0.95, gt=0, le=1)
+    tolerance: float = Field(6.0, gt=0)
+
+
 class SchemeConfig(BaseModel):
     """A scheme and its settings; `features` takes the place of the experiment's kind."""
 
@@ -99,6 +139,12 @@ class Experiment(_Table):
     features: FeaturesConfig = FeaturesConfig()
     training: TrainingConfig = TrainingConfig()
     schemes: list[SchemeConfig] = [SchemeConfig(name="uncoded"), SchemeConfig(name="coded")]
+    federation: FederationConfig | None = None
+
+    def feature_map(self, seed: int, scheme: SchemeConfig) -> FeatureMap:
+        """Return the feature map of a scheme: its own kind, or the experiment's."""
+        kind = scheme.features or self.features.kind
+        return feature_map(kind, self.features.n_components, self.features.sigma, seed)
 
     def build_schemes(self) -> dict[str, Scheme]:
         """Return the schemes by their labels."""
@@ -119,9 +165,14 @@ def read_experiment(path: str | Path, overrides: list[str] | None = None) -> Exp
         document = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
-    for override in overrides or []:
+    return apply_overrides(document, overrides or [], str(path))
+
+
+def apply_overrides(document: dict[str, Any], overrides: list[str], where: str) -> Experiment:
+    """Turn a document with ``key.sub=value`` overrides into an experiment."""
+    for override in overrides:
         _override(document, override)
-    experiment = check(document, str(path))
+    experiment = check(document, where)
     experiment.build_schemes()
     return experiment
 

@@ -7,7 +7,10 @@ disk, leaves the last good one.
 import json
 import platform
 import tomllib
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,31 @@ class RunDirectory:
         }
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
+
+    @property
+    def log(self) -> Path:
+        """Where a run that nobody watches says what it does."""
+        return self.path / "server.log"
+
+    @contextmanager
+    def logged(self) -> Iterator[Callable[[str], None]]:
+        """Give a way to say sentences, which go to the log and to stdout; errors do too."""
+
+        def say(sentence: str) -> None:
+            print(f"codedfedl: {sentence}", flush=True)
+            if self.path.is_dir():
+                now = datetime.now(UTC).isoformat(" ", "seconds")
+                with self.log.open("a", encoding="utf-8") as file:
+                    file.write(f"{now} {sentence}\n")
+
+        try:
+            yield say
+        except InputError as error:
+            say(f"error: {error}")
+            raise
+        except Exception:
+            say(f"error: this is a bug\n{traceback.format_exc()}")
+            raise
 
     def experiment(self) -> Experiment:
         """Read the run's configuration."""

@@ -277,7 +277,6 @@ class State:
     """What a scheme knows between two asks; a checkpoint is its `model` and `round`."""
 
     task: Task
-    fleet: Fleet
     model: Array
     round: int = 0
 

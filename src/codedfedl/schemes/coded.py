@@ -7,6 +7,7 @@ import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.codes import Code, warn_of_thin_rows
+from codedfedl.delays import DelayModel, FleetDelays
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet
 from codedfedl.gradients import Quadratic
@@ -45,11 +46,14 @@ class Coded:
         How parity mixes points: ``gaussian``, ``sign`` or ``sparse``.
     nonzeros
         Rows that a point goes into, for a sparse code.
+    deadline : seconds
+        Of every round; the smallest that the parity allows, if not given.
     """
 
     redundancy: float = 0.1
     code: str = "gaussian"
     nonzeros: int = 8
+    deadline: float | None = None
 
     name: ClassVar[str] = "coded"
 
@@ -64,16 +68,18 @@ class Coded:
                 "use 'sparse'"
             )
 
-    def start(self, task: Task, fleet: Fleet, model: Array) -> CodedState:
-        """Plan every mini-batch."""
+    def start(self, task: Task, fleet: Fleet | DelayModel, model: Array) -> CodedState:
+        """Plan every mini-batch, for a fleet or for delays that follow no formula."""
         rows = int(np.ceil(self.redundancy * task.points.sum(1).max()))
         mixed = Code(self.code, self.nonzeros).points_per_row(int(task.points.min()), rows)
         warn_of_thin_rows(self.name, mixed)
         held = {points.tobytes(): points for points in task.points}  # often the same in all
-        plans = {key: plan(replace(fleet, points=held[key]), self.redundancy) for key in held}
-        return CodedState(
-            task, fleet, model, plans=tuple(plans[points.tobytes()] for points in task.points)
-        )
+        delays = FleetDelays(fleet) if isinstance(fleet, Fleet) else fleet
+        plans = {
+            key: plan(delays.with_points(points), self.redundancy, deadline=self.deadline)
+            for key, points in held.items()
+        }
+        return CodedState(task, model, plans=tuple(plans[p.tobytes()] for p in task.points))
 
     def ask(self, state: State) -> Ask | None:
         """Ask for parity first, then for gradients until the deadline."""

@@ -162,7 +162,7 @@ class CodedNewton:
                 f"coded-newton would play {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
-        return NewtonState(task, fleet, model, plan=plan, first_plan=plan, last_round=last)
+        return NewtonState(task, model, plan=plan, first_plan=plan, last_round=last)
 
     def _planned(self, task: Task, fleet: Fleet, rounds: int | None) -> ColdStart:
         return plan_cold_start(

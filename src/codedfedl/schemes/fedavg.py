@@ -54,7 +54,7 @@ class FedAvg:
         """Return the state before the first round."""
         if self.deadline is None:
             refuse_absent(fleet, "fedavg without fedavg.deadline waits for all")
-        return State(task, fleet, model)
+        return State(task, model)
 
     def ask(self, state: State) -> Ask | None:
         """Ask for local models."""

@@ -34,14 +34,14 @@ class Greedy:
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Refuse fleets for which waiting might never end."""
         refuse_absent(fleet, "greedy waits for a number of clients")
-        return State(task, fleet, model)
+        return State(task, model)
 
     def ask(self, state: State) -> Ask | None:
         """Ask all for the gradient over all points, and wait for the fastest."""
         if state.finished:
             return None
         batch = state.task.batch(state.round)
-        count = max(1, ceil((1 - self.drop) * len(state.fleet) - 1e-9))
+        count = max(1, ceil((1 - self.drop) * state.task.points.shape[1] - 1e-9))
         return AskGradient(state.round, batch, state.task.points[batch], Fastest(count))
 
     def receive(self, state: State, inbox: Inbox) -> State:

@@ -21,7 +21,7 @@ class OneShot:
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "one-shot waits for all")
-        return State(task, fleet, model)
+        return State(task, model)
 
     def ask(self, state: State) -> Ask | None:
         """Ask once."""

@@ -90,7 +90,7 @@ class SketchSolve:
             refuse_absent(fleet, "sketch-solve waits for all")
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
-        return State(task, fleet, model)
+        return State(task, model)
 
     def ask(self, state: State) -> Ask | None:
         """Ask once."""

@@ -20,7 +20,7 @@ class Uncoded:
     def start(self, task: Task, fleet: Fleet, model: Array) -> State:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "uncoded waits for all")
-        return State(task, fleet, model)
+        return State(task, model)
 
     def ask(self, state: State) -> Ask | None:
         """Ask for the gradient over all points."""

@@ -12,7 +12,7 @@ from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches, partition
 from codedfedl.delays import FleetDelays
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, feature_map
+from codedfedl.features import FeatureMap
 from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
 from codedfedl.runs.config import Experiment, FleetConfig, SchemeConfig
 from codedfedl.runs.directory import Checkpoint, RunDirectory
@@ -147,13 +147,11 @@ def _deal(
 
 
 def _units(experiment: Experiment) -> Iterator[_Unit]:
-    config = experiment.features
     for seed in experiment.seeds:
         groups: dict[FeatureMap, dict[str, Scheme]] = {}
         built = experiment.build_schemes()
         for one in experiment.schemes:
-            own = one.features or config.kind
-            chosen = feature_map(own, config.n_components, config.sigma, seed)
+            chosen = experiment.feature_map(seed, one)
             scheme = built[one.label]
             if one.features is not None and hasattr(scheme, "features"):
                 raise InputError(f"scheme {one.name!r} has features of its own: leave features out")

@@ -1,0 +1,275 @@
+"""The parts of a delay, estimated: work that takes longer by chance, links, and who is there.
+
+Every function takes many samples at once along the leading axes, so that a bootstrap is one call.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from codedfedl.delays import FleetDelays
+from codedfedl.fleet import Fleet, FloatArray
+
+__all__ = [
+    "CONFIDENCE",
+    "Link",
+    "Missing",
+    "Shape",
+    "Work",
+    "fit_link",
+    "fit_work",
+    "ks_distance",
+    "replied_interval",
+]
+
+CONFIDENCE = 0.95
+Shape = Literal["line", "per point", "fixed"]
+"""What the certain part of the work may be: c + a·ℓ̃, or a·ℓ̃ alone, or c alone."""
+
+_ASSUMED_ALPHA = 2.0  # the paper's, where the measurements say nothing of the spread
+_OFF_THE_LATTICE = 0.02  # of a packet's time: how far a link's seconds may be from a multiple
+_EM_STEPS = 100
+_SURELY = 1 - 1e-12
+_LEAST_SPREAD = 1e-9  # of the time, where all times are the same
+_TAILS = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+
+
+@dataclass(frozen=True, eq=False)
+class Missing:
+    """Measurements that never came back, m of them.
+
+    Attributes
+    ----------
+    load, limit : shape (m,)
+        Points asked for, and how long each was waited for (or ∞).
+    times : shape (…, m)
+        How often each counts.
+    """
+
+    load: FloatArray
+    limit: FloatArray
+    times: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Y = fixed + per_point·ℓ̃ + Exp(mean spread·ℓ̃), and the chance that the client is there.
+
+    All arrays have the shape of the samples' leading axes.
+
+    Attributes
+    ----------
+    fixed : seconds
+    per_point, spread : seconds per point
+    availability
+    freedom : measurements beyond those that the certain part takes up; 0 tells no spread
+    """
+
+    fixed: FloatArray
+    per_point: FloatArray
+    spread: FloatArray
+    availability: FloatArray
+    freedom: FloatArray
+
+    def at(self, load: FloatArray) -> FloatArray:
+        """Return the certain seconds that loads take, shape (…, n)."""
+        return self.fixed[..., None] + self.per_point[..., None] * load
+
+    def draw(self, load: FloatArray, limit: FloatArray, luck: FloatArray) -> FloatArray:
+        """Turn uniform numbers into times that are below a limit (or ∞), shape (…, n)."""
+        mean = self.spread[..., None] * load
+        surely = -np.expm1(-np.maximum(limit - self.at(load), 0.0) / mean)
+        return self.at(load) - mean * np.log1p(-luck * surely)
+
+
+def fit_work(
+    load: FloatArray, seconds: FloatArray, missing: Missing, shape: Shape, *, bounded: bool = True
+) -> Work:
+    """Fit Y = c + a·ℓ̃ + Exp(mean θ·ℓ̃) to samples of n measurements each.
+
+    Whatever θ is, the likelihood is largest for the line below all points that is highest at the
+    loads' harmonic mean. θ then is the mean of (Y − line)/ℓ̃, with as many measurements taken off
+    as touch the line, and the line is lowered in proportion, until it leaves θ to the mean.
+
+    What never came back was absent or late. Its share of lateness and θ are fitted together, by
+    expectation and maximisation.
+
+    Parameters
+    ----------
+    load : shape (n,)
+    seconds : shape (…, n)
+    bounded
+        Whether c and a must be at least 0. If not, the line stays where it touches: then what it
+        misses the truth by, in units of θ, has a distribution that no parameter plays a part in.
+    """
+    fixed, per_point, touched = _highest_line(load, seconds, shape, bounded)
+    inverse = float(np.mean(1 / load))
+    height = fixed * inverse + per_point  # of the line, seconds per point
+    above = (seconds / load).sum(-1) - len(load) * height
+    freedom = len(load) - touched
+    told = freedom > 0
+    spread, availability = _with_missing(
+        above / np.maximum(freedom, 1), np.maximum(freedom, 1), len(load), fixed, per_point, missing
+    )
+    spread = np.where(told, spread, height / (1 + _ASSUMED_ALPHA))
+    spread = np.maximum(spread, _LEAST_SPREAD * np.abs(height))
+    if bounded:
+        lower = np.where(told, spread * touched / len(load), spread)
+        keep = np.maximum(1 - lower / height, 0.0)
+        fixed, per_point = fixed * keep, per_point * keep
+    return Work(fixed, per_point, spread, availability, freedom)
+
+
+def _highest_line(
+    load: FloatArray, seconds: FloatArray, shape: Shape, bounded: bool
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return c and a of the line below all points that is highest at their harmonic mean load.
+
+    Beside them, how many points it touches: one for each of c and a that is free.
+    """
+    none, one = np.zeros(seconds.shape[:-1]), np.ones(seconds.shape[:-1])
+    flat = seconds.min(-1)
+    steep = (seconds / load).min(-1)
+    if shape == "fixed":
+        return flat, none, one
+    if shape == "per point":
+        return none, steep, one
+    per_point = _slope(load, seconds)
+    fixed = (seconds - per_point[..., None] * load).min(-1)
+    if not bounded:
+        return fixed, per_point, 2 * one
+    falls, negative = per_point < 0, fixed < 0
+    touched = np.where(falls | negative, 1.0, 2.0)
+    fixed = np.where(falls, flat, np.where(negative, 0.0, fixed))
+    return fixed, np.where(falls, 0.0, np.where(negative, steep, per_point)), touched
+
+
+def _slope(load: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Find the edge of the lower convex hull at the harmonic mean load.
+
+    Begin with the outermost loads. While a point lies below the line through one point on either
+    side, the lowest of them takes the place of the one on its own side.
+    """
+    middle = 1 / np.mean(1 / load)
+    each = (
+        np.where(load == load.min(), seconds, np.inf),
+        np.where(load == load.max(), seconds, np.inf),
+    )
+    left, right = (np.argmin(side, axis=-1) for side in each)
+    while True:
+        pick = [np.take_along_axis(seconds, i[..., None], -1)[..., 0] for i in (left, right)]
+        slope: FloatArray = (pick[1] - pick[0]) / (load[right] - load[left])
+        gap = seconds - slope[..., None] * load
+        lowest = np.argmin(gap, axis=-1)
+        gained = pick[0] - slope * load[left] - gap.min(-1)
+        better = gained > 1e-12 * np.abs(pick[0])
+        if not better.any():
+            return slope
+        on_the_left = load[lowest] <= middle
+        left = np.where(better & on_the_left, lowest, left)
+        right = np.where(better & ~on_the_left, lowest, right)
+
+
+def _with_missing(
+    spread: FloatArray,
+    freedom: FloatArray,
+    came: int,
+    fixed: FloatArray,
+    per_point: FloatArray,
+    missing: Missing,
+) -> tuple[FloatArray, FloatArray]:
+    """Return θ and the availability, with what never came back as absent or late."""
+    total = came + missing.times.sum(-1)
+    known = np.isfinite(missing.limit)
+    load, limit, times = missing.load[known], missing.limit[known], missing.times[..., known]
+    availability = np.broadcast_to(np.minimum(came / total, _SURELY), spread.shape)
+    if not known.any():
+        return spread, np.broadcast_to(came / total, spread.shape)
+    above = spread * freedom
+    line = fixed[..., None] + per_point[..., None] * load
+    waited = np.maximum(limit - line, 0.0) / load  # seconds per point beyond the certain part
+    for _ in range(_EM_STEPS):
+        late = np.exp(-waited / np.maximum(spread, 1e-300)[..., None])
+        there = availability[..., None] * late
+        late = times * there / (1 - availability[..., None] + there)  # given that nothing came
+        availability = np.minimum((came + late.sum(-1)) / total, _SURELY)
+        spread = (above + (late * waited).sum(-1)) / freedom
+    return spread, availability
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """One direction of a link: τ, p and their intervals; `hidden` where no retry can be seen."""
+
+    packet_time: float
+    erasure: float
+    packet_time_interval: FloatArray
+    erasure_interval: FloatArray
+    hidden: bool
+
+
+def fit_link(seconds: FloatArray, retries: FloatArray | None) -> Link:
+    """Fit τ and p to the seconds that one direction took, shape (n,).
+
+    Where retries are not known, the seconds must lie on the multiples of the smallest of them.
+    """
+    n = len(seconds)
+    sent = None if retries is None else retries + 1
+    if sent is None and seconds.min() > 0:
+        near = np.round(seconds / seconds.min())
+        tau = seconds.sum() / near.sum()
+        sent = near if np.all(np.abs(seconds - tau * near) <= _OFF_THE_LATTICE * tau) else None
+    hidden = sent is None
+    counts = np.ones(n) if sent is None else sent
+    tau = float(seconds.sum() / counts.sum())
+    error = np.sqrt(((seconds - tau * counts) ** 2).sum() / max(n - 1, 1) / n) / counts.mean()
+    reach = stats.t.ppf(_TAILS, n - 1) * error if n > 1 else np.array([-tau, np.inf])
+    lost = float(counts.sum()) - n
+    through = stats.beta.ppf(_TAILS, n, [lost + 1, max(lost, 1e-300)])  # n of n + lost packets
+    through[1] = through[1] if lost else 1.0
+    return Link(
+        tau,
+        lost / (n + lost),
+        np.maximum(tau + reach, 0.0),
+        np.full(2, np.nan) if hidden else 1 - through[::-1],
+        hidden,
+    )
+
+
+def replied_interval(came: float, late: float, total: int) -> FloatArray:
+    """Return an interval for the availability (Clopper–Pearson).
+
+    Its lower end counts what may have been late as absent, its upper end as there.
+    """
+    there = came + late
+    low = stats.beta.ppf(_TAILS[0], came, total - came + 1) if came > 0 else 0.0
+    high = stats.beta.ppf(_TAILS[1], there + 1, total - there) if there < total else 1.0
+    return np.array([low, high])
+
+
+def ks_distance(
+    fleet: Fleet, load: FloatArray, seconds: FloatArray, limit: FloatArray
+) -> FloatArray:
+    """Return the largest gap between the cdf of u = P(T ≤ t | it came) and the uniform one.
+
+    Parameters
+    ----------
+    fleet
+        A client for each sample, always available.
+    load, limit : shape (n,)
+        Points, and when the server stopped waiting.
+    seconds : shape (samples, n)
+    """
+    n, model = len(load), FleetDelays(fleet)
+    by_t = model.cdf(load[:, None], seconds.T).T
+    waits: npt.NDArray[np.bool_] = np.isfinite(limit)
+    if waits.any():
+        by_limit = model.cdf(load[waits, None], limit[waits, None]).T
+        by_t[:, waits] = np.minimum(by_t[:, waits] / np.maximum(by_limit, 1e-300), 1.0)
+    u = np.sort(by_t, axis=-1)
+    rank = np.arange(1, n + 1) / n
+    gaps = np.maximum(rank - u, u - rank + 1 / n)
+    return np.asarray(gaps.max(-1))

@@ -1,0 +1,246 @@
+"""Measured times: what a client took, each time that it was asked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from codedfedl.columns import FloatArray
+from codedfedl.errors import InputError
+from codedfedl.tables import check_columns, load_table, write_table
+
+__all__ = ["Traces", "read_traces"]
+
+_PARTS = ("down", "compute", "up")
+_REQUIRED = ("client", "load")
+_OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited")
+_CLOCKS_DIFFER = 0.01  # of a total: what parts measured by another clock may exceed it by
+_ABOVE_0 = "must be finite and above 0; leave it empty where it was not measured"
+_DURATION = "must be finite and at least 0; leave it empty where it was not measured"
+_WHOLE = "must be a whole number from 0; leave it empty where it was not counted"
+_MUST = {
+    "load": "must be finite and above 0: the points that the client was asked to process",
+    "down": _DURATION,
+    "compute": _ABOVE_0,
+    "up": _DURATION,
+    "total": "must be above 0; write inf or nothing where no reply came",
+    "retries_down": _WHOLE,
+    "retries_up": _WHOLE,
+    "waited": _ABOVE_0,
+}
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Traces:
+    """Measurements, one entry of every array for each: all of shape (n,), NaN where not measured.
+
+    A reply has its ``total``, or all of ``down``, ``compute`` and ``up``. A measurement that never
+    came back has ``total`` ∞ or no time at all.
+
+    Parameters
+    ----------
+    client : array of shape (n,)
+        Who was asked.
+    load : array of shape (n,), points
+        How many points it was asked to process.
+    down, compute, up, total : arrays of shape (n,), seconds, optional
+    retries_down, retries_up : arrays of shape (n,), optional
+        How often the packet was sent again: 0 where it came through at once.
+    waited : array of shape (n,), seconds, optional
+        When the server stopped waiting. Without it, what never came back is taken to be absent.
+
+    Examples
+    --------
+    >>> traces = Traces(["phone", "phone"], load=[100, 200], total=[3.1, float("inf")])
+    >>> len(traces), traces.came.tolist()
+    (2, [True, False])
+    """
+
+    client: npt.NDArray[Any]
+    load: FloatArray
+    down: FloatArray
+    compute: FloatArray
+    up: FloatArray
+    total: FloatArray
+    retries_down: FloatArray
+    retries_up: FloatArray
+    waited: FloatArray
+
+    def __init__(
+        self,
+        client: npt.ArrayLike,
+        load: npt.ArrayLike,
+        *,
+        down: npt.ArrayLike | None = None,
+        compute: npt.ArrayLike | None = None,
+        up: npt.ArrayLike | None = None,
+        total: npt.ArrayLike | None = None,
+        retries_down: npt.ArrayLike | None = None,
+        retries_up: npt.ArrayLike | None = None,
+        waited: npt.ArrayLike | None = None,
+    ) -> None:
+        names = np.array(client)
+        if names.ndim != 1 or not len(names):
+            raise InputError(f"client has shape {names.shape}: give one name per measurement")
+        if total is None and any(part is None for part in (down, compute, up)):
+            raise InputError("there is no 'total': give it, or all of 'down', 'compute' and 'up'")
+        given: Mapping[str, npt.ArrayLike | None] = {
+            "load": load,
+            "down": down,
+            "compute": compute,
+            "up": up,
+            "total": total,
+            "retries_down": retries_down,
+            "retries_up": retries_up,
+            "waited": waited,
+        }
+        columns = {name: _checked(name, values, len(names)) for name, values in given.items()}
+        for name, array in {"client": names, **columns}.items():
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        self._check_rows()
+
+    def __len__(self) -> int:
+        """Return the number of measurements."""
+        return len(self.client)
+
+    @property
+    def came(self) -> npt.NDArray[np.bool_]:
+        """Which measurements came back, shape (n,)."""
+        return np.isfinite(self.seconds)
+
+    @property
+    def seconds(self) -> FloatArray:
+        """How long each took, down and up included, shape (n,); ∞ where no reply came."""
+        parts = self.down + self.compute + self.up
+        known = np.where(np.isnan(self.total), parts, self.total)
+        return np.where(np.isnan(known), np.inf, known)
+
+    def write(self, path: str | Path) -> None:
+        """Write a CSV or Parquet file that `read_traces` turns into the same object again."""
+        columns: dict[str, npt.ArrayLike] = {"client": self.client}
+        for column in fields(self)[1:]:
+            values = getattr(self, column.name)
+            if column.name == "total" or not np.isnan(values).all():
+                empty = np.isnan(values)
+                columns[column.name] = np.where(empty, None, values) if empty.any() else values
+        write_table(path, columns)
+
+    def _check_rows(self) -> None:
+        """Refuse rows that contradict themselves."""
+        parts = np.stack([getattr(self, name) for name in _PARTS])
+        some, every = ~np.isnan(parts).all(0), ~np.isnan(parts).any(0)
+        sum_ = np.nansum(parts, axis=0)
+        for wrong, sentence in (
+            (
+                np.isinf(self.total) & some,
+                "total is inf beside other times: a measurement that never came back has none",
+            ),
+            (
+                np.isnan(self.total) & some & ~every,
+                "total is empty: give it, or all of 'down', 'compute' and 'up'",
+            ),
+            (
+                sum_ > self.total * (1 + _CLOCKS_DIFFER),
+                "total is below the sum of down, compute and up: write all of them in seconds",
+            ),
+        ):
+            if wrong.any():
+                raise InputError(f"row {int(np.argmax(wrong)) + 1}: {sentence}")
+
+
+def read_traces(path: str | Path) -> Traces:
+    """Read a CSV or Parquet file of measurements, with the columns that `Traces` has.
+
+    An empty cell, or a column that lacks, was not measured. Rows are counted from 1, without the
+    header.
+    """
+    path = Path(path)
+    table = load_table(path)
+    check_columns(path, table.column_names, _REQUIRED, _OPTIONAL)
+    if table.num_rows == 0:
+        raise InputError(f"{path} has a header and no rows: add a line for each measurement")
+    columns = {
+        name: _names(path, table[name]) if name == "client" else _numbers(path, name, table[name])
+        for name in table.column_names
+    }
+    try:
+        return Traces(**columns)
+    except InputError as error:
+        raise InputError(f"{path}, {error}") from None
+
+
+def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return whole numbers where every name is one, and text elsewhere."""
+    listed = [str(name) if name is not None else "" for name in column.to_pylist()]
+    if "" in listed:
+        raise InputError(f"{path}, row {listed.index('') + 1}: client is empty: give it a name")
+    names = np.asarray(listed, dtype=str)
+    try:
+        numbers = names.astype(np.int64)
+    except (ValueError, OverflowError):
+        return names
+    return numbers if np.array_equal(numbers.astype(str), names) else names
+
+
+def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> FloatArray:
+    """Return a column as numbers, NaN where a cell is empty."""
+    cells = column
+    if pa.types.is_string(column.type):
+        trimmed = pc.utf8_trim_whitespace(column)
+        cells = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+    try:
+        return np.asarray(pc.cast(cells, pa.float64()).to_numpy(), dtype=np.float64)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        row, cell = next((i, c) for i, c in enumerate(cells.to_pylist()) if not _is_number(c))
+        raise InputError(
+            f"{path}, row {row + 1}: {name} is {cell!r}: write a number, or nothing where it was "
+            "not measured"
+        ) from None
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        pc.cast(pa.scalar(cell), pa.float64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:
+    """Return a column of numbers that are where they must be, NaN where nothing was measured."""
+    if values is None:
+        return np.full(size, np.nan)
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is not numeric: give one number per measurement") from None
+    if array.ndim == 0:
+        array = np.full(size, array)
+    if array.shape != (size,):
+        raise InputError(
+            f"{name} has shape {array.shape} where there are {size} measurements: give one number "
+            "for each"
+        )
+    wrong = ~_valid(name, array)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        value = "empty" if np.isnan(array[row]) else f"{array[row]:g}"
+        raise InputError(f"row {row + 1}: {name} is {value}: {_MUST[name]}")
+    return array
+
+
+def _valid(name: str, array: FloatArray) -> npt.NDArray[np.bool_]:
+    """Say which values are where a column must have them."""
+    if name == "load":
+        return (array > 0) & np.isfinite(array)
+    if name == "total":
+        return np.isnan(array) | (array > 0)
+    low = array > 0 if name in ("compute", "waited") else array >= 0
+    whole = not name.startswith("retries") or array == np.floor(array)
+    return np.isnan(array) | (low & np.isfinite(array) & whole)

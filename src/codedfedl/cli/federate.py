@@ -1,0 +1,252 @@
+"""`codedfedl federate`: the same schemes on real clients, on Flower."""
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from codedfedl.cli.output import messages, print_json, results, wrote
+from codedfedl.cli.simulate import Data, Json, Resume
+from codedfedl.data import load_dataset
+from codedfedl.errors import InputError
+from codedfedl.experiments import built_in
+from codedfedl.report.html import render_report
+from codedfedl.report.results import read_columns
+from codedfedl.report.tables import rounds_view
+from codedfedl.runs.config import Experiment, apply_overrides
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.federation import federation_config, scheme_of
+from codedfedl.runs.journal import SETUP, Journal
+
+__all__ = ["federate"]
+
+federate = typer.Typer(no_args_is_help=True, help="Train on real clients, on Flower.")
+
+_LOOK = 0.5  # seconds
+_ASK_STATUS = 5.0
+
+
+@federate.command("local")
+def local_command(
+    clients: Annotated[int, typer.Option(min=1, help="Nodes.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Seconds a round; planned from measurements if not given."),
+    ] = None,
+    scheme: Annotated[str, typer.Option(help="uncoded, coded or coded-newton.")] = "coded",
+    redundancy: Annotated[
+        float | None, typer.Option(help="Parity rows as a fraction of all points, for coded.")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False,
+    keys: Annotated[
+        Path | None, typer.Option(help="Use the certificates and keys of this folder; means --tls.")
+    ] = None,
+    kill: Annotated[
+        int, typer.Option(min=0, help="Kill so many nodes on the way, one after each round.")
+    ] = 0,
+    dataset: Annotated[str, typer.Option(help="A data set's name or file.")] = "digits",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key, such as data.batches=2.", metavar="KEY=VALUE"),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Of the SuperLink; free if not given.")] = None,
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/federation"),
+    data: Data = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Run a whole federation on this machine: a SuperLink, SuperNodes, and sockets on loopback.
+
+    Every node has its own data file, cache and key. Whatever happens, all processes end. The run
+    directory is that of a simulation, with logs in local/logs.
+
+    Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
+    `codedfedl federate local --scheme coded-newton --rounds 3`.
+    """
+    from codedfedl.federate.engine import check_engine
+
+    check_engine()
+    from codedfedl.federate.keys import Keys
+    from codedfedl.federate.local import LocalFederation, local_keys, write_shards
+
+    if kill >= clients:
+        raise InputError(f"--kill {kill} would leave none of {clients} nodes: kill fewer")
+    changed = [f"data.name={dataset}", f"federation.test={dataset}", f"federation.rounds={rounds}"]
+    changed += [f"federation.clients={clients}", f"fleet.name={out / 'fleet.csv'}"]
+    changed += [] if deadline is None else [f"federation.deadline={deadline}"]
+    settings: dict[str, Any] = {} if redundancy is None else {"redundancy": redundancy}
+    experiment = _experiment(scheme, settings, [*changed, *(overrides or [])])
+    loaded = load_dataset(dataset, data, label=experiment.data.label)
+    if keys is not None:
+        Keys(keys).check("127.0.0.1", [f"node-{j:03d}" for j in range(clients)])
+    directory = RunDirectory(out)
+    directory.open(experiment, resume=resume)
+    folder = out / "local"
+    shards = write_shards(experiment, loaded, folder / "data")
+    held = Keys(keys) if keys else local_keys(folder / "keys", clients) if tls else None
+    with _ended_by_signals(), LocalFederation(folder, shards, keys=held, port=port) as running:
+        killed = _follow(running, directory, kill)
+    _finish(directory, as_json, killed)
+
+
+@federate.command("run")
+def run_command(
+    experiment: Annotated[
+        Path, typer.Argument(help="A TOML file with a [federation] table, on the server.")
+    ],
+    superlink: Annotated[str, typer.Option(help="Where the SuperLink listens, as host:port.")],
+    authority: Annotated[
+        Path | None, typer.Option("--ca", help="Its ca.crt; plaintext if not given.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The run directory, on the server.")] = Path("runs/fed"),
+) -> None:
+    """Begin a federation on a running SuperLink, or go on with the one in --out.
+
+    Run it on the SuperLink's machine; `flwr log` shows what the server says.
+    """
+    from codedfedl.federate.engine import Superlink, check_engine
+
+    check_engine()
+    from codedfedl.runs.config import read_experiment
+
+    scheme_of(read_experiment(experiment))
+    if authority is not None and not authority.is_file():
+        raise InputError(f"--ca {authority} is not there: give the authority's certificate")
+    home = Path.home() / ".cache" / "codedfedl" / "flower"
+    link = Superlink(superlink, home, None if authority is None else authority.resolve())
+    number = link.submit(experiment.resolve(), out.resolve())
+    messages.print(f"run {number} began; follow it with FLWR_HOME={home} flwr log {number} here")
+
+
+@federate.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(help="Where certificates and keys go.")],
+    host: Annotated[list[str], typer.Option(help="The server's name or address; may be repeated.")],
+    nodes: Annotated[str, typer.Option(help="The nodes' names, separated by commas.")],
+    days: Annotated[float, typer.Option(help="How long the certificates hold.")] = 365.0,
+) -> None:
+    """Make an authority, the server's certificate, and a key for every node.
+
+    Give each node ca.crt and its own .key, the server ca.crt, server.pem, server.key and all .pub.
+    Keep ca.key off both.
+    """
+    from codedfedl.federate.engine import check_engine
+
+    check_engine()
+    from codedfedl.federate.keys import make_keys
+
+    if not 0 < days < math.inf:
+        raise InputError(f"--days is {days:g}: must be above 0")
+    make_keys(folder, host, [name.strip() for name in nodes.split(",")], days=days)
+    wrote(folder)
+
+
+@federate.command("app")
+def app_command() -> None:
+    """Print the folder of the Flower app, for `flwr run $(codedfedl federate app)`."""
+    from codedfedl.federate.engine import APP
+
+    typer.echo(APP)
+
+
+def _experiment(scheme: str, settings: dict[str, Any], overrides: list[str]) -> Experiment:
+    """Return the demo's experiment with one scheme, as a federation."""
+    base = built_in("demo").model_dump(exclude_none=True)
+    base |= {"title": f"{scheme} on real clients", "seeds": [0], "federation": {"clients": 1}}
+    base["schemes"] = [{"name": scheme, **settings}]
+    experiment = apply_overrides(base, overrides, "--set")
+    federation_config(experiment)
+    scheme_of(experiment)
+    return experiment
+
+
+def _follow(running: Any, directory: RunDirectory, kill: int) -> list[int]:
+    """Wait for the end of a federation; kill nodes after its first rounds."""
+    journal = Journal(directory.path)
+    run = running.submit(directory.path / "config.toml", directory.path)
+    killed: list[int] = []
+    asked = time.monotonic()
+    with _shown() as show:
+        while True:
+            time.sleep(_LOOK)
+            done = sum(1 for exchange in journal.exchanges() if exchange.round != SETUP)
+            if len(killed) < min(kill, done):
+                last = len(running.nodes) - 1 - len(killed)
+                running.signal_node(last, signal.SIGKILL)
+                killed.append(last)
+            sentence = _last_sentence(directory)
+            show(sentence)
+            if sentence.startswith("error: "):
+                raise InputError(sentence.removeprefix("error: "))
+            if time.monotonic() - asked > _ASK_STATUS:
+                asked = time.monotonic()
+                if running.finished(run):
+                    return killed
+
+
+def _last_sentence(directory: RunDirectory) -> str:
+    """Return what the server said last, without the time."""
+    lines = directory.log.read_text("utf-8").splitlines() if directory.log.is_file() else []
+    said = [line.partition(" ")[2].partition(" ")[2] for line in lines]
+    wrong = [sentence for sentence in said if sentence.startswith("error: ")]
+    return (wrong or said or [""])[-1]
+
+
+@contextmanager
+def _shown() -> Iterator[Any]:
+    if not messages.is_terminal:
+        yield lambda _sentence: None
+        return
+    with messages.status("starting") as status:
+        yield lambda sentence: status.update(sentence or "starting")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, so that everything is ended."""
+
+    def stop(number: int, _frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finish(directory: RunDirectory, as_json: bool, killed: list[int]) -> None:
+    rounds = read_columns(directory.path / "rounds.parquet")
+    refusals = read_columns(directory.path / "refusals.parquet")
+    if as_json:
+        names = ("round", "deadline_s", "seconds", "arrived", "late", "dropped", "refused")
+        final = float(rounds["metric"][-1])
+        print_json(
+            {
+                "run": str(directory.path),
+                "scheme": str(rounds["scheme"][0]),
+                "rounds": [
+                    {name: rounds[name][row].item() for name in names}
+                    for row in range(len(rounds["round"]))
+                ],
+                str(rounds["metric_name"][0]): None if math.isnan(final) else final,
+                "killed": [f"node-{j:03d}" for j in killed],
+                "refusals": [
+                    {
+                        name: column[row].item() if name == "round" else str(column[row])
+                        for name, column in refusals.items()
+                    }
+                    for row in range(len(refusals["round"]))
+                ],
+            }
+        )
+    else:
+        results.print(rounds_view(rounds))
+    wrote(directory.write_text("report.html", render_report(directory)))

@@ -1,0 +1,116 @@
+"""A client's own data, as they lie on its disk: read as they are, never scaled.
+
+All clients must use the same units, so that nothing here looks at the values of one of them alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.data.files import TABLES, read_npz, read_points
+from codedfedl.errors import InputError
+
+__all__ = ["Shard", "load_shard", "read_shard"]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Points with their labels; both may be memory-mapped.
+
+    Parameters
+    ----------
+    inputs : array of shape (n, d)
+    labels : array of shape (n,) or (n, c)
+        Whole numbers in one column mean classes, and decimal numbers regression.
+    """
+
+    inputs: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        inputs, labels = self.inputs, self.labels
+        if inputs.ndim != 2 or inputs.shape[0] == 0 or inputs.dtype.kind not in "biuf":
+            raise InputError(
+                f"inputs has shape {inputs.shape} and holds {inputs.dtype}: give a row of numbers "
+                "for every point"
+            )
+        if labels.ndim not in (1, 2) or labels.dtype.kind not in "biuf":
+            raise InputError(
+                f"labels has shape {labels.shape} and holds {labels.dtype}: number the classes "
+                "0, 1, … in the same way at all clients, or write decimal numbers"
+            )
+        if len(labels) != len(inputs):
+            raise InputError(
+                f"inputs has {len(inputs)} rows and labels has {len(labels)}: "
+                "give every point one label"
+            )
+        if self.is_classification and labels.min() < 0:
+            raise InputError(f"labels holds {labels.min()}: number the classes 0, 1, …")
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether the labels are classes."""
+        return self.labels.dtype.kind in "biu" and self.labels.ndim == 1
+
+    @property
+    def columns(self) -> int:
+        """Label columns that these points need: classes so far, or numbers to predict."""
+        if self.is_classification:
+            return int(self.labels.max()) + 1
+        return 1 if self.labels.ndim == 1 else self.labels.shape[1]
+
+    def targets(self, rows: npt.NDArray[np.int64], columns: int) -> npt.NDArray[np.float32]:
+        """Return what the model is fitted to, for some points: one-hot classes or the labels."""
+        labels = self.labels[rows]
+        if not self.is_classification:
+            return labels.reshape(len(rows), -1).astype(np.float32)
+        one_hot = np.zeros((len(rows), columns), dtype=np.float32)
+        one_hot[np.arange(len(rows)), labels.astype(np.int64)] = 1
+        return one_hot
+
+
+def read_shard(path: str | Path, label: str | None = None) -> Shard:
+    """Read a client's data.
+
+    Parameters
+    ----------
+    path
+        An ``.npz`` file with ``inputs`` and ``labels``; a ``.csv`` or ``.parquet`` table; or, for
+        data larger than memory, a folder with ``inputs.npy`` and ``labels.npy``, which are
+        memory-mapped.
+    label
+        The label column of a table, or several, separated by commas; ``label`` by default.
+    """
+    path = Path(path)
+    if path.suffix == ".npz":
+        arrays = read_npz(path)
+        return Shard(arrays["inputs"], arrays["labels"])
+    if path.suffix in TABLES:
+        return Shard(*read_points(path, label))
+    if not path.is_dir():
+        raise InputError(
+            f"cannot read {path}: give an .npz, .csv or .parquet file, or a folder with inputs.npy "
+            "and labels.npy"
+        )
+    try:
+        return Shard(*(np.load(path / f"{name}.npy", "r") for name in ("inputs", "labels")))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+
+
+def load_shard(loader: str, config: dict[str, Any]) -> Shard:
+    """Call a user's own loader, named ``module:function``, with the node's configuration."""
+    module, _, name = loader.partition(":")
+    try:
+        function: Callable[[dict[str, Any]], Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"loader is {loader!r}, which cannot be imported ({error}): write module:function"
+        ) from None
+    inputs, labels = function(config)
+    return Shard(np.asanyarray(inputs), np.asanyarray(labels))

@@ -1,0 +1,157 @@
+"""Answers as they come, and a deadline that holds whatever the clients do.
+
+Pulling an answer blocks while it is still being uploaded. So every question has a thread of its
+own, which waits for its answer and puts it into one queue; whoever waits for a deadline waits for
+the queue alone.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from codedfedl.federate.node import Arrays
+from codedfedl.federate.wire import MalformedError, message_type, pack, unpack
+
+__all__ = ["Arrival", "Collector"]
+
+_SECONDS_PER_LOOK = 0.03  # of the engine's time: with many clients each looks less often
+_BEFORE_THE_DEADLINE = 0.3  # when everybody looks once more
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """An answer, or the reason why there is none.
+
+    Attributes
+    ----------
+    question
+        The number that `Collector.ask` gave.
+    when
+        On the monotonic clock.
+    """
+
+    question: int
+    client: int
+    when: float
+    facts: dict[str, Any]
+    arrays: Arrays
+    problem: str | None = None
+    refused: bool = False
+
+
+class Collector:
+    """Asks nodes, and collects their answers."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._questions = 0
+
+    def ask(
+        self,
+        kind: str,
+        questions: Mapping[int, tuple[int, dict[str, Any]]],
+        arrays: Arrays,
+        seconds: float,
+        *,
+        at_once: int | None = None,
+    ) -> dict[int, int]:
+        """Send a question to some clients; it expires after so many seconds.
+
+        Parameters
+        ----------
+        questions
+            The node and the facts for each client.
+        arrays
+            What goes to all of them, such as the model.
+        at_once
+            How many answers may be in memory while they are pulled.
+
+        Returns
+        -------
+        dict
+            The client of every question's number.
+        """
+        began = time.monotonic()
+        content = {client: pack(facts, arrays) for client, (_, facts) in questions.items()}
+        messages = [
+            Message(content[client], node, message_type(kind), ttl=seconds, group_id=kind)
+            for client, (node, _) in questions.items()
+        ]
+        identities = list(self.grid.push_messages(messages)) if messages else []
+        identities += [""] * (len(messages) - len(identities))
+        gate = threading.Semaphore(at_once) if at_once else nullcontext()
+        look = max(0.1, _SECONDS_PER_LOOK * len(messages))
+        asked = {}
+        for client, identity in zip(questions, identities, strict=True):
+            number = self._questions
+            self._questions += 1
+            asked[number] = client
+            if not identity:  # the engine does not know the node any more
+                self._arrivals.put(_nothing(number, client, "the node is gone"))
+                continue
+            arguments = (number, client, identity, began + seconds, look, gate)
+            threading.Thread(target=self._wait, args=arguments, daemon=True).start()
+        return asked
+
+    def gather(self, wanted: Mapping[int, int], until: float) -> Iterator[Arrival]:
+        """Yield answers as they come, to these questions and to older ones.
+
+        Ends when all wanted ones are there, or on the monotonic clock at `until`; what was there by
+        then is still yielded.
+        """
+        missing = set(wanted)
+        while missing:
+            left = until - time.monotonic()
+            try:
+                arrival = (
+                    self._arrivals.get(timeout=left) if left > 0 else self._arrivals.get_nowait()
+                )
+            except Empty:
+                return
+            missing.discard(arrival.question)
+            yield arrival
+
+    def _wait(
+        self, number: int, client: int, identity: str, until: float, look: float, gate: Any
+    ) -> None:
+        try:
+            self._arrivals.put(self._pulled(number, client, identity, until, look, gate))
+        except Exception as error:  # the engine is gone or refuses: no answer is a result too
+            self._arrivals.put(_nothing(number, client, f"{type(error).__name__}: {error}"))
+
+    def _pulled(
+        self, number: int, client: int, identity: str, until: float, look: float, gate: Any
+    ) -> Arrival:
+        while (left := until - time.monotonic()) > 0:
+            with gate:
+                for message in self.grid.pull_messages([identity]):
+                    return _arrival(number, client, message)
+            last = left - _BEFORE_THE_DEADLINE
+            time.sleep(min(look, last) if last > 0 else min(look, left))
+        return _nothing(number, client, "no answer in time")
+
+
+def _arrival(number: int, client: int, message: Message) -> Arrival:
+    now = time.monotonic()
+    if message.has_error():
+        return Arrival(number, client, np.inf, {}, {}, str(message.error.reason))
+    try:
+        facts, arrays = unpack(message.content)
+    except MalformedError as error:
+        return Arrival(number, client, now, {}, {}, str(error), refused=True)
+    if "problem" in facts:
+        return Arrival(number, client, now, {}, {}, str(facts["problem"]))
+    return Arrival(number, client, now, facts, arrays)
+
+
+def _nothing(number: int, client: int, why: str) -> Arrival:
+    return Arrival(number, client, np.inf, {}, {}, why)

@@ -1,0 +1,112 @@
+"""Flower's programs as this package uses them: no telemetry, no update check, no installation."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from codedfedl.errors import InputError
+from codedfedl.tables import make_folder
+
+__all__ = ["APP", "Superlink", "check_engine", "environment", "program"]
+
+APP = Path(__file__).parent / "app"
+"""The Flower app folder that `flwr run` takes."""
+
+_OLDEST = (1, 41)
+_INSTALL = "pip install 'codedfedl[flower]'"
+
+
+def check_engine() -> None:
+    """Refuse to begin without Flower, or with one that is too old."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise InputError(f"federations need Flower: {_INSTALL}") from None
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise InputError(f"flwr {found} is too old, {oldest} is needed: {_INSTALL}")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of all Flower programs of a federation."""
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "NO_COLOR": "1",
+    }
+
+
+def program(name: str) -> str:
+    """Return the path of a Flower program beside this Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+class Superlink:
+    """A running SuperLink, and what one may tell it."""
+
+    def __init__(self, address: str, home: Path, authority: Path | None) -> None:
+        """Write the connection's settings to `home`; without an authority it is plaintext."""
+        self.address, self.home = address, home
+        make_folder(home)
+        secure = (
+            "insecure = true" if authority is None else f"root-certificates = {_toml(authority)}"
+        )
+        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = {_toml(address)}\n'
+        (home / "config.toml").write_text(f"{text}{secure}\n", "utf-8")
+
+    def register(self, public_key: Path) -> None:
+        """Let a node in by its key."""
+        self._flwr(["supernode", "register", str(public_key)])
+
+    def submit(self, experiment: Path, out: Path, app: Path = APP) -> int:
+        """Begin a federation, and return the number of its run."""
+        keys = {"experiment": str(experiment), "out": str(out)}
+        config = " ".join(f"{key}={_toml(value)}" for key, value in keys.items())
+        return int(self._flwr(["run", str(app)], ["--run-config", config])["run-id"])
+
+    def status(self, run: int) -> tuple[str, str]:
+        """Return a run's status, such as ``finished:completed``, and what the engine says of it."""
+        found = self._flwr(["list"], ["--run-id", str(run)])
+        runs = found.get("runs", [])
+        if not runs:
+            return "unknown", ""
+        return str(runs[0].get("status", "unknown")), str(runs[0].get("details", ""))
+
+    def stop(self, run: int) -> None:
+        """End a run."""
+        self._flwr(["stop", str(run)])
+
+    def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
+        """Call `flwr`; it exits with 0 whatever happens, so what counts is what it says."""
+        done = subprocess.run(
+            [program("flwr"), *command, "here", *options, "--format", "json"],
+            env=environment(self.home),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except json.JSONDecodeError:
+            answer = {"success": False, "error-message": done.stderr or done.stdout}
+        if not answer.get("success"):
+            why = " ".join(str(answer.get("error-message", "")).split())[:300]
+            raise InputError(
+                f"the SuperLink at {self.address} does not do what it is asked ({why}): see that "
+                "it runs, that the port is open, and that the certificates are its own"
+            )
+        return answer
+
+
+def _toml(value: object) -> str:
+    return json.dumps(str(value))  # a JSON string is a TOML string too

@@ -1,0 +1,169 @@
+"""Certificates and keys of a federation: an authority, the server's certificate, a key per node.
+
+A node that does not have a registered key does not get in, and neither server nor node talks to
+anybody whose certificate is not the authority's.
+"""
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from codedfedl.errors import InputError
+from codedfedl.tables import make_folder
+
+__all__ = ["Keys", "make_keys"]
+
+_YEAR = 365.0  # days
+
+
+class Keys:
+    """A folder of certificates and keys, and where each is in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority, self.authority_key = folder / "ca.crt", folder / "ca.key"
+        self.server, self.server_key = folder / "server.pem", folder / "server.key"
+
+    def node(self, name: str) -> tuple[Path, Path]:
+        """Return a node's private and public key."""
+        return self.folder / f"{name}.key", self.folder / f"{name}.pub"
+
+    def check(self, host: str, names: Sequence[str]) -> None:
+        """Refuse what would fail later: files that lack, old certificates, other hosts."""
+        needed = [self.authority, self.server, self.server_key]
+        needed += [path for name in names for path in self.node(name)]
+        for path in needed:
+            if not path.is_file():
+                raise InputError(f"{path} is not there: make it with codedfedl federate keys")
+        now = datetime.datetime.now(datetime.UTC)
+        for path in (self.authority, self.server):
+            try:
+                certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            except ValueError as error:
+                raise InputError(f"{path} is no certificate: {error}") from None
+            if certificate.not_valid_after_utc < now:
+                raise InputError(
+                    f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make new ones "
+                    "with codedfedl federate keys, and give the new ca.crt to all nodes"
+                )
+        names_of = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        if _general_name(host) not in list(names_of.value):
+            raise InputError(
+                f"{self.server} is not for {host}: make it with codedfedl federate keys --host "
+                f"{host}"
+            )
+
+
+def make_keys(
+    folder: Path, hosts: Sequence[str], names: Sequence[str], *, days: float = _YEAR
+) -> Keys:
+    """Make an authority, a server certificate for some hosts, and a key for each node.
+
+    An authority that is there already is used again, and a node keeps the key that it has.
+    """
+    keys = Keys(folder)
+    make_folder(folder)
+    folder.chmod(0o700)
+    if keys.authority_key.is_file():
+        text = keys.authority_key.read_bytes()
+        authority_key = serialization.load_pem_private_key(text, password=None)
+        assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    else:
+        authority_key = ec.generate_private_key(ec.SECP384R1())
+        _write_secret(keys.authority_key, _pem(authority_key))
+        authority = _certificate("codedfedl authority", None, authority_key, authority_key, days)
+        keys.authority.write_bytes(authority)
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    _write_secret(keys.server_key, _pem(server_key))
+    keys.server.write_bytes(
+        _certificate("codedfedl server", list(hosts), server_key, authority_key, days)
+    )
+    for name in names:
+        private, public = keys.node(name)
+        if not private.is_file():
+            key = ec.generate_private_key(ec.SECP384R1())
+            _write_secret(private, _pem(key, serialization.PrivateFormat.OpenSSH))
+            public.write_bytes(
+                key.public_key().public_bytes(
+                    serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+                )
+            )
+    return keys
+
+
+def _certificate(
+    name: str,
+    hosts: list[str] | None,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    days: float,
+) -> bytes:
+    """Return a certificate as PEM; the authority's own where there are no hosts."""
+    now = datetime.datetime.now(datetime.UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "codedfedl authority")])
+    usage = dict.fromkeys(
+        (
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=hosts is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=True,
+                key_cert_sign=hosts is None,
+                crl_sign=hosts is None,
+                **usage,
+            ),
+            critical=True,
+        )
+    )
+    if hosts is not None:
+        alternatives = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+        builder = builder.add_extension(alternatives, critical=False).add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(
+    key: ec.EllipticCurvePrivateKey,
+    form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
+) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _write_secret(path: Path, text: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(text)

@@ -1,0 +1,262 @@
+"""A whole federation on one machine: a real SuperLink, real SuperNodes, real sockets.
+
+Everything runs in process groups of its own, and ends with whoever started it: also when that is
+killed without a chance to clean up, since a guard holds the other end of a pipe.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from codedfedl.data import Dataset, partition
+from codedfedl.errors import InputError
+from codedfedl.federate.engine import APP, Superlink, environment, program
+from codedfedl.federate.keys import Keys, make_keys
+from codedfedl.runs.config import Experiment
+from codedfedl.tables import make_folder
+
+__all__ = ["LocalFederation", "write_shards"]
+
+HOST = "127.0.0.1"
+
+_START = 60.0  # seconds that a SuperLink may take
+_PATIENCE = 5.0  # seconds between asking a process to end and making it
+_POLL = "0.2"  # seconds between two looks of a SuperExec for work
+
+_GUARD = """
+import os, signal, sys
+groups = [int(line) for line in iter(sys.stdin.readline, "")]
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list[Path]:
+    """Deal a data set to as many clients as the federation has, and write each its own file."""
+    assert experiment.federation is not None
+    shards = partition(
+        dataset.labels,
+        experiment.federation.clients,
+        experiment.data.partition,
+        concentration=experiment.data.concentration,
+        seed=experiment.seeds[0],
+    )
+    paths = []
+    for j, rows in enumerate(shards):
+        make_folder(folder / node_name(j))
+        paths.append(folder / node_name(j) / "data.npz")
+        np.savez(paths[-1], inputs=dataset.inputs[rows], labels=dataset.labels[rows])
+    return paths
+
+
+def node_name(j: int) -> str:
+    """Return the name of client j, in the order of the clients."""
+    return f"node-{j:03d}"
+
+
+class LocalFederation:
+    """The processes of a federation; a context manager that ends them all.
+
+    Parameters
+    ----------
+    folder
+        For data bases, logs, keys and caches.
+    shards
+        A data file for each node.
+    keys
+        Certificates and node keys; without them everything is plaintext.
+    port
+        Of the SuperLink; a free one if not given.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: Sequence[Path],
+        *,
+        keys: Keys | None = None,
+        port: int | None = None,
+        app: Path = APP,
+    ) -> None:
+        self.folder, self.shards, self.keys, self.app = folder.resolve(), shards, keys, app
+        self.port = port or _free_port()
+        self.superlink = Superlink(
+            f"{HOST}:{self.port}",
+            self.folder / "flower",
+            None if keys is None else keys.authority.resolve(),
+        )
+        self._node_ports = [_free_port() for _ in shards]
+        self.link: subprocess.Popen[bytes] | None = None
+        self.nodes: list[subprocess.Popen[bytes] | None] = [None] * len(shards)
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        make_folder(self.folder / "logs")
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # what is typed on the terminal is not for it
+        )
+        try:
+            self.start_link()
+            if self.keys is not None:
+                for j in range(len(self.shards)):
+                    self.superlink.register(self.keys.node(node_name(j))[1])
+            for j in range(len(self.shards)):
+                self.start_node(j)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that was started."""
+        running = [process for process in (*self.nodes, self.link) if process is not None]
+        for process in running:
+            _signal(process, signal.SIGCONT)
+            _signal(process, signal.SIGTERM)
+        until = time.monotonic() + _PATIENCE
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            _signal(process, signal.SIGKILL)  # the group outlives its leader
+            process.wait()
+        self.nodes, self.link = [None] * len(self.nodes), None
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            self._guard.wait()
+            self._guard = None
+
+    def start_link(self) -> None:
+        """Start the SuperLink, with its data base, and wait until it listens."""
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, self.port)) == 0:
+                raise InputError(
+                    f"port {self.port} is in use: end what listens there, or choose another --port"
+                )
+        command = [program("flower-superlink"), "--host", HOST, "--port", str(self.port)]
+        command += ["--database", str(self.folder / "superlink.db")]
+        command += ["--disable-runtime-dependency-installation"]
+        if self.keys is None:
+            command += ["--insecure"]
+        else:
+            command += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
+            command += ["--ssl-certfile", str(self.keys.server.resolve())]
+            command += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
+            command += ["--enable-supernode-auth"]
+        self.link = self._start("superlink", command)
+        until = time.monotonic() + _START
+        while self.link.poll() is None and time.monotonic() < until:
+            with socket.socket() as probe:
+                if probe.connect_ex((HOST, self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise InputError(f"the SuperLink did not start: see {self.log('superlink')}")
+
+    def start_node(self, j: int) -> None:
+        """Start a node, or start it again, with its own data, key and cache."""
+        name = node_name(j)
+        config = {"name": name, "data": self.shards[j].resolve(), "cache": self.cache(j)}
+        command = [program("flower-supernode"), "--superlink", f"{HOST}:{self.port}"]
+        command += ["--host", HOST, "--port", str(self._node_ports[j])]
+        command += ["--node-config", " ".join(f'{key}="{value}"' for key, value in config.items())]
+        if self.keys is None:
+            command += ["--insecure"]
+        else:
+            command += ["--root-certificates", str(self.keys.authority.resolve())]
+            private = self.keys.node(name)[0].resolve()
+            command += ["--auth-supernode-private-key", str(private)]
+        self.nodes[j] = self._start(name, command)
+
+    def cache(self, j: int) -> Path:
+        """Return the cache folder of a node."""
+        return self.folder / "caches" / node_name(j)
+
+    def log(self, name: str) -> Path:
+        """Return the log of the SuperLink or of a node."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def signal_node(self, j: int, number: signal.Signals) -> None:
+        """Stop a node, let it go on, or kill it: with all that it started."""
+        process = self.nodes[j]
+        if process is not None:
+            _signal(process, number)
+            if number == signal.SIGKILL:
+                process.wait()
+                self.nodes[j] = None
+
+    def kill_link(self) -> None:
+        """Kill the SuperLink, and with it the server of every run."""
+        if self.link is not None:
+            _signal(self.link, signal.SIGKILL)
+            self.link.wait()
+            self.link = None
+
+    def submit(self, experiment: Path, out: Path) -> int:
+        """Begin or resume a federation, and return the number of its run."""
+        return self.superlink.submit(experiment.resolve(), out.resolve(), app=self.app)
+
+    def finished(self, run: int) -> bool:
+        """Say whether a run is over and did its work; an error tells why it failed."""
+        status, details = self.superlink.status(run)
+        if not status.startswith("finished"):
+            return False
+        if status != "finished:completed":
+            raise InputError(f"the federation failed ({details or status})")
+        return True
+
+    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(self.superlink.home)
+                | {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL, "PYTHONUNBUFFERED": "1"}
+                | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"),
+                start_new_session=True,
+            )
+        assert self._guard is not None
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(f"{process.pid}\n".encode())
+        self._guard.stdin.flush()
+        return process
+
+
+def local_keys(folder: Path, clients: int) -> Keys:
+    """Make certificates for loopback and a key for every node."""
+    return make_keys(folder, [HOST, "localhost"], [node_name(j) for j in range(clients)])
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,111 @@
+"""How a federation starts from its run directory: the same live, resumed and replayed."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.arrays import Array
+from codedfedl.calibration.fitting import Fit, fit
+from codedfedl.calibration.traces import read_traces
+from codedfedl.data import mini_batches
+from codedfedl.delays import DelayModel
+from codedfedl.errors import InputError
+from codedfedl.fleet import FloatArray, IntArray, Workload
+from codedfedl.runs.config import Experiment, FederationConfig
+from codedfedl.runs.journal import Journal, Members
+from codedfedl.schemes import Scheme, make_scheme
+from codedfedl.schemes.base import State, Task
+from codedfedl.training import Schedule
+
+__all__ = ["SCHEMES", "federation_config", "fitted", "scheme_of", "start", "task_of"]
+
+SCHEMES = ("uncoded", "coded", "coded-newton")
+"""What a federation can run."""
+
+
+def federation_config(experiment: Experiment) -> FederationConfig:
+    """Return how the federation waits, or say why the experiment is none."""
+    if experiment.federation is None:
+        raise InputError("the experiment has no [federation] table: add one with clients = …")
+    if len(experiment.schemes) != 1 or len(experiment.seeds) != 1:
+        raise InputError("a federation has one scheme and one seed: leave the others out")
+    if experiment.schemes[0].name not in SCHEMES:
+        raise InputError(
+            f"scheme {experiment.schemes[0].name!r} does not run on real clients: "
+            f"choose {', '.join(SCHEMES)}"
+        )
+    return experiment.federation
+
+
+def scheme_of(experiment: Experiment) -> Scheme:
+    """Return the scheme, with the federation's deadline and rounds where it has such settings."""
+    config, chosen = federation_config(experiment), experiment.schemes[0]
+    settings = chosen.settings
+    if chosen.name == "coded":
+        settings.setdefault("deadline", config.deadline)
+    if chosen.name == "coded-newton":
+        settings.setdefault("round_deadline", config.deadline)
+        settings.setdefault("setup_deadline", config.setup_timeout)
+        settings.setdefault("rounds", config.rounds)
+    return make_scheme(chosen.name, settings)
+
+
+def task_of(experiment: Experiment, members: Members) -> Task:
+    """Return the public facts of the training task."""
+    training, batches = experiment.training, experiment.data.batches
+    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    sizes = [[len(p[0]) for p in mini_batches([np.arange(n)], batches)] for n in members.points]
+    rounds = federation_config(experiment).rounds
+    return Task(
+        workload=Workload(features.size(members.inputs), members.columns),
+        feature_macs=features.macs(members.inputs),
+        points=np.array(sizes).T,
+        epochs=max(training.epochs, -(-rounds // batches)),
+        schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
+        ridge=training.ridge,
+    )
+
+
+def fitted(journal: Journal, members: Members) -> Fit:
+    """Fit the delays of the clients to how they were measured."""
+    return fit(read_traces(journal.traces), dict(zip(members.names, members.points, strict=True)))
+
+
+def start(
+    scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
+) -> State:
+    """Plan; nobody is taken to be surer than the configuration says."""
+    task, share = task_of(experiment, members), federation_config(experiment).availability
+    if scheme.name == "coded":
+        return scheme.start(task, _LessSure(found.delays, share), model)  # type: ignore[arg-type]
+    if scheme.name == "uncoded":  # it waits for all, but not for ever
+        share = 1.0
+    sure = np.minimum(found.fleet.availability, share) if share < 1 else np.ones(len(found.fleet))
+    return scheme.start(task, replace(found.fleet, availability=sure), model)
+
+
+@dataclass(frozen=True)
+class _LessSure:
+    """A delay model in which every client takes part in a share of the rounds at most."""
+
+    model: DelayModel
+    share: float
+
+    @property
+    def client(self) -> npt.NDArray[Any]:
+        return self.model.client
+
+    @property
+    def points(self) -> FloatArray:
+        return self.model.points
+
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        return np.minimum(self.model.cdf(loads, t), self.share)
+
+    def take(self, clients: IntArray | slice) -> "_LessSure":
+        return _LessSure(self.model.take(clients), self.share)
+
+    def with_points(self, points: npt.ArrayLike) -> "_LessSure":
+        return _LessSure(self.model.with_points(points), self.share)
