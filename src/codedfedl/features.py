@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
-from scipy.linalg import hadamard
 
 from codedfedl.arrays import Array, beside
 from codedfedl.errors import InputError
@@ -176,6 +175,8 @@ def _hadamard(rows: Array) -> Array:
     √n, which every array library does at full speed. A client is charged the n·log₂n additions of
     the fast transform.
     """
+    from scipy.linalg import hadamard  # here: a node with other features starts faster
+
     xp = array_namespace(rows)
     *shape, n = rows.shape
     right = 1 << (n.bit_length() // 2)

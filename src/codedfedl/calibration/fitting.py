@@ -1,24 +1,18 @@
 """From measured times to a fleet: estimates, intervals, and whether the model fits at all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
-from codedfedl.calibration.estimates import (
-    CONFIDENCE,
-    Link,
-    Missing,
-    Shape,
-    Work,
-    fit_link,
-    fit_work,
-    ks_distance,
-    replied_interval,
+from codedfedl.calibration.clients import (
+    FEWEST_TO_JUDGE,
+    QUANTITIES,
+    ClientTimes,
+    Fitted,
 )
 from codedfedl.calibration.traces import Traces
 from codedfedl.delays import FleetDelays
@@ -31,25 +25,7 @@ __all__ = ["DOES_NOT_FIT", "FEWEST_TO_JUDGE", "Fit", "fit"]
 DOES_NOT_FIT = 0.01
 """p-value below which a client's times are said not to follow the model."""
 
-FEWEST_TO_JUDGE = 8
-"""Replies of a client below which nothing is said of how well the model fits."""
-
-_SAMPLES = 999  # of the bootstrap
-_LEAST_COMPUTE = 1e-3  # of a time: a fleet has a finite rate, whatever was measured
-_LARGEST_ALPHA = 1e4  # likewise
-_ROUNDING = 1e-9  # of a time: what a difference of times may be off by
 _NAMED = 5  # clients in a sentence
-_TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-_QUANTITIES = (
-    "rate",
-    "alpha",
-    "packet_time",
-    "erasure",
-    "packet_time_up",
-    "erasure_up",
-    "overhead",
-    "availability",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +79,7 @@ class Fit:
                 "never_came": int(self.never_came[j]),
                 "points": int(self.fleet.points[j]),
             }
-            for quantity in _QUANTITIES:
+            for quantity in QUANTITIES:
                 low, high = self.intervals[quantity][j].tolist()
                 row[quantity] = float(getattr(self.fleet, quantity)[j])
                 told = [low, high if isfinite(high) else None]
@@ -142,10 +118,10 @@ def fit(
     held = _points(points, names, [traces.load[which] for which in rows])
     streams = np.random.default_rng(seed).spawn(len(names))
     fitted = [
-        _Client.of(traces, which, float(most)).fitted(rng)
+        ClientTimes.of(traces, which, float(most)).fitted(rng)
         for which, most, rng in zip(rows, held, streams, strict=True)
     ]
-    columns = {name: [one.estimate[name] for one in fitted] for name in _QUANTITIES}
+    columns = {name: [one.estimate[name] for one in fitted] for name in QUANTITIES}
     p_value = np.array([one.p_value for one in fitted])
     replies = np.array([one.replies for one in fitted])
     counts = np.array([len(which) for which in rows])
@@ -159,7 +135,7 @@ def fit(
         p_value=p_value,
         n=counts,
         never_came=counts - replies,
-        intervals={name: np.array([one.interval[name] for one in fitted]) for name in _QUANTITIES},
+        intervals={name: np.array([one.interval[name] for one in fitted]) for name in QUANTITIES},
         notes=_sentences(names, [one.notes for one in fitted]),
         warnings=_sentences(names, [_warnings(one) for one in fitted]),
     )
@@ -186,7 +162,7 @@ def _points(
     return Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=names).points
 
 
-def _warnings(one: "_Fitted") -> list[str]:
+def _warnings(one: Fitted) -> list[str]:
     if not one.replies:
         return ["never answered: it is taken to be always absent; measure it again, for longer"]
     if one.p_value < DOES_NOT_FIT:
@@ -211,292 +187,3 @@ def _list(who: list[str], everybody: int) -> str:
         return "every client"
     more = f" and {len(who) - _NAMED} more" if len(who) > _NAMED else ""
     return f"client{'s' if len(who) > 1 else ''} {', '.join(who[:_NAMED])}{more}"
-
-
-@dataclass(frozen=True, eq=False)
-class _Fitted:
-    """What is said of one client."""
-
-    estimate: dict[str, float]
-    interval: dict[str, FloatArray]
-    p_value: float
-    replies: int
-    as_measured: tuple[FloatArray, FloatArray]  # per point, fixed
-    notes: list[str] = field(default_factory=list)
-
-
-_NO_LINK = Link(0.0, 0.0, np.full(2, np.nan), np.full(2, np.nan), hidden=True)
-
-
-@dataclass(frozen=True, eq=False)
-class _Client:
-    """One client's measurements, taken apart: T = work + down + up + rest.
-
-    Arrays have an entry for each reply, but for `missing`.
-    """
-
-    load: FloatArray
-    seconds: FloatArray  # T
-    work: FloatArray  # compute; without it, T less what is known of the link
-    rest: FloatArray
-    limit: FloatArray  # when the server stopped waiting
-    down: Link
-    up: Link
-    missing: Missing  # limits are those of T
-    shape: Shape
-    told_apart: bool  # a fixed time from one that grows with the load
-    notes: list[str]
-
-    @staticmethod
-    def of(traces: Traces, rows: IntArray, points: float) -> "_Client":
-        """Take apart what was measured of a client."""
-        came = rows[traces.came[rows]]
-        never = rows[~traces.came[rows]]
-        notes: list[str] = []
-        seconds = traces.seconds[came]
-
-        def known(name: str) -> FloatArray | None:
-            values: FloatArray = getattr(traces, name)[came]
-            if len(came) and np.isnan(values).any() and not np.isnan(values).all():
-                notes.append(f"{name} is not used: it was not measured in every reply")
-            return None if np.isnan(values).any() or not len(came) else values
-
-        compute = known("compute")
-        links = [_link(known(name), known(f"retries_{name}"), name, notes) for name in _WAYS]
-        on_link = sum((values for values, _ in links), np.zeros(len(came)))
-        work = np.maximum(seconds - on_link, _ROUNDING * seconds) if compute is None else compute
-        rest = seconds - on_link - work
-        load = traces.load[came]
-        shape, told_apart = _shape(load, compute is not None, points, notes)
-        _note_hidden(links[0][1], links[1][1], notes)
-        waited = traces.waited[never]
-        if len(never) and np.isnan(waited).any() and len(came):
-            notes.append(
-                "what never came back counts as absence: add 'waited', the seconds after which the "
-                "server gave up, to tell it from lateness"
-            )
-        return _Client(
-            load=load,
-            seconds=seconds,
-            work=work,
-            rest=np.where(rest > _ROUNDING * seconds, rest, 0.0),
-            limit=_limits(seconds, traces.waited[came], waited),
-            down=links[0][1],
-            up=links[1][1],
-            missing=Missing(
-                traces.load[never],
-                np.where(np.isnan(waited), np.inf, waited),
-                np.ones(len(never)),
-            ),
-            shape=shape,
-            told_apart=told_apart,
-            notes=notes,
-        )
-
-    def fitted(self, rng: np.random.Generator) -> _Fitted:
-        """Estimate everything, and judge it."""
-        n = len(self.load)
-        if not n:
-            return self._never_there()
-        work = self._fit_work(self.work)
-        estimate = self._estimate(work, np.array([[self.down.erasure, self.up.erasure]]))
-        late = float(work.availability[0]) * (n + len(self.missing.load)) - n
-        if late > 0.5:
-            share = f"about {late:.0f} of {len(self.missing.load)}"
-            self.notes.append(f"{share} that never came back were late, not absent, by the fit")
-        if work.freedom[0] <= 0:
-            self.notes.append(
-                "too few measurements to tell how much times vary: alpha is taken to be 2, as in "
-                "the paper; measure more often"
-            )
-        if n < FEWEST_TO_JUDGE:
-            self.notes.append(
-                f"fewer than {FEWEST_TO_JUDGE} replies: whether the model fits cannot be judged"
-            )
-        interval = self._intervals(estimate, late, rng)
-        fixed = np.minimum(work.fixed[0], self.work)
-        gone = np.full(len(self.missing.load), np.inf)
-        return _Fitted(
-            estimate={name: float(column[0]) for name, column in estimate.items()}
-            | {"availability": float(work.availability[0])},
-            interval=interval,
-            p_value=self._p_value(work, estimate, rng) if n >= FEWEST_TO_JUDGE else np.nan,
-            replies=n,
-            as_measured=(
-                np.append((self.work - fixed) / self.load, gone),
-                np.append(self.seconds - self.work + fixed, gone),
-            ),
-            notes=self.notes,
-        )
-
-    def _never_there(self) -> _Fitted:
-        unknown = dict.fromkeys(_QUANTITIES, np.full(2, np.nan))
-        interval = replied_interval(0, 0, len(self.missing.load))
-        estimate = dict.fromkeys(_QUANTITIES, 0.0) | {"rate": 1.0, "alpha": 1.0}
-        gone = np.full(len(self.missing.load), np.inf)
-        return _Fitted(estimate, unknown | {"availability": interval}, np.nan, 0, (gone, gone))
-
-    def _fit_work(
-        self, work: FloatArray, times: FloatArray | None = None, *, bounded: bool = True
-    ) -> Work:
-        """Fit samples of the work; `times` says how often each missing measurement counts."""
-        counted = self.missing.times if times is None else times
-        limit = self.missing.limit - (self.seconds - self.work).mean()
-        missing = Missing(self.missing.load, limit, counted)
-        return fit_work(self.load, np.atleast_2d(work), missing, self.shape, bounded=bounded)
-
-    def _estimate(self, work: Work, erasure: FloatArray) -> dict[str, FloatArray]:
-        """Return a fleet's columns, an entry for each sample; `erasure` has shape (…, 2)."""
-        middle = 1 / np.mean(1 / self.load)
-        least = _LEAST_COMPUTE * (work.fixed / middle + work.per_point + work.spread)
-        per_point = np.maximum(work.per_point, least)
-        fixed = np.maximum(work.fixed - (per_point - work.per_point) * middle, 0.0)
-        samples = np.ones(len(per_point))
-        return {
-            "rate": 1 / per_point,
-            "alpha": np.minimum(per_point / work.spread, _LARGEST_ALPHA),
-            "packet_time": self.down.packet_time * samples,
-            "erasure": erasure[:, 0] * samples,
-            "packet_time_up": self.up.packet_time * samples,
-            "erasure_up": erasure[:, 1] * samples,
-            "overhead": fixed + self.rest.mean(),
-        }
-
-    def _intervals(
-        self, estimate: dict[str, FloatArray], late: float, rng: np.random.Generator
-    ) -> dict[str, FloatArray]:
-        """Return the intervals, each with the estimate inside."""
-        fixed, per_point, alpha, there = self._work_intervals(rng)
-        n = len(self.load)
-        availability = replied_interval(n, late, n + len(self.missing.load))
-        error = self.rest.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
-        reach = error * stats.t.ppf(_TAILS, max(n - 1, 1)) + self.rest.mean()
-        with np.errstate(divide="ignore"):
-            found = {
-                "rate": 1 / per_point[::-1],
-                "alpha": alpha,
-                "overhead": np.maximum(fixed + reach, 0.0),
-            }
-        for name, values in found.items():
-            at = estimate[name][0]
-            found[name] = np.array([min(values[0], at), max(values[1], at)])
-        for suffix, link in (("", self.down), ("_up", self.up)):
-            found[f"packet_time{suffix}"] = link.packet_time_interval
-            found[f"erasure{suffix}"] = link.erasure_interval
-        return found | {"availability": np.maximum(availability, [0.0, there[1]])}
-
-    def _work_intervals(self, rng: np.random.Generator) -> tuple[FloatArray, ...]:
-        """Return intervals for c, a, α and availability, from estimates of simulated times.
-
-        The distances in units of θ̂ hardly depend on the truth, so that each simulated one gives a
-        truth that may have led to what was measured (a generalised pivot).
-        """
-        base = self._fit_work(self.work, bounded=False)
-        if base.freedom[0] <= 0:
-            most = self.work.min()
-            bounds = [np.array([0.0, most]), np.array([0.0, (self.work / self.load).min()])]
-            if self.shape == "per point" and self.told_apart:
-                bounds[0] = np.zeros(2)
-            return (*bounds, np.array([0.0, np.inf]), np.zeros(2))
-        n, shape = len(self.load), (_SAMPLES, len(self.missing.load))
-        drawn = base.draw(
-            self.load, self.limit - (self.seconds - self.work), rng.random((_SAMPLES, n))
-        )
-        # As many fail to come as would between n replies.
-        times = rng.poisson(rng.gamma(n, 1 / n, (_SAMPLES, 1)), shape).astype(np.float64)
-        again = self._fit_work(drawn, times, bounded=False)
-        there = np.quantile(again.availability, _TAILS)
-        spread = base.spread**2 / again.spread
-        unit = spread / base.spread
-        fixed = np.maximum(base.fixed - (again.fixed - base.fixed) * unit, 0.0)
-        per_point = np.maximum(base.per_point - (again.per_point - base.per_point) * unit, 0.0)
-        if self.told_apart:
-            draws = (fixed, per_point, per_point / spread)
-            return (*(np.quantile(values, _TAILS) for values in draws), there)
-        load = self.load[0]
-        whole = fixed + per_point * load  # all of it may be the one or the other
-        draws = (whole, whole / load, whole / load / spread)
-        return (*(np.array([0.0, np.quantile(values, _TAILS[1])]) for values in draws), there)
-
-    def _p_value(
-        self, work: Work, estimate: dict[str, FloatArray], rng: np.random.Generator
-    ) -> float:
-        """Return how often times drawn from the fit, and fitted again, lie further from theirs."""
-        n = len(self.load)
-        found = self._distance(estimate, self.seconds[None])
-        luck = rng.random((_SAMPLES, n))
-        drawn = work.draw(self.load, self.limit - (self.seconds - self.work), luck)
-        sent = [rng.geometric(1 - link.erasure, (_SAMPLES, n)) for link in (self.down, self.up)]
-        erasure = np.stack([1 - n / count.sum(-1) for count in sent], axis=-1)
-        seconds = drawn + self.rest.mean()
-        seconds = seconds + self.down.packet_time * sent[0] + self.up.packet_time * sent[1]
-        again = self._distance(self._estimate(self._fit_work(drawn), erasure), seconds)
-        return float((1 + (again >= found[0]).sum()) / (1 + _SAMPLES))
-
-    def _distance(self, estimate: dict[str, FloatArray], seconds: FloatArray) -> FloatArray:
-        fleet = Fleet(points=1, **estimate)
-        return ks_distance(fleet, self.load, seconds, self.limit)
-
-
-_WAYS = ("down", "up")
-
-
-def _link(
-    seconds: FloatArray | None, retries: FloatArray | None, name: str, notes: list[str]
-) -> tuple[FloatArray | float, Link]:
-    if seconds is not None:
-        return seconds, fit_link(seconds, retries)
-    if retries is not None:
-        notes.append(f"retries_{name} tell nothing without the seconds {name}: measure those too")
-    return 0.0, _NO_LINK
-
-
-def _shape(load: FloatArray, computed: bool, points: float, notes: list[str]) -> tuple[Shape, bool]:
-    """Choose what the certain part of the work may be, and say what cannot be told."""
-    if len(np.unique(load)) != 1:
-        return "line", True
-    if computed:
-        notes.append(
-            "compute was measured at a single load: a fixed part of it would not be seen; measure "
-            "two loads or more"
-        )
-        return "per point", True
-    why = "totals at a single load do not separate compute from link and overhead: "
-    if points > load[0]:
-        notes.append(
-            f"{why}all of it is taken to grow with the load, since more points are planned than "
-            "were measured; measure two loads or more"
-        )
-        return "per point", False
-    notes.append(
-        f"{why}what is certain of it is taken to be overhead, so that no smaller load is promised "
-        "to be faster than was seen; measure two loads or more"
-    )
-    return "fixed", False
-
-
-def _note_hidden(down: Link, up: Link, notes: list[str]) -> None:
-    if down is _NO_LINK and up is _NO_LINK:
-        notes.append(
-            "retransmissions are hidden in the times, as TCP does: the link counts as overhead, "
-            "with erasure 0; measure the seconds down and up to tell them apart"
-        )
-        return
-    for name, link in (("down", down), ("up", up)):
-        if link is _NO_LINK:
-            notes.append(f"the seconds {name} were not measured: they count as overhead")
-        elif link.hidden:
-            notes.append(
-                f"the seconds {name} are no multiples of a packet's time: retransmissions are "
-                "hidden, as TCP does; packet_time is their mean, with erasure 0"
-            )
-
-
-def _limits(seconds: FloatArray, waited: FloatArray, never_waited: FloatArray) -> FloatArray:
-    """Return when the server stopped waiting for each reply; ∞ where it waited for ever.
-
-    Where a reply has no such time, it is taken to be the longest of those that never came.
-    """
-    longest = np.nanmax(np.append(never_waited, 0.0))
-    limit = np.where(np.isnan(waited), longest, waited)
-    return np.where(seconds <= limit, limit, np.inf)

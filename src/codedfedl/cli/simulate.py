@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from codedfedl.cli.output import messages, print_json, results, wrote
+from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.results import Outcome, outcomes
@@ -18,6 +19,7 @@ from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment, read_experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate import engine
+from codedfedl.simulate.replay import replay as replay_federation
 from codedfedl.simulate.run import Watch, simulate
 
 __all__ = [
@@ -42,8 +44,14 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 
 def simulate_command(
-    experiment: Annotated[Path, typer.Argument(help="A TOML file that describes the run.")],
+    experiment: Annotated[
+        Path | None, typer.Argument(help="A TOML file that describes the run.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/run"),
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Recompute the model of this federation from its recorded arrivals."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
@@ -58,10 +66,31 @@ def simulate_command(
     The run directory holds config.toml, environment.json, rounds.parquet, clients.parquet,
     settings.parquet, checkpoint.npz and report.html. A run that was killed goes on with --resume,
     and ends bit by bit as if it had not been.
+
+    With --replay RUN, a federation's model is computed once more from who arrived in each round;
+    exit code 1 says that it came out different.
     """
+    if replay is not None:
+        _replay(replay, data, as_json)
+        return
+    if experiment is None:
+        raise InputError("say which experiment: a TOML file, or --replay with a federation's run")
     directory = RunDirectory(out)
     run_experiment(read_experiment(experiment, overrides), directory, data, device, resume)
     _finish(directory, as_json)
+
+
+def _replay(run: Path, data: str | None, as_json: bool) -> None:
+    found = replay_federation(RunDirectory(run), data)
+    if as_json:
+        print_json({"run": str(run), **asdict(found), "same": found.same})
+    else:
+        results.print(
+            f"{found.rounds} rounds with {found.answers} answers and {found.missed} missed: the "
+            f"model is {'the same' if found.same else 'ANOTHER'}, {found.difference:.1e} apart"
+        )
+    if not found.same:
+        raise typer.Exit(1)
 
 
 def demo_command(

@@ -1,47 +1,18 @@
-"""The Flower apps: a `ServerApp` and a `ClientApp` around what knows nothing of Flower.
-
-`flwr run` takes the folder that `codedfedl federate app` prints; it holds no code, only the names
-of these two.
-"""
+"""The Flower `ClientApp`: a node from its configuration. Every message is a new process."""
 
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate.collect import Collector
 from codedfedl.federate.node import QUESTIONS, Node
-from codedfedl.federate.server import federate
 from codedfedl.federate.wire import pack, question_of, unpack
-from codedfedl.runs.config import read_experiment
-from codedfedl.runs.directory import RunDirectory
 
-__all__ = ["answer", "client_app", "node_of", "server_app"]
+__all__ = ["answer", "app", "node_of"]
 
-server_app = ServerApp()
-client_app = ClientApp()
-
-
-@server_app.main()
-def serve(grid: Grid, context: Context) -> None:
-    """Run the federation of the run configuration.
-
-    Its keys: `experiment`, the path of a TOML file with a [federation] table; `out`, the run
-    directory; `set`, overrides such as "federation.deadline=20 training.step=3".
-    """
-    keys = context.run_config
-    if not keys.get("experiment") or not keys.get("out"):
-        raise InputError(
-            "the run configuration needs experiment and out: add --run-config "
-            '\'experiment="…/my.toml" out="…/run"\''
-        )
-    directory = RunDirectory(str(keys["out"]))
-    with directory.logged() as say:
-        experiment = read_experiment(str(keys["experiment"]), str(keys.get("set", "")).split())
-        federate(Collector(grid), experiment, directory, say)
+app = ClientApp()
 
 
 def node_of(context: Context) -> Node:
@@ -77,4 +48,4 @@ def answer(message: Message, context: Context) -> Message:
 
 
 for _question in QUESTIONS:
-    client_app.query(_question)(answer)
+    app.query(_question)(answer)

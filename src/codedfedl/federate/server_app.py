@@ -1,0 +1,33 @@
+"""The Flower `ServerApp`: a federation from its run configuration."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from codedfedl.errors import InputError
+from codedfedl.federate.collect import Collector
+from codedfedl.federate.server import federate
+from codedfedl.runs.config import read_experiment
+from codedfedl.runs.directory import RunDirectory
+
+__all__ = ["app"]
+
+app = ServerApp()
+
+
+@app.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Run the federation of the run configuration.
+
+    Its keys: `experiment`, the path of a TOML file with a [federation] table; `out`, the run
+    directory; `set`, overrides such as "federation.deadline=20 training.step=3".
+    """
+    keys = context.run_config
+    if not keys.get("experiment") or not keys.get("out"):
+        raise InputError(
+            "the run configuration needs experiment and out: add --run-config "
+            '\'experiment="…/my.toml" out="…/run"\''
+        )
+    directory = RunDirectory(str(keys["out"]))
+    with directory.logged() as say:
+        experiment = read_experiment(str(keys["experiment"]), str(keys.get("set", "")).split())
+        federate(Collector(grid), experiment, directory, say)
