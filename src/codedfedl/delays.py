@@ -104,7 +104,8 @@ class FleetDelays:
 
     def with_points(self, points: npt.ArrayLike) -> "FleetDelays":
         """Return the same clients with other points per round, one number each or for all."""
-        return FleetDelays(replace(self.fleet, points=points))
+        given: Any = points  # the fleet checks them
+        return FleetDelays(replace(self.fleet, points=given))
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t), exactly.

@@ -193,9 +193,9 @@ class ClientTimes:
         self, estimate: dict[str, FloatArray], late: float, rng: np.random.Generator
     ) -> dict[str, FloatArray]:
         """Return the intervals, each with the estimate inside."""
-        fixed, per_point, alpha, there = self._work_intervals(rng)
-        n = len(self.load)
-        availability = replied_interval(n, late, n + len(self.missing.load))
+        fixed, per_point, alpha, may_be_late = self._work_intervals(rng)
+        n, gone = len(self.load), len(self.missing.load)
+        most_late = min(max(late, may_be_late[1]), gone)
         error = self.rest.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
         reach = error * stats.t.ppf(_TAILS, max(n - 1, 1)) + self.rest.mean()
         with np.errstate(divide="ignore"):
@@ -210,10 +210,10 @@ class ClientTimes:
         for suffix, link in (("", self.down), ("_up", self.up)):
             found[f"packet_time{suffix}"] = link.packet_time_interval
             found[f"erasure{suffix}"] = link.erasure_interval
-        return found | {"availability": np.maximum(availability, [0.0, there[1]])}
+        return found | {"availability": replied_interval(n, most_late, n + gone)}
 
     def _work_intervals(self, rng: np.random.Generator) -> tuple[FloatArray, ...]:
-        """Return intervals for c, a, α and availability, from estimates of simulated times.
+        """Return intervals for c, a, α and how many were late, from estimates of simulated times.
 
         How far estimates lie from what was simulated, in units of θ̂, does not depend on the truth:
         each simulated distance gives a truth that may have led to what was measured (a generalised
@@ -221,7 +221,8 @@ class ClientTimes:
         """
         base = self._fit_work(self.work, bounded=False)
         if base.freedom[0] <= 0:
-            fixed = np.array([0.0, 0.0 if self.shape == "per point" else self.work.min()])
+            proportional = self.shape == "per point" and self.told_apart
+            fixed = np.array([0.0, 0.0 if proportional else self.work.min()])
             per_point = np.array([0.0, (self.work / self.load).min()])
             return fixed, per_point, np.array([0.0, np.inf]), np.zeros(2)
         n = len(self.load)
@@ -245,7 +246,8 @@ class ClientTimes:
         found = np.stack([ends[0].min(0), ends[1].max(0)], axis=-1)
         if not self.told_apart:
             found[:, 0] = 0.0
-        return (*found, np.quantile(again.availability, _TAILS))
+        late = again.availability * (n + times.sum(-1)) - n
+        return (*found, np.quantile(late, _TAILS))
 
     def _possible(
         self, fixed: FloatArray, per_point: FloatArray, spread: FloatArray

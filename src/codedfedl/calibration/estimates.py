@@ -32,6 +32,7 @@ Shape = Literal["line", "per point", "fixed"]
 _ASSUMED_ALPHA = 2.0  # the paper's, where the measurements say nothing of the spread
 _OFF_THE_LATTICE = 0.02  # of a packet's time: how far a link's seconds may be from a multiple
 _EM_STEPS = 100
+_EM_CONVERGED = 1e-6
 _SURELY = 1 - 1e-12
 _LEAST_SPREAD = 1e-9  # of the time, where all times are the same
 _TAILS = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -192,11 +193,14 @@ def _with_missing(
     line = fixed[..., None] + per_point[..., None] * load
     waited = np.maximum(limit - line, 0.0) / load  # seconds per point beyond the certain part
     for _ in range(_EM_STEPS):
+        before = spread
         late = np.exp(-waited / np.maximum(spread, 1e-300)[..., None])
         there = availability[..., None] * late
         late = times * there / (1 - availability[..., None] + there)  # given that nothing came
         availability = np.minimum((came + late.sum(-1)) / total, _SURELY)
         spread = (above + (late * waited).sum(-1)) / freedom
+        if np.all(np.abs(spread - before) <= _EM_CONVERGED * spread):
+            break
     return spread, availability
 
 
@@ -228,13 +232,14 @@ def fit_link(seconds: FloatArray, retries: FloatArray | None) -> Link:
     error = np.sqrt(((seconds - tau * counts) ** 2).sum() / max(n - 1, 1) / n) / counts.mean()
     reach = stats.t.ppf(_TAILS, n - 1) * error if n > 1 else np.array([-tau, np.inf])
     lost = float(counts.sum()) - n
-    through = stats.beta.ppf(_TAILS, n, [lost + 1, max(lost, 1e-300)])  # n of n + lost packets
-    through[1] = through[1] if lost else 1.0
+    # Of n + lost packets n came through; the last of them did (negative binomial).
+    low = float(stats.beta.ppf(_TAILS[0], n, lost + 1))
+    high = float(stats.beta.ppf(_TAILS[1], n, lost)) if lost else 1.0
     return Link(
         tau,
         lost / (n + lost),
         np.maximum(tau + reach, 0.0),
-        np.full(2, np.nan) if hidden else 1 - through[::-1],
+        np.full(2, np.nan) if hidden else np.array([1 - high, 1 - low]),
         hidden,
     )
 
@@ -242,7 +247,7 @@ def fit_link(seconds: FloatArray, retries: FloatArray | None) -> Link:
 def replied_interval(came: float, late: float, total: int) -> FloatArray:
     """Return an interval for the availability (Clopper–Pearson).
 
-    Its lower end counts what may have been late as absent, its upper end as there.
+    Its lower end counts all that never came as absent, its upper end those `late` as there.
     """
     there = came + late
     low = stats.beta.ppf(_TAILS[0], came, total - came + 1) if came > 0 else 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import ceil, isfinite, isnan
 from typing import Any
 
 import numpy as np
@@ -83,9 +83,9 @@ class Fit:
                 low, high = self.intervals[quantity][j].tolist()
                 row[quantity] = float(getattr(self.fleet, quantity)[j])
                 told = [low, high if isfinite(high) else None]
-                row[f"{quantity}_interval"] = told if low == low else None  # NaN: not told
+                row[f"{quantity}_interval"] = None if isnan(low) else told
             p = float(self.p_value[j])
-            clients.append(row | {"p_value": p if p == p else None, "fits": bool(self.fits[j])})
+            clients.append(row | {"p_value": None if isnan(p) else p, "fits": bool(self.fits[j])})
         return {"clients": clients, "notes": list(self.notes), "warnings": list(self.warnings)}
 
 
@@ -158,6 +158,11 @@ def _points(
             if name not in names.astype(str):
                 raise InputError(f"points are given for {name}, who was never measured: remove it")
         points = [said[str(name)] for name in names]
+    if np.ndim(points) and np.shape(points) != names.shape:
+        raise InputError(
+            f"points has shape {np.shape(points)} where there are {len(names)} clients: give one "
+            "number per client"
+        )
     # A fleet checks them, and names the client where they are wrong.
     return Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=names).points
 

@@ -7,6 +7,7 @@ import typer
 
 from codedfedl import __version__
 from codedfedl.cli.federate import federate
+from codedfedl.cli.fit import fit_command
 from codedfedl.cli.plan import plan_command
 from codedfedl.cli.reproduce import reproduce_command
 from codedfedl.cli.simulate import demo_command, report_command, simulate_command
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan")(plan_command)
+app.command("fit")(fit_command)
 app.command("simulate")(simulate_command)
 app.command("report")(report_command)
 app.command("reproduce")(reproduce_command)
@@ -36,8 +38,9 @@ def tour(
     """Straggler-proof federated learning at the edge.
 
     Begin with `codedfedl demo`: all schemes on embedded data, and a report. `codedfedl plan paper`
-    says how long to wait in each round and who does how much; give it a file of your own fleet.
-    `codedfedl simulate` runs your own experiment, and `codedfedl reproduce table1` the paper's.
+    says how long to wait in each round and who does how much; give it a file of your own fleet,
+    which `codedfedl fit` makes of measured times. `codedfedl simulate` runs your own experiment,
+    and `codedfedl reproduce table1` the paper's.
     `codedfedl federate` trains on real clients; `codedfedl federate local` tries it here.
     """
     if version:

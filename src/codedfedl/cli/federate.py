@@ -77,8 +77,10 @@ def local_command(
 
     if kill >= clients:
         raise InputError(f"--kill {kill} would leave none of {clients} nodes: kill fewer")
-    changed = [f"data.name={dataset}", f"federation.test={dataset}", f"federation.rounds={rounds}"]
-    changed += [f"federation.clients={clients}", f"fleet.name={out / 'fleet.csv'}"]
+    folder = out.resolve() / "local"
+    changed = [f"data.name={dataset}", f"federation.rounds={rounds}"]
+    changed += [f"federation.test={folder / 'data' / 'test.npz'}"]
+    changed += [f"federation.clients={clients}", f"fleet.name={out.resolve() / 'fleet.csv'}"]
     changed += [] if deadline is None else [f"federation.deadline={deadline}"]
     settings: dict[str, Any] = {} if redundancy is None else {"redundancy": redundancy}
     experiment = _experiment(scheme, settings, [*changed, *(overrides or [])])
@@ -87,7 +89,6 @@ def local_command(
         Keys(keys).check("127.0.0.1", [f"node-{j:03d}" for j in range(clients)])
     directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
-    folder = out / "local"
     shards = write_shards(experiment, loaded, folder / "data")
     held = Keys(keys) if keys else local_keys(folder / "keys", clients) if tls else None
     with _ended_by_signals(), LocalFederation(folder, shards, keys=held, port=port) as running:

@@ -13,6 +13,7 @@ from codedfedl.costs import Setup
 from codedfedl.delays import FleetDelays, expected_maximum
 from codedfedl.errors import InputError
 from codedfedl.fleet import Fleet, Workload, read_fleet
+from codedfedl.measured import MeasuredDelays
 from codedfedl.planning import Plan, Server, cheapest_plan, plan
 from codedfedl.report.tables import plan_view
 from codedfedl.tables import FIGURE_SUFFIXES, check_destination, column_names
@@ -101,8 +102,9 @@ def plan_command(
 
     FLEET has the columns client, points, rate (points per second), alpha, packet_time (seconds)
     and erasure, and may have packet_time_up, erasure_up, overhead (seconds a round) and
-    availability. A device file has client, mac_rate, bit_rate, alpha and erasure instead, and may
-    have points.
+    availability. `codedfedl fit` makes such a file, or one of measured delays (client, points,
+    per_point, fixed), which can be planned as well. A device file has client, mac_rate, bit_rate,
+    alpha and erasure instead, and may have points.
 
     Examples: `codedfedl plan paper`, `codedfedl plan my.csv --redundancy 0.2 --figure plan.png`,
     `codedfedl plan my.csv --server-rate 1000 --json`, `codedfedl plan paper --excess 0.2`.
@@ -114,6 +116,12 @@ def plan_command(
     if figure is not None:
         check_destination(figure, FIGURE_SUFFIXES)
     workload = Workload(features, labels, bits, packet_overhead)
+    if _is_measured(fleet):
+        _refuse(f"the measured delays of {fleet}", _needs_a_fleet(server_rate, rounds, excess))
+        _refuse_points(fleet, points)
+        measured = MeasuredDelays.read(fleet)
+        _show(measured, _plan(measured, redundancy, rows, None), out, figure, as_json)
+        return
     clients = _read(fleet, workload, points, seed)
     if excess is not None:
         others = {"--redundancy": redundancy, "--rows": rows, "--server-rate": server_rate}
@@ -133,14 +141,25 @@ def plan_command(
             chosen, _ = cheapest_plan(
                 clients, rounds, lambda u: setup.seconds(clients, workload, u)
             )
-        waiting = expected_maximum(FleetDelays(clients), clients.points)
+    _show(FleetDelays(clients), chosen, out, figure, as_json)
+
+
+def _show(
+    model: FleetDelays | MeasuredDelays,
+    chosen: Plan,
+    out: Path | None,
+    figure: Path | None,
+    as_json: bool,
+) -> None:
+    with progress("planning"):
+        waiting = expected_maximum(model, model.points)
     if out is not None:
         chosen.write(out)
         wrote(out)
     if figure is not None:
         from codedfedl.report.figures import plan_figure, save_figure
 
-        save_figure(plan_figure(chosen, FleetDelays(clients)), figure)
+        save_figure(plan_figure(chosen, model), figure)
         wrote(figure)
     if as_json:
         gain = waiting / chosen.deadline if chosen.deadline else inf
@@ -150,11 +169,25 @@ def plan_command(
         results.print(plan_view(chosen, waiting))
 
 
+def _is_measured(name: str) -> bool:
+    return name != "paper" and "per_point" in column_names(name)
+
+
+def _needs_a_fleet(
+    server_rate: float | None, rounds: int | None, excess: float | None
+) -> dict[str, float | None]:
+    return {"--server-rate": server_rate, "--rounds": rounds, "--excess": excess}
+
+
+def _refuse_points(name: str, points: float | None) -> None:
+    if points is not None and "points" in column_names(name):
+        raise InputError(f"{name} has its own column 'points': leave --points out")
+
+
 def _read(name: str, workload: Workload, points: float | None, seed: int) -> Fleet:
     if name == "paper":
         return paper_fleet(400 if points is None else points, workload, seed=seed)
-    if points is not None and "points" in column_names(name):
-        raise InputError(f"{name} has its own column 'points': leave --points out")
+    _refuse_points(name, points)
     return read_fleet(name, workload, points)
 
 
@@ -169,7 +202,10 @@ def _server(
 
 
 def _plan(
-    clients: Fleet, redundancy: float | None, rows: int | None, server: Server | None
+    clients: Fleet | MeasuredDelays,
+    redundancy: float | None,
+    rows: int | None,
+    server: Server | None,
 ) -> Plan:
     if redundancy is None and rows is None and server is None:
         redundancy = 0.1

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.federate.collect import Arrival
 from codedfedl.federate.node import Arrays
 from codedfedl.parity import Parity
 
@@ -83,14 +84,10 @@ def _expected(
 
 
 def checked_gradient(
-    facts: dict[str, Any],
-    arrays: Arrays,
-    *,
-    round_: int,
-    load: int | None,
-    shape: tuple[int, int],
-) -> npt.NDArray[np.float32]:
-    """Return an answer's gradient if it has the right form: round, points, shape, type, values."""
+    arrival: Arrival, round_: int, shape: tuple[int, int], load: int | None = None
+) -> tuple[npt.NDArray[np.float32], int]:
+    """Return a gradient and its points, if round, points, shape, type and values are right."""
+    facts = arrival.facts
     if facts.get("round") != round_:
         raise RefusedError(f"answers round {facts.get('round')!r}, not {round_}")
     points = facts.get("points")
@@ -98,7 +95,7 @@ def checked_gradient(
         raise RefusedError(f"points are {points!r}")
     if load is not None and points != load:
         raise RefusedError(f"processed {points} points, not {load}")
-    return _checked("gradient", arrays, shape)
+    return _checked("gradient", arrival.arrays, shape), points
 
 
 def checked_parity(

@@ -7,18 +7,18 @@ the queue alone.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from codedfedl.federate.node import Arrays
-from codedfedl.federate.wire import MalformedError, message_type, pack, unpack
+from codedfedl.federate.wire import MalformedError, message_type, pack, pack_arrays, unpack
 
 __all__ = ["Arrival", "Collector"]
 
@@ -26,25 +26,31 @@ _SECONDS_PER_LOOK = 0.03  # of the engine's time: with many clients each looks l
 _BEFORE_THE_DEADLINE = 0.3  # when everybody looks once more
 
 
+Status = Literal["answer", "malformed", "problem", "gone", "late"]
+"""An answer; one that is not ours; the node's own trouble; no such node; nothing in time."""
+
+
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """An answer, or the reason why there is none.
+    """An answer, or why there is none.
 
     Attributes
     ----------
     question
         The number that `Collector.ask` gave.
     when
-        On the monotonic clock.
+        On the monotonic clock; ∞ where nothing came.
+    reason
+        Why there is no answer.
     """
 
     question: int
     client: int
-    when: float
-    facts: dict[str, Any]
-    arrays: Arrays
-    problem: str | None = None
-    refused: bool = False
+    status: Status
+    when: float = np.inf
+    facts: dict[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    reason: str = ""
 
 
 class Collector:
@@ -81,10 +87,10 @@ class Collector:
             The client of every question's number.
         """
         began = time.monotonic()
-        content = {client: pack(facts, arrays) for client, (_, facts) in questions.items()}
+        shared = pack_arrays(arrays)
         messages = [
-            Message(content[client], node, message_type(kind), ttl=seconds, group_id=kind)
-            for client, (node, _) in questions.items()
+            Message(pack(facts, shared), node, message_type(kind), ttl=seconds, group_id=kind)
+            for node, facts in questions.values()
         ]
         identities = list(self.grid.push_messages(messages)) if messages else []
         identities += [""] * (len(messages) - len(identities))
@@ -96,29 +102,30 @@ class Collector:
             self._questions += 1
             asked[number] = client
             if not identity:  # the engine does not know the node any more
-                self._arrivals.put(_nothing(number, client, "the node is gone"))
+                self._arrivals.put(Arrival(number, client, "gone", reason="no such node"))
                 continue
             arguments = (number, client, identity, began + seconds, look, gate)
             threading.Thread(target=self._wait, args=arguments, daemon=True).start()
         return asked
 
-    def gather(self, wanted: Mapping[int, int], until: float) -> Iterator[Arrival]:
-        """Yield answers as they come, to these questions and to older ones.
+    def gather(
+        self, wanted: Collection[int], until: float, also: Container[int] = ()
+    ) -> Iterator[Arrival]:
+        """Yield answers to these questions as they come, and to others that are still of use.
 
         Ends when all wanted ones are there, or on the monotonic clock at `until`; what was there by
-        then is still yielded.
+        then is still yielded. Answers to any other question are forgotten.
         """
         missing = set(wanted)
         while missing:
             left = until - time.monotonic()
             try:
-                arrival = (
-                    self._arrivals.get(timeout=left) if left > 0 else self._arrivals.get_nowait()
-                )
+                arrival = self._arrivals.get(left > 0, max(left, 0.0))
             except Empty:
                 return
-            missing.discard(arrival.question)
-            yield arrival
+            if arrival.question in missing or arrival.question in also:
+                missing.discard(arrival.question)
+                yield arrival
 
     def _wait(
         self, number: int, client: int, identity: str, until: float, look: float, gate: Any
@@ -126,7 +133,8 @@ class Collector:
         try:
             self._arrivals.put(self._pulled(number, client, identity, until, look, gate))
         except Exception as error:  # the engine is gone or refuses: no answer is a result too
-            self._arrivals.put(_nothing(number, client, f"{type(error).__name__}: {error}"))
+            reason = f"{type(error).__name__}: {error}"
+            self._arrivals.put(Arrival(number, client, "gone", reason=reason))
 
     def _pulled(
         self, number: int, client: int, identity: str, until: float, look: float, gate: Any
@@ -137,21 +145,17 @@ class Collector:
                     return _arrival(number, client, message)
             last = left - _BEFORE_THE_DEADLINE
             time.sleep(min(look, last) if last > 0 else min(look, left))
-        return _nothing(number, client, "no answer in time")
+        return Arrival(number, client, "late", reason="no answer in time")
 
 
 def _arrival(number: int, client: int, message: Message) -> Arrival:
     now = time.monotonic()
     if message.has_error():
-        return Arrival(number, client, np.inf, {}, {}, str(message.error.reason))
+        return Arrival(number, client, "gone", reason=str(message.error.reason))
     try:
         facts, arrays = unpack(message.content)
     except MalformedError as error:
-        return Arrival(number, client, now, {}, {}, str(error), refused=True)
+        return Arrival(number, client, "malformed", now, reason=str(error))
     if "problem" in facts:
-        return Arrival(number, client, now, {}, {}, str(facts["problem"]))
-    return Arrival(number, client, now, facts, arrays)
-
-
-def _nothing(number: int, client: int, why: str) -> Arrival:
-    return Arrival(number, client, np.inf, {}, {}, why)
+        return Arrival(number, client, "problem", now, reason=str(facts["problem"]))
+    return Arrival(number, client, "answer", now, facts, arrays)

@@ -45,7 +45,7 @@ for group in groups:
 
 
 def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list[Path]:
-    """Deal a data set to as many clients as the federation has, and write each its own file."""
+    """Deal a data set to the clients, and write each its own file, and the test points another."""
     assert experiment.federation is not None
     shards = partition(
         dataset.labels,
@@ -56,9 +56,10 @@ def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list
     )
     paths = []
     for j, rows in enumerate(shards):
-        make_folder(folder / node_name(j))
-        paths.append(folder / node_name(j) / "data.npz")
+        make_folder(folder)
+        paths.append(folder / f"{node_name(j)}.npz")
         np.savez(paths[-1], inputs=dataset.inputs[rows], labels=dataset.labels[rows])
+    np.savez(folder / "test.npz", inputs=dataset.test_inputs, labels=dataset.test_labels)
     return paths
 
 

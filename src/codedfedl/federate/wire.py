@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from codedfedl.federate.node import Answer, Arrays
 
-__all__ = ["MalformedError", "message_type", "pack", "question_of", "unpack"]
+__all__ = ["MalformedError", "message_type", "pack", "pack_arrays", "question_of", "unpack"]
 
 
 class MalformedError(ValueError):
@@ -25,14 +25,15 @@ def question_of(message: Message) -> str:
     return str(message.metadata.message_type.partition(".")[2])
 
 
-def pack(facts: Mapping[str, Any], arrays: Arrays) -> RecordDict:
-    """Return a message's content."""
-    return RecordDict(
-        {
-            "facts": ConfigRecord({"json": json.dumps(facts)}),
-            "arrays": ArrayRecord({name: Array(array) for name, array in arrays.items()}),
-        }
-    )
+def pack(facts: Mapping[str, Any], arrays: Arrays | ArrayRecord) -> RecordDict:
+    """Return a message's content; arrays that go to many are packed once, by `pack_arrays`."""
+    record = arrays if isinstance(arrays, ArrayRecord) else pack_arrays(arrays)
+    return RecordDict({"facts": ConfigRecord({"json": json.dumps(facts)}), "arrays": record})
+
+
+def pack_arrays(arrays: Arrays) -> ArrayRecord:
+    """Return arrays as Flower sends them."""
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def unpack(content: RecordDict) -> Answer:

@@ -164,18 +164,20 @@ class Journal:
         with replacing(self.folder / "members.json") as partial:
             partial.write_text(json.dumps(vars(members), indent=1), "utf-8")
 
-    def keep_parity(self, client: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write a client's parity to the disk; it need not stay in memory."""
+    def keep_parity(self, client: int, arrays: Mapping[str, npt.NDArray[Any]], points: int) -> None:
+        """Write parity that stands for some points to the disk: it need not stay in memory."""
         folder = self.parity_folder / str(client)
         make_folder(folder)
         for name, array in arrays.items():
             with replacing(folder / f"{name}.npy") as partial, partial.open("wb") as file:
                 np.save(file, array)
-        (folder / "complete").touch()
+        with replacing(folder / "points") as partial:  # last: with this the parity is whole
+            partial.write_text(str(points))
 
-    def has_parity(self, client: int) -> bool:
-        """Say whether a client's parity is there, whole."""
-        return (self.parity_folder / str(client) / "complete").is_file()
+    def parity_points(self) -> dict[int, int]:
+        """Return for whom there is parity, and for how many points it stands."""
+        found = self.parity_folder.glob("*/points")
+        return {int(path.parent.name): int(path.read_text()) for path in sorted(found)}
 
     def parity(self, client: int, batch: int = 0) -> Parity:
         """Return a client's parity of a mini-batch, memory-mapped."""

@@ -1,0 +1,40 @@
+"""How good a model is on the server's own test points, where it has some."""
+
+from typing import Any
+
+import numpy as np
+
+from codedfedl.data.loading import DATASET_NAMES, load_dataset
+from codedfedl.data.shards import Shard, read_shard
+from codedfedl.runs.config import Experiment
+from codedfedl.training import accuracy, r_squared
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """Test points and their features; reads the data at once, so that a wrong path is refused."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        assert experiment.federation is not None
+        name = experiment.federation.test
+        self._features: Any = None
+        self._shard: Shard | None = None
+        if name in DATASET_NAMES:
+            dataset = load_dataset(name)
+            self._shard = Shard(dataset.test_inputs, dataset.test_labels)
+        elif name is not None:
+            self._shard = read_shard(name, experiment.data.label)
+        self._map = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+
+    def metric(self, model: Any) -> float:
+        """Return accuracy or R²; NaN without test points."""
+        if self._shard is None:
+            return float("nan")
+        if self._features is None:
+            self._features = self._map.transform(np.asarray(self._shard.inputs, dtype=np.float32))
+        predictions = (self._features @ model)[:, None, :]
+        if self._shard.is_classification:
+            return float(accuracy(predictions, np.asarray(self._shard.labels))[0])
+        rows = np.arange(len(self._shard.labels))
+        return float(r_squared(predictions, self._shard.targets(rows, model.shape[1]))[0])

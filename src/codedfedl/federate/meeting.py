@@ -1,0 +1,143 @@
+"""The beginning of a federation: all nodes are there, and agree on what they compute."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from codedfedl.errors import InputError
+from codedfedl.features import FeatureMap, fingerprint
+from codedfedl.federate.checks import RefusedError
+from codedfedl.federate.collect import Arrival, Collector
+from codedfedl.federate.node import Job
+from codedfedl.runs.config import Experiment, FederationConfig
+from codedfedl.runs.journal import Members
+
+__all__ = ["Say", "job_of", "meet", "wait_for"]
+
+_RETURN = 30.0  # seconds that a resumed federation waits for its nodes
+_LOOK = 0.5  # seconds between two looks for new nodes
+_AGAIN = 10.0  # seconds until a refused node is asked again
+
+_FORM = {
+    "name": str,
+    "points": int,
+    "inputs": int,
+    "columns": int,
+    "classes": bool,
+    "fingerprint": list,
+}
+_MOST = {"points": 2**40, "inputs": 10**6, "columns": 10**5}
+
+Say = Callable[[str], None]
+
+
+def meet(
+    collector: Collector, experiment: Experiment, config: FederationConfig, say: Say
+) -> Members:
+    """Wait until as many nodes as planned are ready, and agree on the feature map."""
+    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    job = job_of(experiment, secrets.token_hex(16))
+    until = time.monotonic() + config.ready_timeout
+    asked: dict[int, int] = {}
+    accepted: dict[int, dict[str, Any]] = {}
+    refused: dict[int, str] = {}
+    not_before: dict[int, float] = {}  # when to greet a node, again perhaps
+    while len(accepted) < config.clients:
+        now = time.monotonic()
+        if now >= until:
+            raise InputError(_not_ready(config, accepted, refused))
+        here = [n for n in collector.grid.get_node_ids() if now >= not_before.get(n, 0.0)]
+        not_before |= dict.fromkeys(here, np.inf)
+        greetings = {node: (node, {"job": asdict(job)}) for node in here}
+        asked |= collector.ask("hello", greetings, {}, until - now)
+        for arrival in collector.gather(asked, min(now + _LOOK, until)):
+            del asked[arrival.question]
+            try:
+                accepted[arrival.client] = _greeted(arrival, features, accepted)
+                say(f"{accepted[arrival.client]['name']} is ready")
+            except RefusedError as error:
+                if refused.get(arrival.client) != str(error):
+                    say(f"refused: {error}")
+                refused[arrival.client] = str(error)
+                not_before[arrival.client] = now + _AGAIN  # it may be mended by then
+        time.sleep(0.0 if asked else _LOOK)
+    chosen = sorted(accepted, key=lambda node: str(accepted[node]["name"]))[: config.clients]
+    facts = [accepted[node] for node in chosen]
+    return Members(
+        key=job.key,
+        names=[fact["name"] for fact in facts],
+        nodes=chosen,
+        points=[fact["points"] for fact in facts],
+        inputs=facts[0]["inputs"],
+        columns=max(fact["columns"] for fact in facts),
+        classes=facts[0]["classes"],
+    )
+
+
+def _not_ready(
+    config: FederationConfig, accepted: Mapping[int, Any], refused: Mapping[int, str]
+) -> str:
+    why = "".join(f"; {reason}" for reason in refused.values())
+    return (
+        f"{len(accepted)} of {config.clients} nodes are ready after {config.ready_timeout:g} s: "
+        f"start the others, raise federation.ready_timeout, or lower federation.clients{why}"
+    )
+
+
+def _greeted(
+    arrival: Arrival, features: FeatureMap, others: Mapping[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a node's greeting, or say why it cannot take part."""
+    facts, node = arrival.facts, f"node {arrival.client}"
+    if arrival.status != "answer":
+        raise RefusedError(f"{node}: {arrival.reason}")
+    if any(not isinstance(facts.get(key), kind) for key, kind in _FORM.items()):
+        raise RefusedError(f"{node} greets in a form that is not ours")
+    node = f"{facts['name']} ({node})"
+    for key, most in _MOST.items():
+        if not 1 <= facts[key] <= most:
+            raise RefusedError(f"{node} has {key} = {facts[key]}: must be from 1 to {most}")
+    own, other = fingerprint(features, facts["inputs"]).ravel(), facts["fingerprint"]
+    right = len(other) == len(own) and all(isinstance(value, float) for value in other)
+    if not right or not np.allclose(other, own, rtol=1e-3, atol=1e-3):
+        raise RefusedError(
+            f"{node} computes other features: install the same version of codedfedl on all nodes"
+        )
+    for one in others.values():
+        if one["name"] == facts["name"]:
+            raise RefusedError(f"{node} has a name that another node has: give each its own")
+        for key in ("inputs", "classes"):
+            if one[key] != facts.get(key):
+                raise RefusedError(
+                    f"{node} has {key} = {facts.get(key)} where {one['name']} has {one[key]}: "
+                    "give all clients the same columns and kind of labels"
+                )
+    return facts
+
+
+def wait_for(collector: Collector, members: Members, say: Say) -> None:
+    """Give the nodes of a resumed federation some time to be there again."""
+    until = time.monotonic() + _RETURN
+    while missing := set(members.nodes) - set(collector.grid.get_node_ids()):
+        if time.monotonic() > until:
+            say(f"going on without {len(missing)} nodes, which may come back")
+            return
+        time.sleep(0.5)
+
+
+def job_of(experiment: Experiment, key: str, columns: int = 0) -> Job:
+    """Return what all nodes must agree on; the label columns once they are known."""
+    config, chosen = experiment.features, experiment.schemes[0]
+    return Job(
+        key=key,
+        kind=chosen.features or config.kind,
+        n_components=config.n_components,
+        sigma=config.sigma,
+        seed=experiment.seeds[0],
+        batches=experiment.data.batches,
+        columns=columns,
+    )
