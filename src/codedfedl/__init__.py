@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codedfedl.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.calibration import paper_devices, paper_fleet
+    from codedfedl.calibration.fitting import Fit, fit
+    from codedfedl.calibration.traces import Traces, read_traces
     from codedfedl.cold_start import ColdStart, plan_cold_start
     from codedfedl.costs import BlockSetup, Setup
     from codedfedl.delays import DelayModel, FleetDelays, expected_maximum
     from codedfedl.errors import InputError
     from codedfedl.fleet import Devices, Fleet, Workload, read_fleet
-    from codedfedl.measured import MeasuredDelays
+    from codedfedl.measured import MeasuredDelays, MixedDelays
     from codedfedl.planning import Plan, Server, cheapest_plan, plan
 
 __version__ = "0.1.0"
@@ -26,50 +28,45 @@ __all__ = [
     "ColdStart",
     "DelayModel",
     "Devices",
+    "Fit",
     "Fleet",
     "FleetDelays",
     "InputError",
     "MeasuredDelays",
+    "MixedDelays",
     "Plan",
     "Server",
     "Setup",
+    "Traces",
     "Workload",
     "best_loads",
     "cheapest_plan",
     "expected_maximum",
     "expected_return",
+    "fit",
     "minimum_deadline",
     "paper_devices",
     "paper_fleet",
     "plan",
     "plan_cold_start",
     "read_fleet",
+    "read_traces",
 ]
 
-_HOMES = {
-    "BlockSetup": "costs",
-    "ColdStart": "cold_start",
-    "DelayModel": "delays",
-    "Devices": "fleet",
-    "Fleet": "fleet",
-    "FleetDelays": "delays",
-    "InputError": "errors",
-    "MeasuredDelays": "measured",
-    "Plan": "planning",
-    "Server": "planning",
-    "Setup": "costs",
-    "Workload": "fleet",
-    "best_loads": "allocation",
-    "cheapest_plan": "planning",
-    "expected_maximum": "delays",
-    "expected_return": "allocation",
-    "minimum_deadline": "allocation",
-    "paper_devices": "calibration",
-    "paper_fleet": "calibration",
-    "plan": "planning",
-    "plan_cold_start": "cold_start",
-    "read_fleet": "fleet",
+_MODULES = {
+    "allocation": ("best_loads", "expected_return", "minimum_deadline"),
+    "calibration": ("paper_devices", "paper_fleet"),
+    "calibration.fitting": ("Fit", "fit"),
+    "calibration.traces": ("Traces", "read_traces"),
+    "cold_start": ("ColdStart", "plan_cold_start"),
+    "costs": ("BlockSetup", "Setup"),
+    "delays": ("DelayModel", "FleetDelays", "expected_maximum"),
+    "errors": ("InputError",),
+    "fleet": ("Devices", "Fleet", "Workload", "read_fleet"),
+    "measured": ("MeasuredDelays", "MixedDelays"),
+    "planning": ("Plan", "Server", "cheapest_plan", "plan"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

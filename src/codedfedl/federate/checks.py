@@ -80,7 +80,8 @@ def _expected(
     sketch = (lengths + float(np.vdot(found, found))) / len(targets)
     # A point's own gradient has the mean square ‖x‖²‖r‖²; both means come from the parity.
     variance = share**2 * sketch + sampling * lengths / squares**2
-    return Expected(share * found, float(np.sqrt(variance)))
+    unsure = 1 + np.sqrt(2 / len(targets))  # the lengths themselves are estimates from u rows
+    return Expected(share * found, float(unsure * np.sqrt(variance)))
 
 
 def checked_gradient(

@@ -10,7 +10,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.node import QUESTIONS, Node
 from codedfedl.federate.wire import pack, question_of, unpack
 
-__all__ = ["answer", "app", "node_of"]
+__all__ = ["answer", "app", "node_of", "respond"]
 
 app = ClientApp()
 
@@ -39,9 +39,14 @@ def node_of(context: Context) -> Node:
 
 
 def answer(message: Message, context: Context) -> Message:
-    """Answer any question; what is wrong with the node's own set-up goes into the answer."""
+    """Answer any question, as the node of this process."""
+    return respond(message, node_of(context))
+
+
+def respond(message: Message, node: Node) -> Message:
+    """Let a node answer; what is wrong with its own set-up goes into the answer."""
     try:
-        facts, arrays = node_of(context).answer(question_of(message), *unpack(message.content))
+        facts, arrays = node.answer(question_of(message), *unpack(message.content))
     except InputError as error:
         facts, arrays = {"problem": str(error)}, {}
     return Message(pack(facts, arrays), reply_to=message)

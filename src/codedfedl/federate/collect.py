@@ -7,7 +7,7 @@ the queue alone.
 
 import threading
 import time
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -108,13 +108,11 @@ class Collector:
             threading.Thread(target=self._wait, args=arguments, daemon=True).start()
         return asked
 
-    def gather(
-        self, wanted: Collection[int], until: float, also: Container[int] = ()
-    ) -> Iterator[Arrival]:
-        """Yield answers to these questions as they come, and to others that are still of use.
+    def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
+        """Yield answers to these questions as they come; those to others are forgotten.
 
         Ends when all wanted ones are there, or on the monotonic clock at `until`; what was there by
-        then is still yielded. Answers to any other question are forgotten.
+        then is still yielded.
         """
         missing = set(wanted)
         while missing:
@@ -123,8 +121,8 @@ class Collector:
                 arrival = self._arrivals.get(left > 0, max(left, 0.0))
             except Empty:
                 return
-            if arrival.question in missing or arrival.question in also:
-                missing.discard(arrival.question)
+            if arrival.question in missing:
+                missing.remove(arrival.question)
                 yield arrival
 
     def _wait(

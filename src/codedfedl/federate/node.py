@@ -103,14 +103,13 @@ class Node:
         cache: Path,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self.name, self.cache = name, cache
-        self._load, self._entropy = once(load), entropy
+        self.name, self.load, self.cache, self.entropy = name, once(load), cache, entropy
 
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answer:
         """Answer a question of the server, one of `QUESTIONS`."""
         if kind not in QUESTIONS:
             raise InputError(f"the question {kind!r} is unknown: {nearest(kind, QUESTIONS)}")
-        desk = _Desk(Job(**facts["job"]), self.name, self._load, self.cache, self._entropy)
+        desk = _Desk(Job(**facts["job"]), self.name, self.load, self.cache, self.entropy)
         asked = {name: value for name, value in facts.items() if name != "job"}
         answer: Answer = getattr(desk, kind)(**asked, **arrays)
         return answer

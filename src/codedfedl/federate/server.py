@@ -347,8 +347,8 @@ class _Server:
         assert isinstance(state, NewtonState)
         deadline = ask.wait.deadline
         model = self._sent[ask.round] = np.asarray(state.model, dtype=np.float32)
-        pending = {**self._pending, **self._parity_pending}
-        busy = {client for client, _ in pending.values()} | self.excluded
+        outstanding = {**self._pending, **self._parity_pending}
+        busy = {client for client, _ in outstanding.values()} | self.excluded
         common = {"round": ask.round, "least": 1, "seconds": _EMBEDDING * deadline}
         facts = {
             j: {"answered": int(self._answered[j]), **common} for j in self._all if j not in busy
@@ -356,9 +356,10 @@ class _Server:
         tally = Tally.start(self.task.held)
         asked = self._ask("embedded_gradient", facts, _REMEMBERED * deadline, model=model)
         self._pending |= {number: (client, ask.round) for number, client in asked.items()}
+        wanted = {*asked, *outstanding}
         replies: list[Reply] = []
         blocks: dict[int, int] = {}
-        for arrival in self.collector.gather(asked, tally.began + deadline, also=pending):
+        for arrival in self.collector.gather(wanted, tally.began + deadline):
             if arrival.question in self._parity_pending:
                 blocks |= self._take_block(tally, arrival)
                 continue

@@ -98,7 +98,7 @@ class FederationConfig(_Table):
     test: str | None = None
     ready_timeout: float = Field(180.0, gt=0)
     setup_timeout: float = Field(3600.0, gt=0)
-    probes: int = Field(3, ge=1)
+    probes: int = Field(5, ge=1)
     availability: float = Field(0.95, gt=0, le=1)
     tolerance: float = Field(6.0, gt=0)
 

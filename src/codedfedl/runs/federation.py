@@ -17,6 +17,7 @@ from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import Scheme, make_scheme
 from codedfedl.schemes.base import State, Task
+from codedfedl.schemes.coded import Coded
 from codedfedl.training import Schedule
 
 __all__ = ["SCHEMES", "federation_config", "fitted", "scheme_of", "start", "task_of"]
@@ -76,10 +77,13 @@ def fitted(journal: Journal, members: Members) -> Fit:
 def start(
     scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
 ) -> State:
-    """Plan; nobody is taken to be surer than the configuration says."""
+    """Plan; nobody is taken to be surer than the configuration says.
+
+    An engine's own delays follow no formula, so `coded` plans with the measurements themselves.
+    """
     task, share = task_of(experiment, members), federation_config(experiment).availability
-    if scheme.name == "coded":
-        return scheme.start(task, _LessSure(found.delays, share), model)  # type: ignore[arg-type]
+    if isinstance(scheme, Coded):
+        return scheme.start(task, _LessSure(found.measured, share), model)
     if scheme.name == "uncoded":  # it waits for all, but not for ever
         share = 1.0
     sure = np.minimum(found.fleet.availability, share) if share < 1 else np.ones(len(found.fleet))

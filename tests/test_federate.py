@@ -1,0 +1,411 @@
+"""Federations on an in-memory grid: every way in which clients are late, wrong or gone."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from codedfedl.errors import InputError
+from codedfedl.federate import server
+from codedfedl.federate.checks import RefusedError
+from codedfedl.federate.collect import Arrival, Collector
+from codedfedl.federate.node import Answer
+from codedfedl.federate.server import federate
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, SETUP, Exchange, Journal
+from codedfedl.simulate.replay import replay
+from tests.loopback import FIRST_NODE, LoopbackGrid, Script, experiment_of, grid_of
+
+NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
+
+
+def run(
+    experiment: Experiment, tmp_path: Path, script: Script | None = None
+) -> tuple[LoopbackGrid, list[Exchange], list[str]]:
+    grid = grid_of(experiment, tmp_path / "nodes", script)
+    said: list[str] = []
+    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), said.append)
+    return grid, list(Journal(tmp_path / "run").exchanges()), said
+
+
+def rounds_of(exchanges: list[Exchange]) -> list[Exchange]:
+    return [exchange for exchange in exchanges if exchange.round != SETUP]
+
+
+def model_of(tmp_path: Path) -> np.ndarray[Any, Any]:
+    stored = RunDirectory(tmp_path / "run").checkpoint()
+    assert stored is not None
+    return stored["model"]
+
+
+@pytest.mark.parametrize(
+    "scheme", [{"name": "uncoded"}, {"name": "coded", "redundancy": 0.2}, NEWTON]
+)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_federation_trains_and_is_replayed(
+    scheme: dict[str, Any], batches: int, tmp_path: Path
+) -> None:
+    experiment = experiment_of(4, 4, scheme, batches=batches)
+    _, exchanges, _ = run(experiment, tmp_path)
+    played = rounds_of(exchanges)
+    assert [exchange.round for exchange in played] == [0, 1, 2, 3]
+    assert all(exchange.arrived.all() for exchange in played)
+    assert played[-1].metric > 0.75
+    found = replay(RunDirectory(tmp_path / "run"))
+    assert (found.rounds, found.answers, found.missed) == (4, 16, 0)
+    assert found.difference < 1e-5
+
+
+def test_the_run_directory_is_that_of_a_simulation(tmp_path: Path) -> None:
+    run(experiment_of(), tmp_path)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {
+        "config.toml",
+        "environment.json",
+        "rounds.parquet",
+        "clients.parquet",
+        "settings.parquet",
+        "checkpoint.npz",
+        "fleet.csv",
+        "traces.parquet",
+    } <= names
+    rounds = pyarrow.parquet.read_table(tmp_path / "run" / "rounds.parquet").to_pydict()
+    assert rounds["arrived"] == [3, 3, 3]
+    assert rounds["late"] == rounds["dropped"] == rounds["refused"] == [0, 0, 0]
+
+
+def test_misses_are_replayed_too(tmp_path: Path) -> None:
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        return np.inf if question == "gradient" and (client + facts["round"]) % 3 == 0 else 0.0
+
+    _, exchanges, _ = run(experiment_of(), tmp_path, Script(delay=delay))
+    played = rounds_of(exchanges)
+    assert [np.flatnonzero(e.outcome == LATE).tolist() for e in played] == [[0], [2], [1]]
+    assert all(e.deadline <= e.seconds < e.deadline + 0.25 for e in played)
+    found = replay(RunDirectory(tmp_path / "run"))
+    assert (found.missed, found.same) == (3, True)
+
+
+def test_a_late_answer_counts_in_no_later_round(tmp_path: Path) -> None:
+    """Client 1's first answer comes in the middle of the second round, to which it has none."""
+
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        late = question == "gradient" and client == 1
+        return 0.0 if not late else 1.2 if facts["round"] == 0 else np.inf
+
+    _, exchanges, _ = run(experiment_of(), tmp_path, Script(delay=delay))
+    assert [e.outcome[1] for e in rounds_of(exchanges)] == [LATE] * 3
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_newton_uses_a_late_answer_for_what_it_is(tmp_path: Path) -> None:
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        late = question == "embedded_gradient" and client == 1 and facts["round"] == 0
+        return 1.2 if late else 0.0
+
+    grid, exchanges, _ = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
+    played = rounds_of(exchanges)
+    assert next(r.round for e in played for r in e.replies if r.client == 1) == 0
+    assert played[0].outcome[1] == LATE
+    asked = [f["round"] for c, q, f in grid.asked if q == "embedded_gradient" and c == 1]
+    assert asked == [0, 2]  # while it is busy it is asked nothing new
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_newton_takes_late_parity_in_a_later_exchange(tmp_path: Path) -> None:
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        return 2.3 if question == "block_parity" and client == 2 else 0.0
+
+    _, exchanges, _ = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
+    assert list(exchanges[0].blocks) == [0, 1]
+    assert [list(e.blocks) for e in exchanges[1:]].count([2]) == 1
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def _facts(**changed: Any) -> Callable[[Answer], Answer]:
+    return lambda answer: ({**answer[0], **changed}, answer[1])
+
+
+def _gradient(change: Callable[[Any], Any]) -> Callable[[Answer], Answer]:
+    return lambda answer: (answer[0], {"gradient": change(answer[1]["gradient"])})
+
+
+ROGUES: dict[str, Callable[[Answer], Answer | RecordDict]] = {
+    "gradient is not finite": _gradient(
+        lambda g: np.where(np.arange(g.size).reshape(g.shape) == 7, np.nan, g).astype(np.float32)
+    ),
+    "gradient has shape": _gradient(lambda g: g[:-1]),
+    "gradient holds float64": _gradient(lambda g: g.astype(np.float64)),
+    "gradient holds <U1": _gradient(lambda _: np.array([["a"]])),
+    "has no gradient": lambda answer: (answer[0], {}),
+    "times its expected error off": _gradient(lambda g: -20 * g),
+    "answers round 7, not": _facts(round=7),
+    "answers round None, not": lambda answer: ({"points": answer[0]["points"]}, answer[1]),
+    "processed 1 points, not": _facts(points=1),
+    "points are 'many'": _facts(points="many"),
+    "malformed message (KeyError)": lambda _: RecordDict({"x": MetricRecord({"y": 1.0})}),
+    "malformed message (JSONDecodeError)": lambda _: RecordDict(
+        {"facts": ConfigRecord({"json": "{"}), "arrays": ArrayRecord({})}
+    ),
+    "malformed message (facts are no table)": lambda _: RecordDict(
+        {"facts": ConfigRecord({"json": "[1]"}), "arrays": ArrayRecord({})}
+    ),
+    "malformed message (UnpicklingError)": lambda _: RecordDict(
+        {
+            "facts": ConfigRecord({"json": "{}"}),
+            "arrays": ArrayRecord({"gradient": Array("float32", (1,), "numpy.ndarray", b"junk")}),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", ROGUES)
+def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: Path) -> None:
+    def change(client: int, question: str, answer: Answer) -> Answer | RecordDict:
+        wrong = client == 1 and question == "gradient"
+        return ROGUES[reason](answer) if wrong else answer
+
+    _, exchanges, _ = run(experiment_of(rounds=2), tmp_path, Script(change=change))
+    played = rounds_of(exchanges)
+    assert [e.outcome.tolist() for e in played] == [[ARRIVED, DROPPED, ARRIVED]] * 2
+    table = pyarrow.parquet.read_table(tmp_path / "run" / "refusals.parquet").to_pydict()
+    assert table["client"] == ["node-001"] * 2
+    assert all(reason in why or reason.startswith("malformed") for why in table["reason"])
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"name": "coded", "redundancy": 0.2},
+        {"name": "coded", "redundancy": 0.05},
+        {"name": "coded", "redundancy": 0.2, "code": "sparse"},
+        NEWTON,
+    ],
+)
+def test_honest_gradients_lie_well_within_the_tolerance(
+    scheme: dict[str, Any], tmp_path: Path
+) -> None:
+    """All 160 answers of 20 clients pass at 4 of their expected errors, where 6 are allowed.
+
+    Seeds are fixed. With ten seeds, 2,400 answers in all, the largest lay 3.4 errors off.
+    """
+    experiment = experiment_of(20, 8, scheme, tolerance=4.0, deadline=3.0)
+    _, exchanges, _ = run(experiment, tmp_path)
+    assert sum(len(e.refusals) for e in exchanges) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda a: {**a, "features0": np.vstack([a["features0"]] * 2)}, "has shape"),
+        (lambda a: {"features0": a["features0"]}, "has the parts"),
+        (lambda a: {**a, "more": a["targets0"]}, "has the parts"),
+        (lambda a: {**a, "targets0": a["targets0"] * np.float32(np.nan)}, "not finite"),
+    ],
+)
+@pytest.mark.parametrize("scheme", [{"name": "coded", "redundancy": 0.2}, NEWTON])
+def test_rogue_parity_is_refused_and_its_client_left_out(
+    scheme: dict[str, Any], change: Any, reason: str, tmp_path: Path
+) -> None:
+    def wrong(client: int, question: str, answer: Answer) -> Answer:
+        parity = question in ("parity", "block_parity") and client == 2
+        return (answer[0], change(answer[1])) if parity else answer
+
+    grid, exchanges, _ = run(experiment_of(scheme=scheme), tmp_path, Script(change=wrong))
+    [(client, why)] = exchanges[0].refusals
+    assert client == 2
+    assert reason in why
+    asked = {c for c, question, _ in grid.asked if question.endswith("gradient")}
+    assert asked == {0, 1}
+    assert len(rounds_of(exchanges)) == 3
+
+
+def test_parity_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """The engine delivers one answer to a question: here the server's own method is called."""
+    run(experiment_of(), tmp_path)
+    journal = Journal(tmp_path / "run")
+    before = np.asarray(journal.parity(0).features).copy()
+    asking = object.__new__(server._Server)
+    asking.journal, asking.shape = journal, (64, 10)
+    with pytest.raises(RefusedError, match="second time"):
+        asking._keep_parity(Arrival(0, 0, "answer"), [3], 3)
+    np.testing.assert_array_equal(journal.parity(0).features, before)
+
+
+def test_a_node_that_computes_other_features_is_refused(tmp_path: Path) -> None:
+    def change(client: int, question: str, answer: Answer) -> Answer:
+        facts, arrays = answer
+        if question == "hello" and client == 0:
+            facts = {**facts, "fingerprint": [value + 0.1 for value in facts["fingerprint"]]}
+        return facts, arrays
+
+    with pytest.raises(InputError, match=r"2 of 3 nodes are ready.*node-000.*other features"):
+        run(experiment_of(ready_timeout=1.5), tmp_path, Script(change=change))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"points": "many"}, "form that is not ours"),
+        ({"points": 0}, "points = 0"),
+        ({"inputs": 10**9}, "inputs = 1000000000"),
+        ({"inputs": 7}, "other features"),
+        ({"fingerprint": ["a"] * 12}, "other features"),
+        ({"classes": False}, "classes = False where"),
+        ({"name": "node-000"}, "a name that another node has"),
+    ],
+)
+def test_a_strange_greeting_is_refused(
+    changed: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    def change(client: int, question: str, answer: Answer) -> Answer:
+        return ({**answer[0], **changed}, {}) if question == "hello" and client == 1 else answer
+
+    with pytest.raises(InputError, match="1 of 2 nodes") as error:
+        run(experiment_of(2, ready_timeout=1.2), tmp_path, Script(change=change))
+    assert reason in str(error.value)
+
+
+def test_a_node_without_its_data_says_so(tmp_path: Path) -> None:
+    experiment = experiment_of(2, ready_timeout=1.0)
+    grid = grid_of(experiment, tmp_path / "nodes")
+    grid.shards[1].unlink()
+    with pytest.raises(InputError, match="1 of 2 nodes.*there is no such file"):
+        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+
+
+def test_fewer_nodes_than_planned(tmp_path: Path) -> None:
+    experiment = experiment_of(2, ready_timeout=0.5)
+    grid = grid_of(experiment, tmp_path / "nodes")
+    grid.online.clear()
+    with pytest.raises(InputError, match="0 of 2 nodes are ready after 0.5 s: start the others"):
+        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+
+
+def test_no_parity_from_a_node(tmp_path: Path) -> None:
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        return np.inf if question == "parity" and client == 2 else 0.0
+
+    with pytest.raises(InputError, match="no parity from node-002 within 0.7 s.*setup_timeout"):
+        run(experiment_of(setup_timeout=0.7), tmp_path, Script(delay=delay))
+
+
+def test_nobody_answers_an_uncoded_round(tmp_path: Path) -> None:
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        return np.inf if question == "gradient" else 0.0
+
+    with pytest.raises(InputError, match="no client answered in round 1 within 0.8 s"):
+        run(experiment_of(scheme={"name": "uncoded"}), tmp_path, Script(delay=delay))
+
+
+def test_who_is_gone_in_the_end_was_dropped_not_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine calls a killed node online for 45 s: only the farewell tells."""
+    monkeypatch.setattr(server, "_GOODBYE", 1.0)
+
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        late = question == "gradient" and (client, facts["round"]) in ((0, 0), (1, 1), (1, 2))
+        return np.inf if late or (question == "goodbye" and client == 1) else 0.0
+
+    run(experiment_of(), tmp_path, Script(delay=delay))
+    rounds = pyarrow.parquet.read_table(tmp_path / "run" / "rounds.parquet").to_pydict()
+    assert rounds["late"] == [1, 0, 0]
+    assert rounds["dropped"] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("scheme", [{"name": "coded", "redundancy": 0.2}, NEWTON])
+def test_a_server_killed_at_any_moment_resumes(scheme: dict[str, Any], tmp_path: Path) -> None:
+    """After every push: no finished round is lost, none is played twice, no parity is asked twice.
+
+    The model is that of the journal, whole: the replay says so.
+    """
+    experiment = experiment_of(3, 3, scheme)
+    grid = grid_of(experiment, tmp_path / "nodes")
+    finished: list[int] = []
+    for _ in range(40):
+        grid.crash_after = 2 if not finished else 1
+        try:
+            federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+            break
+        except KeyboardInterrupt:
+            now = [e.round for e in Journal(tmp_path / "run").exchanges()]
+            assert now[: len(finished)] == finished
+            finished = now
+        grid.crash_after = None
+    else:
+        pytest.fail("it never ends")
+    assert [e.round for e in Journal(tmp_path / "run").exchanges()] == [SETUP, 0, 1, 2]
+    parity = [client for client, question, _ in grid.asked if question.endswith("parity")]
+    assert sorted(parity) == [0, 1, 2]
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_parity_that_was_here_before_a_kill_is_not_asked_for_again(tmp_path: Path) -> None:
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        return np.inf if question == "parity" and client == 2 else 0.0
+
+    experiment = experiment_of(setup_timeout=0.7)
+    grid = grid_of(experiment, tmp_path / "nodes", Script(delay=delay))
+    with pytest.raises(InputError, match="no parity from node-002"):
+        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    grid.script = Script()
+    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    asked = [client for client, question, _ in grid.asked if question == "parity"]
+    assert asked == [0, 1, 2, 2]
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_a_node_that_comes_back_needs_no_new_parity(tmp_path: Path) -> None:
+    experiment = experiment_of(3, 4)
+    grid = grid_of(experiment, tmp_path / "nodes")
+
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        if question == "gradient" and client == 0:
+            grid.online.discard(FIRST_NODE + 1) if facts["round"] == 1 else None
+            grid.online.add(FIRST_NODE + 1) if facts["round"] == 2 else None
+        return 0.0
+
+    grid.script = Script(delay=delay)
+    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    played = rounds_of(list(Journal(tmp_path / "run").exchanges()))
+    assert [e.outcome[1] for e in played] == [ARRIVED, DROPPED, ARRIVED, ARRIVED]
+    assert sum(question == "parity" for _, question, _ in grid.asked) == 3
+
+
+def test_another_configuration_is_not_resumed(tmp_path: Path) -> None:
+    experiment = experiment_of()
+    run(experiment, tmp_path)
+    with pytest.raises(InputError, match="holds a run with federation"):
+        run(experiment_of(rounds=9), tmp_path)
+
+
+def test_a_replay_sees_a_changed_record(tmp_path: Path) -> None:
+    """The replay can fail: leave out one arrival, and the model is another."""
+    run(experiment_of(), tmp_path)
+    journal = Journal(tmp_path / "run")
+    exchange = list(journal.exchanges())[1]
+    outcome = np.array([LATE, *exchange.outcome[1:]])
+    path = sorted((tmp_path / "run" / "exchanges").glob("*.npz"))[1]
+    np.savez(path, **replace(exchange, outcome=outcome).arrays())  # type: ignore[arg-type]
+    assert not replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_goodbye_leaves_nothing_behind(tmp_path: Path) -> None:
+    run(experiment_of(), tmp_path)
+    assert list((tmp_path / "nodes" / "caches").glob("*/*")) == []
+
+
+def test_members_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    run(experiment_of(), tmp_path)
+    members = json.loads((tmp_path / "run" / "members.json").read_text())
+    assert members["names"] == ["node-000", "node-001", "node-002"]
+    assert members["nodes"] == [FIRST_NODE, FIRST_NODE + 1, FIRST_NODE + 2]
