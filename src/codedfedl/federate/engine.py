@@ -67,6 +67,11 @@ class Superlink:
         """Let a node in by its key."""
         self._flwr(["supernode", "register", str(public_key)])
 
+    def nodes(self) -> dict[int, str]:
+        """Return all nodes that it knows, and whether each is online."""
+        found = self._flwr(["supernode", "list"])
+        return {int(node["node-id"]): str(node["status"]) for node in found["nodes"]}
+
     def submit(self, experiment: Path, out: Path, app: Path = APP) -> int:
         """Begin a federation, and return the number of its run."""
         keys = {"experiment": str(experiment), "out": str(out)}

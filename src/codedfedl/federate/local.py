@@ -167,7 +167,7 @@ class LocalFederation:
             command += ["--ssl-certfile", str(self.keys.server.resolve())]
             command += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
             command += ["--enable-supernode-auth"]
-        self.link = self._start("superlink", command)
+        self.link = self.start_program("superlink", command)
         until = time.monotonic() + _START
         while self.link.poll() is None and time.monotonic() < until:
             with socket.socket() as probe:
@@ -189,7 +189,7 @@ class LocalFederation:
             command += ["--root-certificates", str(self.keys.authority.resolve())]
             private = self.keys.node(name)[0].resolve()
             command += ["--auth-supernode-private-key", str(private)]
-        self.nodes[j] = self._start(name, command)
+        self.nodes[j] = self.start_program(name, command)
 
     def cache(self, j: int) -> Path:
         """Return the cache folder of a node."""
@@ -228,7 +228,8 @@ class LocalFederation:
             raise InputError(f"the federation failed ({details or status})")
         return True
 
-    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start_program(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a program that ends with the federation; its output goes to a log of this name."""
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
                 command,

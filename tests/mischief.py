@@ -1,0 +1,52 @@
+"""A Flower client app for tests: node-000 is honest, the others are not.
+
+It is copied into an app folder of its own, and wraps the real client.
+"""
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from codedfedl.federate.client_app import answer
+from codedfedl.federate.node import QUESTIONS, Answer
+from codedfedl.federate.wire import pack, question_of, unpack
+
+app = ClientApp()
+
+HUGE = 100_000_000  # numbers of an answer that is still uploading at the deadline
+
+
+def spoilt(name: str, question: str, asked: int, given: Answer) -> Answer:
+    """Return another answer than the honest one."""
+    facts, arrays = given
+    if name == "node-002" and question == "parity":
+        return facts, {key: np.concatenate([array, array]) for key, array in arrays.items()}
+    if name != "node-001" or question != "gradient":
+        return given
+    gradient = arrays["gradient"]
+    wrong: list[Answer] = [
+        (facts, {"gradient": gradient * np.float32(np.nan)}),
+        (facts, {"gradient": gradient[1:]}),
+        (facts, {"gradient": gradient.astype(np.float64)}),
+        (facts, {"gradient": -20 * gradient}),
+        ({**facts, "round": asked - 1}, arrays),
+        ({**facts, "points": facts["points"] - 1}, arrays),
+    ]
+    if asked < len(wrong):
+        return wrong[asked]
+    if asked == len(wrong):
+        return facts, {"gradient": gradient, "huge": np.zeros(HUGE, dtype=np.float32)}
+    return given
+
+
+def misbehave(message: Message, context: Context) -> Message:
+    """Answer as the real client, and spoil it."""
+    question = question_of(message)
+    asked = unpack(message.content)[0].get("round", -1)
+    given = unpack(answer(message, context).content)
+    name = str(context.node_config["name"])
+    return Message(pack(*spoilt(name, question, asked, given)), reply_to=message)
+
+
+for _question in QUESTIONS:
+    app.query(_question)(misbehave)

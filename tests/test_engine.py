@@ -1,0 +1,424 @@
+"""The real engine: SuperLink and SuperNode processes, sockets, TLS, signals.
+
+What takes more than two minutes is marked `long`; `make test-engine` runs it too.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from codedfedl.cli import app
+from codedfedl.data import load_dataset
+from codedfedl.errors import InputError
+from codedfedl.federate import engine
+from codedfedl.federate.engine import APP
+from codedfedl.federate.keys import make_keys
+from codedfedl.federate.local import HOST, LocalFederation, local_keys, node_name, write_shards
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import ARRIVED, SETUP, Exchange, Journal
+from codedfedl.simulate.replay import replay
+from tests.loopback import experiment_of
+
+BIN = Path(sys.executable).parent
+WITHIN = 0.25  # seconds of the deadline
+
+
+def flowers_of(folder: Path) -> dict[int, str]:
+    """Return the running Flower processes of a federation in a folder, and their commands."""
+    mine = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            flower = "/bin/flwr" in command or "/bin/flower" in command
+            if flower and str(folder).encode() in (place / "environ").read_bytes():
+                mine[int(place.name)] = command
+        except OSError:
+            continue
+    return mine
+
+
+def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.2)
+    return pytest.fail(f"{why} within {seconds:g} s")
+
+
+class Running:
+    """A federation on this machine, under a test's control."""
+
+    def __init__(
+        self, tmp_path: Path, experiment: Experiment, *, tls: bool = False, app: Path = APP
+    ) -> None:
+        self.directory = RunDirectory(tmp_path / "run")
+        self.directory.open(experiment, resume=False)
+        self.journal = Journal(self.directory.path)
+        folder = tmp_path / "local"
+        clients = experiment.federation.clients if experiment.federation else 0
+        shards = write_shards(experiment, load_dataset("digits"), folder / "data")
+        keys = local_keys(folder / "keys", clients) if tls else None
+        self.local = LocalFederation(folder, shards, keys=keys, app=app)
+
+    def submit(self) -> int:
+        return self.local.submit(self.directory.path / "config.toml", self.directory.path)
+
+    def played(self) -> list[Exchange]:
+        return [exchange for exchange in self.journal.exchanges() if exchange.round != SETUP]
+
+    def wait_for_round(self, count: int, seconds: float) -> Exchange:
+        eventually(lambda: len(self.played()) >= count, seconds, f"round {count} was not played")
+        return self.played()[count - 1]
+
+    def wait_until_done(self, run: int, seconds: float) -> None:
+        eventually(lambda: self.local.finished(run), seconds, "the federation did not end")
+
+    def server(self) -> int:
+        """Return the process in which the server app runs."""
+        found = flowers_of(self.local.folder).items()
+        return next(pid for pid, command in found if "flwr-serverapp" in command)
+
+
+def on_time(exchange: Exchange) -> bool:
+    return abs(exchange.seconds - exchange.deadline) <= WITHIN
+
+
+def test_a_short_federation_with_tls_and_one_kill(tmp_path: Path) -> None:
+    """The command that the README names: killed nodes cost one deadline a round, and no more."""
+    out = tmp_path / "run"
+    command = [str(BIN / "codedfedl"), "federate", "local", "--clients", "3", "--rounds", "3"]
+    command += ["--deadline", "12", "--scheme", "coded", "--tls", "--kill", "1", "--json"]
+    command += ["--set", "federation.probes=1", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rounds = found["rounds"]
+    assert [row["round"] for row in rounds] == [1, 2, 3]
+    assert all(row["arrived"] + row["late"] + row["dropped"] == 3 for row in rounds)
+    assert all(row["seconds"] <= row["deadline_s"] + WITHIN for row in rounds)
+    assert all(row["deadline_s"] == 12 for row in rounds)
+    assert found["killed"] == ["node-002"]
+    assert rounds[-1]["dropped"] == 1
+    assert rounds[-1]["arrived"] >= 1
+    assert abs(rounds[-1]["seconds"] - 12) <= WITHIN  # it waited for the one that was killed
+    assert found["accuracy"] > 0.6
+    assert "<svg" in (out / "report.html").read_text("utf-8")
+    eventually(lambda: not flowers_of(out), 10, "processes were left")
+    again = CliRunner().invoke(app, ["simulate", "--replay", str(out), "--json"])
+    assert json.loads(again.stdout)["same"] is True
+
+
+def mischievous(tmp_path: Path) -> Path:
+    """Return a Flower app folder with the clients of `mischief.py`."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    text = (APP / "pyproject.toml").read_text("utf-8")
+    text = text.replace("codedfedl.federate.client_app:app", "mischief:app")
+    (folder / "pyproject.toml").write_text(text, "utf-8")
+    shutil.copy(Path(__file__).parent / "mischief.py", folder)
+    return folder
+
+
+def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
+    """Whatever a client sends, the round goes on without it, and ends in time.
+
+    In its seventh round node-001 begins to answer in time, but uploads 400 MB until long after the
+    deadline; that answer counts nowhere.
+    """
+    experiment = experiment_of(3, 8, deadline=11.0, probes=1, setup_timeout=60.0)
+    running = Running(tmp_path, experiment, app=mischievous(tmp_path))
+    with running.local:
+        run = running.submit()
+        running.wait_until_done(run, 240)
+    setup = next(running.journal.exchanges())
+    assert [(j, why.partition(" ")[0]) for j, why in setup.refusals] == [(2, "features0")]
+    played = running.played()
+    reasons = [why for exchange in played for j, why in exchange.refusals if j == 1]
+    expected = [
+        "gradient is not finite",
+        "gradient has shape (63, 10), not (64, 10)",
+        "gradient holds float64, not float32",
+        "times its expected error off",
+        "answers round 3, not 4",
+        "points, not",
+    ]
+    assert len(reasons) == len(expected)
+    assert all(part in why for part, why in zip(expected, reasons, strict=True))
+    assert all(exchange.outcome[0] == ARRIVED for exchange in played)
+    uploading = played[6]
+    assert uploading.outcome[1] != ARRIVED
+    assert on_time(uploading)
+    assert replay(running.directory).same
+
+
+def test_intruders_stay_outside(tmp_path: Path) -> None:
+    """An unknown key, no key, plaintext and another authority: none becomes a node."""
+    experiment = experiment_of(1)
+    running = Running(tmp_path, experiment, tls=True)
+    local = running.local
+    with local:
+        assert local.keys is not None
+        ca = str(local.keys.authority)
+        stranger = make_keys(tmp_path / "stranger", [HOST], ["eve"])
+        other, eve = str(stranger.authority), str(stranger.node("eve")[0])
+        own = str(local.keys.node(node_name(0))[0])
+        attempts = {
+            "unknown key": ["--root-certificates", ca, "--auth-supernode-private-key", eve],
+            "no key": ["--root-certificates", ca],
+            "plaintext": ["--insecure"],
+            "another authority": [
+                "--root-certificates", other, "--auth-supernode-private-key", own,
+            ],
+        }  # fmt: skip
+        started = [
+            local.start_program(name.replace(" ", "-"), _supernode(local, options))
+            for name, options in attempts.items()
+        ]
+        node = eventually(lambda: _online(local), 60, "the honest node did not come")
+        time.sleep(15)
+        assert _online(local) == node
+        assert len(node) == 1
+        for process in started:
+            os.killpg(process.pid, signal.SIGKILL)
+    said = {name: local.log(name.replace(" ", "-")).read_text() for name in attempts}
+    assert "SuperNode ID" not in "".join(said.values())
+    assert "CERTIFICATE_VERIFY_FAILED" in said["another authority"]
+
+
+def _supernode(local: LocalFederation, options: list[str]) -> list[str]:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        port = listener.getsockname()[1]
+    command = [str(BIN / "flower-supernode"), "--superlink", f"{HOST}:{local.port}"]
+    return [*command, "--host", HOST, "--port", str(port), "--max-wait-time", "20", *options]
+
+
+def _online(local: LocalFederation) -> list[int]:
+    nodes = local.superlink.nodes()
+    return [node for node, status in nodes.items() if status == "online"]
+
+
+def test_all_processes_are_told_to_stay_at_home(tmp_path: Path) -> None:
+    """No telemetry, no update check, no installation: in the environment of every process."""
+    running = Running(tmp_path, experiment_of(1))
+    with running.local as local:
+        eventually(lambda: len(flowers_of(tmp_path)) == 4, 30, "not all started")
+        for pid, command in flowers_of(tmp_path).items():
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"FLWR_TELEMETRY_ENABLED=0" in environ
+            assert b"FLWR_DISABLE_UPDATE_CHECK=1" in environ
+            assert b"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in environ
+            assert "--allow-runtime-dependency-installation" not in command
+        assert local.link is not None
+    eventually(lambda: not flowers_of(tmp_path), 10, "processes were left")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_everything_ends_with_who_started_it(number: signal.Signals, tmp_path: Path) -> None:
+    command = [str(BIN / "codedfedl"), "federate", "local", "--clients", "1"]
+    command += ["--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        eventually(lambda: len(flowers_of(tmp_path)) >= 3, 60, "it did not start")
+        process.send_signal(number)
+        process.wait(30)
+        eventually(lambda: not flowers_of(tmp_path), 15, "processes were left")
+    assert process.returncode != 0
+
+
+def cli(*arguments: str) -> str:
+    done = subprocess.run(
+        [BIN / "codedfedl", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_in_use(taken: int, tmp_path: Path) -> None:
+    said = cli("federate", "local", "--port", str(taken), "--out", str(tmp_path / "run"))
+    assert f"port {taken} is in use: end what listens there, or choose another --port" in said
+    assert flowers_of(tmp_path) == {}
+
+
+def test_an_expired_certificate(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", [HOST], [node_name(0)], days=-0.01)
+    said = cli("federate", "local", "--clients", "1", "--keys", str(tmp_path / "keys"), "--out",
+               str(tmp_path / "run"))  # fmt: skip
+    assert "ca.crt expired on" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_certificates_for_another_host(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["example.org"], [node_name(0)])
+    said = cli("federate", "local", "--clients", "1", "--keys", str(tmp_path / "keys"), "--out",
+               str(tmp_path / "run"))  # fmt: skip
+    assert "server.pem is not for 127.0.0.1" in said
+
+
+def test_an_unreachable_superlink(tmp_path: Path) -> None:
+    path = tmp_path / "fed.toml"
+    path.write_text(tomli_w.dumps(experiment_of().model_dump(exclude_none=True)))
+    said = cli("federate", "run", str(path), "--superlink", "127.0.0.1:9", "--out", str(tmp_path))
+    assert "the SuperLink at 127.0.0.1:9 does not do what it is asked" in said
+    assert "see that it runs" in said
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"), [("1.40.0", True), ("1.41.0", False), ("2.0", False)]
+)
+def test_an_old_flower(found: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "version", lambda _: found)
+    if refused:
+        with pytest.raises(InputError, match="1.40.0 is too old, 1.41 is needed: pip install"):
+            engine.check_engine()
+    else:
+        engine.check_engine()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
+        (["--scheme", "one-shot"], "does not run on real clients"),
+        (["--scheme", "codd"], "'codd' is unknown"),
+        (["--deadline", "-1"], "federation.deadline is -1.0"),
+        (["--redundancy", "2"], "coded.redundancy is 2"),
+        (["--dataset", "no.csv"], "no.csv"),
+        (["--set", "federation.clinets=3"], "unknown key 'federation.clinets'"),
+        (["--keys", "nowhere"], "ca.crt is not there: make it with codedfedl federate keys"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    assert message in cli("federate", "local", "--out", str(tmp_path / "run"), *options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_the_life_of_a_federation(tmp_path: Path) -> None:
+    """One federation survives stopped and killed nodes, a killed server and a killed SuperLink.
+
+    Rounds end in time throughout; a killed node comes back by its key and its cache, without new
+    parity; no finished round is lost or repeated; and the replay agrees in the end.
+    """
+    experiment = experiment_of(3, 22, deadline=10.0, probes=1)
+    running = Running(tmp_path, experiment, tls=True)
+    local = running.local
+    with local:
+        run = running.submit()
+        running.wait_for_round(1, 120)
+
+        local.signal_node(1, signal.SIGSTOP)
+        for count in (3, 4):
+            stopped = running.wait_for_round(count, 30)
+            assert stopped.outcome[1] != ARRIVED
+            assert on_time(stopped)
+        local.signal_node(1, signal.SIGCONT)
+        back = running.wait_for_round(6, 60)
+        assert back.outcome[1] == ARRIVED, "it worked through its backlog"
+
+        parity = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/parity").rglob("*")}
+        local.signal_node(2, signal.SIGKILL)
+        killed = running.wait_for_round(8, 60)
+        assert killed.outcome[2] != ARRIVED
+        assert on_time(killed)
+        again = _restart_until_it_answers(running, 2)
+        assert again < 20, "the killed node did not come back"
+
+        before = len(running.played())
+        os.kill(running.server(), signal.SIGKILL)
+        eventually(lambda: _failed(local, run), 60, "the engine did not notice")
+        run = running.submit()
+        running.wait_for_round(before + 1, 90)
+
+        before = len(running.played())
+        local.kill_link()
+        local.start_link()
+        run = running.submit()
+        running.wait_for_round(before + 1, 120)
+        running.wait_until_done(run, 300)
+    rounds = [exchange.round for exchange in running.played()]
+    assert rounds == list(range(22))
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/parity").rglob("*")}
+    assert after == parity
+    assert replay(running.directory).same
+
+
+def _restart_until_it_answers(running: Running, j: int) -> int:
+    """Start a killed node again, as a supervisor would, until a round has its answer."""
+    begun = len(running.played())
+    while len(running.played()) < begun + 10:
+        process = running.local.nodes[j]
+        if process is None or process.poll() is not None:
+            running.local.start_node(j)
+        if any(exchange.outcome[j] == ARRIVED for exchange in running.played()[begun:]):
+            return len(running.played())
+        time.sleep(2)
+    return 10**9
+
+
+def _failed(local: LocalFederation, run: int) -> bool:
+    try:
+        return local.finished(run)
+    except InputError:
+        return True
+
+
+@pytest.mark.long
+def test_parity_of_many_nodes_does_not_fill_the_servers_memory(tmp_path: Path) -> None:
+    """Twelve nodes with 50 MB of parity each: the server needs no more than for a few of them.
+
+    `benchmarks/federation.py` does it with thirty.
+    """
+    scheme = {"name": "coded", "redundancy": 0.99, "code": "sparse", "nonzeros": 4}
+    document = experiment_of(12, 1, scheme, deadline=30.0, probes=1).model_dump()
+    document["features"]["n_components"] = 8800
+    experiment = Experiment.model_validate(document)
+    running = Running(tmp_path, experiment)
+    peak = 0.0
+    with running.local:
+        run = running.submit()
+        eventually(running.journal.traces.is_file, 180, "nobody was measured")
+        server = running.server()
+        before = _resident(server)
+        until = time.monotonic() + 300
+        while not running.played() and time.monotonic() < until:
+            peak = max(peak, _resident(server))
+            time.sleep(0.05)
+        running.wait_until_done(run, 120)
+    each = sum(path.stat().st_size for path in (tmp_path / "run/parity/0").iterdir()) / 2**20
+    assert each > 48
+    quadratic = 4 * 8800**2 / 2**20  # XᵀX of the sum, which the scheme keeps
+    assert peak - before < 2 * quadratic + 6 * each
+
+
+def _resident(pid: int) -> float:
+    """Return the MB that a process holds for itself."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
