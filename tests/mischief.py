@@ -35,7 +35,8 @@ def spoilt(name: str, question: str, asked: int, given: Answer) -> Answer:
     if asked < len(wrong):
         return wrong[asked]
     if asked == len(wrong):
-        return facts, {"gradient": gradient, "huge": np.zeros(HUGE, dtype=np.float32)}
+        huge = np.random.default_rng(0).random(HUGE, dtype=np.float32)  # equal chunks travel once
+        return facts, {"gradient": gradient, "huge": huge}
     return given
 
 

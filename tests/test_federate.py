@@ -144,7 +144,11 @@ ROGUES: dict[str, Callable[[Answer], Answer | RecordDict]] = {
     "gradient has shape": _gradient(lambda g: g[:-1]),
     "gradient holds float64": _gradient(lambda g: g.astype(np.float64)),
     "gradient holds <U1": _gradient(lambda _: np.array([["a"]])),
-    "has no gradient": lambda answer: (answer[0], {}),
+    "has the parts [], not ['gradient']": lambda answer: (answer[0], {}),
+    "has the parts ['gradient', 'more']": lambda answer: (
+        answer[0],
+        {**answer[1], "more": answer[1]["gradient"]},
+    ),
     "times its expected error off": _gradient(lambda g: -20 * g),
     "answers round 7, not": _facts(round=7),
     "answers round None, not": lambda answer: ({"points": answer[0]["points"]}, answer[1]),

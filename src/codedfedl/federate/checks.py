@@ -96,6 +96,7 @@ def checked_gradient(
         raise RefusedError(f"points are {points!r}")
     if load is not None and points != load:
         raise RefusedError(f"processed {points} points, not {load}")
+    _check_parts(arrival.arrays, {"gradient"})
     return _checked("gradient", arrival.arrays, shape), points
 
 
@@ -105,8 +106,7 @@ def checked_parity(
     """Return parity if it is what was asked for, no more and no less."""
     shapes = {f"features{b}": (u, features) for b, u in enumerate(rows)}
     shapes |= {f"targets{b}": (u, columns) for b, u in enumerate(rows)}
-    if set(arrays) != set(shapes):
-        raise RefusedError(f"parity has the parts {sorted(arrays)}, not {sorted(shapes)}")
+    _check_parts(arrays, set(shapes))
     return {name: _checked(name, arrays, shape) for name, shape in shapes.items()}
 
 
@@ -123,10 +123,13 @@ def check_distance(
     return off
 
 
+def _check_parts(arrays: Arrays, expected: set[str]) -> None:
+    if set(arrays) != expected:
+        raise RefusedError(f"has the parts {sorted(arrays)}, not {sorted(expected)}")
+
+
 def _checked(name: str, arrays: Arrays, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
-    array = arrays.get(name)
-    if array is None:
-        raise RefusedError(f"has no {name}")
+    array = arrays[name]
     if array.dtype != np.float32:
         raise RefusedError(f"{name} holds {array.dtype}, not float32")
     if array.shape != shape:

@@ -102,6 +102,7 @@ class LocalFederation:
         self._node_ports = [_free_port() for _ in shards]
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes] | None] = [None] * len(shards)
+        self._started: list[subprocess.Popen[bytes]] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -133,7 +134,7 @@ class LocalFederation:
 
     def close(self) -> None:
         """End everything that was started."""
-        running = [process for process in (*self.nodes, self.link) if process is not None]
+        running, self._started = self._started, []
         for process in running:
             _signal(process, signal.SIGCONT)
             _signal(process, signal.SIGTERM)
@@ -241,6 +242,7 @@ class LocalFederation:
                 | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"),
                 start_new_session=True,
             )
+        self._started.append(process)
         assert self._guard is not None
         assert self._guard.stdin is not None
         self._guard.stdin.write(f"{process.pid}\n".encode())
