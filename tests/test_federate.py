@@ -392,6 +392,17 @@ def test_another_configuration_is_not_resumed(tmp_path: Path) -> None:
         run(experiment_of(rounds=9), tmp_path)
 
 
+def test_two_servers_do_not_work_on_one_run(tmp_path: Path) -> None:
+    experiment = experiment_of()
+    directory = RunDirectory(tmp_path / "run")
+    with (
+        directory.opened(experiment),
+        pytest.raises(InputError, match="worked on by another process"),
+    ):
+        run(experiment, tmp_path)
+    run(experiment, tmp_path)
+
+
 def test_a_replay_sees_a_changed_record(tmp_path: Path) -> None:
     """The replay can fail: leave out one arrival, and the model is another."""
     run(experiment_of(), tmp_path)

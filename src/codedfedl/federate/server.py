@@ -71,27 +71,25 @@ def federate(
     """Run a federation, or go on with one, until its model and records are written."""
     config, scheme = federation_config(experiment), scheme_of(experiment)
     evaluation = Evaluation(experiment)
-    directory.open(experiment, resume=True)
-    journal = Journal(directory.path)
-    members = journal.members()
-    if members is None:
-        members = meet(collector, experiment, config, say)
-        journal.keep_members(members)
-    else:
-        wait_for(collector, members, say)
-    server = _Server(collector, experiment, config, members, journal, evaluation, say)
-    if not journal.traces.is_file():
-        server.probe().write(journal.traces)
-    found = fitted(journal, members)
-    found.fleet.write(directory.path / "fleet.csv")
-    for note in found.notes:
-        say(f"note: {note}")
-    zero = np.zeros(server.shape, dtype=np.float32)
-    state = server.run(scheme, start(scheme, experiment, members, found, zero))
-    gone = server.part()
-    directory.save({"model": np.asarray(state.model), "round": np.array(state.round)})
-    write_records(directory, experiment, members, list(journal.exchanges()), gone)
-    say(f"done: {directory.path}")
+    with directory.opened(experiment):
+        journal = Journal(directory.path)
+        members = journal.members()
+        if members is None:
+            members = meet(collector, experiment, config, say)
+            journal.keep_members(members)
+        else:
+            wait_for(collector, members, say)
+        server = _Server(collector, experiment, config, members, journal, evaluation, say)
+        if not journal.traces.is_file():
+            server.probe().write(journal.traces)
+        found = fitted(journal, members)
+        found.fleet.write(directory.path / "fleet.csv")
+        zero = np.zeros(server.shape, dtype=np.float32)
+        state = server.run(scheme, start(scheme, experiment, members, found, zero))
+        gone = server.part()
+        directory.save({"model": np.asarray(state.model), "round": np.array(state.round)})
+        write_records(directory, experiment, members, list(journal.exchanges()), gone)
+        say(f"done: {directory.path}")
 
 
 class _Server:

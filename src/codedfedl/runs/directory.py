@@ -4,6 +4,7 @@ Every file is written beside its place and then moved there, so that a run that 
 disk, leaves the last good one.
 """
 
+import fcntl
 import json
 import platform
 import tomllib
@@ -63,6 +64,19 @@ class RunDirectory:
         }
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
+
+    @contextmanager
+    def opened(self, experiment: Experiment) -> Iterator[None]:
+        """Begin or resume a run, and keep other processes from it meanwhile; a kill ends that."""
+        self.open(experiment, resume=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"{self.path} is being worked on by another process: wait for it, or end it"
+                ) from None
+            yield
 
     @property
     def log(self) -> Path:
