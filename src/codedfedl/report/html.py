@@ -8,29 +8,42 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from codedfedl.report.curves import curve_figure
+from codedfedl.report.federation import federation_figure, federation_headline
 from codedfedl.report.figures import save_figure
 from codedfedl.report.results import Outcome, curves, outcomes, read_columns, written
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Journal
 
 __all__ = ["render_report"]
+
+_FEDERATION = ("rounds", "refusals")
 
 
 def render_report(directory: RunDirectory) -> str:
     """Return the page: who won, the curves, the clients, the set-up, and how to reproduce it."""
     experiment = directory.experiment()
     found = outcomes(directory)
-    figure = curve_figure(curves(directory), experiment.title, found[0].target)
+    final = written(found[0].metric, float(np.median(found[0].final)))
+    if experiment.federation is None:
+        headline = _headline(found)
+        figure = curve_figure(curves(directory), experiment.title, found[0].target)
+    else:
+        exchanges = list(Journal(directory.path).exchanges())
+        reached = "" if np.isnan(found[0].final).any() else f"{found[0].metric} {final} after "
+        headline = federation_headline(found[0].setting, exchanges, reached)
+        figure = federation_figure(exchanges, found[0].metric)
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"), autoescape=True, undefined=StrictUndefined
     )
     pages.filters["times"] = lambda value: "–" if value is None else f"{value:.2f}×"
     pages.filters["middle"] = _middle
     pages.filters["number"] = lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    pages.filters["score"] = lambda value: written(found[0].metric, float(value))
     pages.filters["final"] = lambda o: written(o.metric, float(np.median(o.final)))
     return pages.get_template("report.html.j2").render(
         title=experiment.title or experiment.data.name,
         outcomes=found,
-        headline=_headline(found),
+        headline=headline,
         metric=found[0].metric,
         target=written(found[0].metric, found[0].target),
         curves=_svg(figure),
@@ -39,7 +52,19 @@ def render_report(directory: RunDirectory) -> str:
         config=(directory.path / "config.toml").read_text("utf-8"),
         environment=directory.environment(),
         seeds=experiment.seeds,
+        federation=_federation(directory),
     )
+
+
+def _federation(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return what only a federation has: who was late or refused in which round."""
+    if directory.experiment().federation is None:
+        return None
+    tables = {name: read_columns(directory.path / f"{name}.parquet") for name in _FEDERATION}
+    return {
+        name: [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        for name, columns in tables.items()
+    }
 
 
 def _headline(found: list[Outcome]) -> str:

@@ -1,0 +1,83 @@
+"""A federation in a picture: when every answer came, and what the deadline cut off."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from codedfedl.report.figures import STYLE
+from codedfedl.runs.journal import ARRIVED, LATE, SETUP, Exchange
+
+__all__ = ["federation_figure", "federation_headline"]
+
+_BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9541e", "#5b6570"
+
+
+def federation_figure(exchanges: Sequence[Exchange], metric: str) -> Figure:
+    """Draw every round's answers and its deadline, and the metric against real seconds."""
+    rounds = [exchange for exchange in exchanges if exchange.round != SETUP]
+    set_up = sum(exchange.seconds for exchange in exchanges if exchange.round == SETUP)
+    with mpl.rc_context(STYLE):
+        height = min(max(3.2, 0.16 * len(rounds) + 1.6), 14.0)
+        figure = Figure(figsize=(12, height), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        _draw_answers(left, rounds)
+        ends = set_up + np.cumsum([exchange.seconds for exchange in rounds])
+        right.plot(ends, [exchange.metric for exchange in rounds], "o-", ms=4, color=_BLUE)
+        right.axvspan(0, set_up, color=_GREY, alpha=0.12, lw=0)
+        if set_up > 0.15 * ends[-1]:  # room for words
+            place = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
+            right.annotate("features\nand parity", (set_up / 2, 0.03), color=_GREY, **place)
+        right.set(xlim=(0, None), xlabel="seconds since the first question", ylabel=metric)
+        right.set_title(f"{metric.capitalize()} on the test points")
+    return figure
+
+
+def _draw_answers(ax: Axes, rounds: Sequence[Exchange]) -> None:
+    places = np.array([exchange.round + 1 for exchange in rounds])
+    for place, exchange in zip(places, rounds, strict=True):
+        ax.plot([0, exchange.seconds], [place, place], color=_GREY, lw=0.6, alpha=0.6, zorder=1)
+        came = exchange.when[exchange.outcome == ARRIVED]
+        ax.plot(came, np.full(len(came), place), "o", ms=5, color=_BLUE, alpha=0.75, zorder=3)
+        for kind, marker, colour in ((LATE, "x", _ORANGE), (None, "s", _GREY)):
+            missing = _missing(exchange, kind)
+            edge = exchange.deadline * (1 + 0.02 * np.arange(1, missing + 1))
+            ax.plot(edge, np.full(missing, place), marker, ms=5, color=colour, ls="", zorder=3)
+    ends = [exchange.deadline for exchange in rounds]
+    ax.step([*ends, ends[-1]], [*(places - 0.5), places[-1] + 0.5], color=_ORANGE, lw=1.4)
+    for marker, colour, label in (
+        ("o", _BLUE, "an answer"),
+        ("x", _ORANGE, "late"),
+        ("s", _GREY, "dropped"),
+        ("_", _ORANGE, "deadline"),
+    ):
+        ax.plot([], [], marker, color=colour, ls="", label=label)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, fontsize=8)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="seconds in the round", ylabel="round", xlim=(0, None))
+    ax.set_ylim(places[-1] + 0.7, places[0] - 0.7)
+
+
+def _missing(exchange: Exchange, kind: int | None) -> int:
+    """Count the late ones, or those that are neither late nor there."""
+    late = int((exchange.outcome == LATE).sum())
+    asked = int((exchange.loads > 0).sum())
+    return late if kind is not None else asked - late - int(exchange.arrived.sum())
+
+
+def federation_headline(setting: str, exchanges: Sequence[Exchange], final: str) -> str:
+    """Say in two sentences what a federation did, and how its clients behaved."""
+    rounds = [exchange for exchange in exchanges if exchange.round != SETUP]
+    seconds = [sum(e.seconds for e in part) for part in (exchanges, rounds)]
+    asked = sum(int((e.loads > 0).sum()) for e in rounds)
+    arrived = sum(int(e.arrived.sum()) for e in rounds)
+    refused = sum(len(e.refusals) for e in exchanges)
+    clients = len(exchanges[0].loads)
+    return (
+        f"{setting} on {clients} real clients: {final}{len(rounds)} rounds in "
+        f"{seconds[1]:.0f} s, {seconds[0]:.0f} s with set-up. {arrived} of {asked} answers came in "
+        f"time, and {refused or 'none'} {'was' if refused == 1 else 'were'} refused."
+    )
