@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +18,13 @@ from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.results import read_columns
 from codedfedl.report.tables import rounds_view
-from codedfedl.runs.config import Experiment, apply_overrides
+from codedfedl.runs.config import Experiment, apply_overrides, read_experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.journal import SETUP, Journal
+
+if TYPE_CHECKING:
+    from codedfedl.federate.engine import Superlink
 
 __all__ = ["federate"]
 
@@ -96,33 +99,55 @@ def local_command(
     _finish(directory, as_json, killed)
 
 
+Address = Annotated[str, typer.Option("--superlink", help="Where it listens, as host:port.")]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", help="The authority's ca.crt; plaintext if not given.")
+]
+
+
 @federate.command("run")
 def run_command(
     experiment: Annotated[
         Path, typer.Argument(help="A TOML file with a [federation] table, on the server.")
     ],
-    superlink: Annotated[str, typer.Option(help="Where the SuperLink listens, as host:port.")],
-    authority: Annotated[
-        Path | None, typer.Option("--ca", help="Its ca.crt; plaintext if not given.")
-    ] = None,
+    superlink: Address,
+    authority: Authority = None,
     out: Annotated[Path, typer.Option(help="The run directory, on the server.")] = Path("runs/fed"),
 ) -> None:
     """Begin a federation on a running SuperLink, or go on with the one in --out.
 
-    Run it on the SuperLink's machine; `flwr log` shows what the server says.
+    Run it on the SuperLink's machine. What the server does is in server.log in the run directory;
+    when it says done, `codedfedl report` writes the report.
     """
+    scheme_of(read_experiment(experiment))
+    number = _superlink(superlink, authority).submit(experiment.resolve(), out.resolve())
+    messages.print(f"run {number} began; follow it in {out / 'server.log'}", soft_wrap=True)
+
+
+@federate.command("register")
+def register_command(
+    keys: Annotated[list[Path], typer.Argument(help="The nodes' public keys, such as ada.pub.")],
+    superlink: Address,
+    authority: Authority = None,
+) -> None:
+    """Let nodes in, by their public keys."""
+    for key in keys:
+        if not key.is_file():
+            raise InputError(f"{key} is not there: make it with codedfedl federate keys")
+    link = _superlink(superlink, authority)
+    for key in keys:
+        link.register(key)
+        messages.print(f"registered {key.stem}")
+
+
+def _superlink(address: str, authority: Path | None) -> "Superlink":
     from codedfedl.federate.engine import Superlink, check_engine
 
     check_engine()
-    from codedfedl.runs.config import read_experiment
-
-    scheme_of(read_experiment(experiment))
     if authority is not None and not authority.is_file():
         raise InputError(f"--ca {authority} is not there: give the authority's certificate")
     home = Path.home() / ".cache" / "codedfedl" / "flower"
-    link = Superlink(superlink, home, None if authority is None else authority.resolve())
-    number = link.submit(experiment.resolve(), out.resolve())
-    messages.print(f"run {number} began; follow it with FLWR_HOME={home} flwr log {number} here")
+    return Superlink(address, home, None if authority is None else authority.resolve())
 
 
 @federate.command("keys")

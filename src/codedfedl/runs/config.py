@@ -88,6 +88,8 @@ class FederationConfig(_Table):
         Messages by which each node is measured before anything is planned.
     availability
         The share of rounds in which a node takes part, as far as its probes do not say.
+    margin
+        How many times longer than measured everything may take, where the deadline is planned.
     tolerance
         How many times its expected error a gradient may lie off the client's own parity.
     """
@@ -100,6 +102,7 @@ class FederationConfig(_Table):
     setup_timeout: float = Field(3600.0, gt=0)
     probes: int = Field(5, ge=1)
     availability: float = Field(0.95, gt=0, le=1)
+    margin: float = Field(1.5, ge=1)
     tolerance: float = Field(6.0, gt=0)
 
 

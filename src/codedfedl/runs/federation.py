@@ -77,25 +77,30 @@ def fitted(journal: Journal, members: Members) -> Fit:
 def start(
     scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
 ) -> State:
-    """Plan; nobody is taken to be surer than the configuration says.
+    """Plan; nobody is taken to be surer, or faster, than the configuration says.
 
     An engine's own delays follow no formula, so `coded` plans with the measurements themselves.
     """
-    task, share = task_of(experiment, members), federation_config(experiment).availability
+    task, config = task_of(experiment, members), federation_config(experiment)
+    margin = config.margin if config.deadline is None else 1.0
     if isinstance(scheme, Coded):
-        return scheme.start(task, _LessSure(found.measured, share), model)
+        delays = _Cautious(found.measured, config.availability, margin)
+        return scheme.start(task, delays, model)
+    fleet = found.fleet
+    sure = np.minimum(fleet.availability, config.availability)
     if scheme.name == "uncoded":  # it waits for all, but not for ever
-        share = 1.0
-    sure = np.minimum(found.fleet.availability, share) if share < 1 else np.ones(len(found.fleet))
-    return scheme.start(task, replace(found.fleet, availability=sure), model)
+        sure = np.ones(len(fleet))
+    slower = {"rate": fleet.rate / margin, "overhead": fleet.overhead * margin}
+    return scheme.start(task, replace(fleet, availability=sure, **slower), model)
 
 
 @dataclass(frozen=True)
-class _LessSure:
-    """A delay model in which every client takes part in a share of the rounds at most."""
+class _Cautious:
+    """A delay model with a margin: no client is surer than a share, all take longer by a factor."""
 
     model: DelayModel
     share: float
+    margin: float
 
     @property
     def client(self) -> npt.NDArray[Any]:
@@ -106,10 +111,11 @@ class _LessSure:
         return self.model.points
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
-        return np.minimum(self.model.cdf(loads, t), self.share)
+        earlier = np.asarray(t, dtype=np.float64) / self.margin
+        return np.minimum(self.model.cdf(loads, earlier), self.share)
 
-    def take(self, clients: IntArray | slice) -> "_LessSure":
-        return _LessSure(self.model.take(clients), self.share)
+    def take(self, clients: IntArray | slice) -> "_Cautious":
+        return replace(self, model=self.model.take(clients))
 
-    def with_points(self, points: npt.ArrayLike) -> "_LessSure":
-        return _LessSure(self.model.with_points(points), self.share)
+    def with_points(self, points: npt.ArrayLike) -> "_Cautious":
+        return replace(self, model=self.model.with_points(points))
