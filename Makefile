@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint types imports tests bench clean
+.PHONY: help demo test test-engine lint types imports tests bench clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(READY) ## All schemes on embedded data; the report is demo/run/report.html
 	@rm -rf demo/run && mkdir -p demo
@@ -27,6 +27,9 @@ imports: $(READY)
 
 tests: $(READY)
 	$(BIN)/pytest
+
+test-engine: $(READY) ## What takes minutes on the real engine: kills, restarts, many nodes
+	$(BIN)/pytest tests/test_engine.py -m long
 
 bench: $(READY) ## Measure speed: ratios to the naive version in one run
 	$(BIN)/python -m benchmarks
