@@ -89,7 +89,7 @@ class LoopbackGrid(Grid):
             seconds = self.script.delay(client, question, facts)
             if np.isfinite(seconds):
                 message.metadata.__dict__["_message_id"] = identity
-                reply = client_app.respond(message, self.node(client))
+                reply = client_app.respond(message, lambda: self.node(client))
                 answered = self.script.change(client, question, unpack(reply.content))
                 if isinstance(answered, RecordDict):
                     reply = Message(answered, reply_to=message)
@@ -109,7 +109,8 @@ class LoopbackGrid(Grid):
     def node(self, client: int) -> Node:
         """Return a node as the app makes it, but with a seed for its code."""
         made = client_app.node_of(self.context(client))
-        return Node(made.name, made.load, made.cache, stream(SEED, "code", client).bytes)
+        entropy = stream(SEED, "code", client).bytes
+        return Node(made.name, made.load, made.cache, least=made.least, entropy=entropy)
 
     def context(self, client: int) -> Context:
         name = node_name(client)

@@ -28,7 +28,7 @@ def spoilt(name: str, question: str, asked: int, given: Answer) -> Answer:
         (facts, {"gradient": gradient * np.float32(np.nan)}),
         (facts, {"gradient": gradient[1:]}),
         (facts, {"gradient": gradient.astype(np.float64)}),
-        (facts, {"gradient": -20 * gradient}),
+        (facts, {"gradient": -2 * gradient}),
         ({**facts, "round": asked - 1}, arrays),
         ({**facts, "points": facts["points"] - 1}, arrays),
     ]

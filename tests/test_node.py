@@ -32,7 +32,8 @@ def shard(points: int = 101) -> Shard:
 
 
 def make(tmp_path: Path, load: Callable[[], Shard] = shard, seed: int = 0) -> Node:
-    return Node("ada", load, tmp_path / "cache", stream(seed, "code").bytes)
+    entropy = stream(seed, "code").bytes
+    return Node("ada", load, tmp_path / "cache", least=1, entropy=entropy)
 
 
 def ask(node: Node, kind: str, job: Job = JOB, arrays: Arrays | None = None, **facts: Any) -> Any:
@@ -104,9 +105,10 @@ def test_the_code_comes_from_the_operating_system_and_is_kept_nowhere(tmp_path: 
         return drawn[-1]
 
     plan: dict[str, Any] = {"rows": [4, 6], "loads": [0, 0], "return_probabilities": [0.0, 0.0]}
-    watched = Node("ada", shard, tmp_path / "a", entropy)
+    watched = Node("ada", shard, tmp_path / "a", least=1, entropy=entropy)
     _, first = ask(watched, "parity", **plan, code=SPARSE)
-    _, other = ask(Node("ada", shard, tmp_path / "b"), "parity", **plan, code=SPARSE)
+    other_node = Node("ada", shard, tmp_path / "b", least=1)
+    _, other = ask(other_node, "parity", **plan, code=SPARSE)
     assert not np.allclose(first["features0"], other["features0"])
     assert [len(secret) for secret in drawn] == [32, 32]
     for path in (path for path in (tmp_path / "a").rglob("*") if path.is_file()):
@@ -192,6 +194,52 @@ def test_embedding_goes_on_where_it_was_cut_off(
     features, targets = features_and_targets()
     expected = gradient(features[:51], targets[:51], model())
     np.testing.assert_allclose(arrays["gradient"], expected, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts"),
+    [
+        ("gradient", {"round": 0, "batch": 0, "load": 9, "arrays": {"model": model()}}),
+        ("block_parity", {"code": SPARSE, "mixing": 9, "points": 101, "seconds": 9.0}),
+        (
+            "parity",
+            {
+                "rows": [20, 20],
+                "loads": [9, 9],
+                "return_probabilities": [0.5, 0.5],
+                "code": SPARSE,
+            },
+        ),
+    ],
+)
+def test_a_node_does_not_answer_for_few_points(
+    kind: str, facts: dict[str, Any], tmp_path: Path
+) -> None:
+    """A gradient over one point is the point; so is a parity row of one."""
+    with pytest.raises(InputError, match="ada answers for 10 together at least"):
+        ask(Node("ada", shard, tmp_path), kind, **facts)
+
+
+def test_a_probe_tells_nothing_of_the_data(tmp_path: Path) -> None:
+    facts, arrays = ask(make(tmp_path), "probe", arrays={"model": model()}, load=40)
+    assert not arrays["gradient"].any()
+    assert 0 < facts["seconds"] <= facts["busy"]
+
+
+def test_after_a_lost_cache_only_what_is_embedded_counts(tmp_path: Path) -> None:
+    arrays = {"model": model()}
+    common: dict[str, Any] = {"round": 3, "least": 1, "seconds": 0.0, "answered": 90}
+    facts, answer = ask(make(tmp_path), "embedded_gradient", arrays=arrays, **common)
+    assert (facts["points"], answer) == (0, {})
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(InputError, match="bytes for .*: No space left"):
+        ask(make(tmp_path), "prepare")
 
 
 def test_a_restarted_node_needs_no_data(tmp_path: Path) -> None:
@@ -338,9 +386,15 @@ def my_loader(config: dict[str, Any]) -> tuple[list[list[float]], list[int]]:
     return [[float(config["scale"])], [2.0]], [0, 1]
 
 
+def broken_loader(config: dict[str, Any]) -> tuple[list[list[float]], list[int]]:
+    raise ZeroDivisionError(str(config))
+
+
 def test_a_users_own_loader() -> None:
     found = load_shard("tests.test_node:my_loader", {"scale": 3})
     assert found.inputs.tolist() == [[3.0], [2.0]]
     for wrong in ("tests.test_node:nothing", "no.such.module:f", "nonsense", ":f"):
         with pytest.raises(InputError, match="write module:function"):
             load_shard(wrong, {})
+    with pytest.raises(InputError, match="failed .ZeroDivisionError.* must return inputs"):
+        load_shard("tests.test_node:broken_loader", {})

@@ -21,7 +21,7 @@ from codedfedl.report.tables import rounds_view
 from codedfedl.runs.config import Experiment, apply_overrides, read_experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, scheme_of
-from codedfedl.runs.journal import SETUP, Journal
+from codedfedl.runs.journal import Journal
 
 if TYPE_CHECKING:
     from codedfedl.federate.engine import Superlink
@@ -32,6 +32,7 @@ federate = typer.Typer(no_args_is_help=True, help="Train on real clients, on Flo
 
 _LOOK = 0.5  # seconds
 _ASK_STATUS = 5.0
+_FAILURES = 3
 
 
 @federate.command("local")
@@ -76,10 +77,14 @@ def local_command(
 
     check_engine()
     from codedfedl.federate.keys import Keys
-    from codedfedl.federate.local import LocalFederation, local_keys, write_shards
+    from codedfedl.federate.local import LocalFederation, check_port, local_keys, write_shards
 
     if kill >= clients:
         raise InputError(f"--kill {kill} would leave none of {clients} nodes: kill fewer")
+    if kill >= max(rounds, 2):
+        raise InputError(f"--kill {kill} needs more than {rounds} rounds: one dies after each")
+    if port is not None:
+        check_port(port)
     folder = out.resolve() / "local"
     changed = [f"data.name={dataset}", f"federation.rounds={rounds}"]
     changed += [f"federation.test={folder / 'data' / 'test.npz'}"]
@@ -146,7 +151,8 @@ def _superlink(address: str, authority: Path | None) -> "Superlink":
     check_engine()
     if authority is not None and not authority.is_file():
         raise InputError(f"--ca {authority} is not there: give the authority's certificate")
-    home = Path.home() / ".cache" / "codedfedl" / "flower"
+    place = "".join(c if c.isalnum() else "-" for c in address)
+    home = Path.home() / ".cache" / "codedfedl" / "flower" / place
     return Superlink(address, home, None if authority is None else authority.resolve())
 
 
@@ -195,33 +201,41 @@ def _experiment(scheme: str, settings: dict[str, Any], overrides: list[str]) -> 
 def _follow(running: Any, directory: RunDirectory, kill: int) -> list[int]:
     """Wait for the end of a federation; kill nodes after its first rounds."""
     journal = Journal(directory.path)
+    before = directory.log.stat().st_size if directory.log.is_file() else 0
     run = running.submit(directory.path / "config.toml", directory.path)
     killed: list[int] = []
-    asked = time.monotonic()
+    asked, failures = time.monotonic(), 0
     with _shown() as show:
         while True:
             time.sleep(_LOOK)
-            done = sum(1 for exchange in journal.exchanges() if exchange.round != SETUP)
-            if len(killed) < min(kill, done):
+            if len(killed) < min(kill, journal.rounds()):
                 last = len(running.nodes) - 1 - len(killed)
                 running.signal_node(last, signal.SIGKILL)
                 killed.append(last)
-            sentence = _last_sentence(directory)
-            show(sentence)
-            if sentence.startswith("error: "):
-                raise InputError(sentence.removeprefix("error: "))
+            said = _said(directory, before)
+            show(said[-1] if said else "")
+            for sentence in said:
+                if sentence.startswith("error: "):
+                    raise InputError(sentence.removeprefix("error: "))
             if time.monotonic() - asked > _ASK_STATUS:
                 asked = time.monotonic()
-                if running.finished(run):
-                    return killed
+                try:
+                    if running.finished(run):
+                        return killed
+                    failures = 0
+                except InputError:
+                    failures += 1
+                    if failures == _FAILURES:  # a single one may be a hiccup of the engine
+                        raise
 
 
-def _last_sentence(directory: RunDirectory) -> str:
-    """Return what the server said last, without the time."""
-    lines = directory.log.read_text("utf-8").splitlines() if directory.log.is_file() else []
-    said = [line.partition(" ")[2].partition(" ")[2] for line in lines]
-    wrong = [sentence for sentence in said if sentence.startswith("error: ")]
-    return (wrong or said or [""])[-1]
+def _said(directory: RunDirectory, before: int) -> list[str]:
+    """Return what the server said after so many bytes of its log, without the times."""
+    if not directory.log.is_file():
+        return []
+    with directory.log.open(encoding="utf-8", errors="replace") as file:
+        file.seek(before)
+        return [line.rstrip("\n").partition(" ")[2].partition(" ")[2] for line in file]
 
 
 @contextmanager

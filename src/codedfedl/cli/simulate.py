@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from codedfedl.cli.output import messages, print_json, results, wrote
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
-from codedfedl.report.html import render_report
+from codedfedl.report.figures import save_figure
+from codedfedl.report.html import main_figure, render_report
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment, read_experiment
@@ -21,6 +22,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate import engine
 from codedfedl.simulate.replay import replay as replay_federation
 from codedfedl.simulate.run import Watch, simulate
+from codedfedl.tables import FIGURE_SUFFIXES, check_destination
 
 __all__ = [
     "Data",
@@ -105,10 +107,19 @@ def demo_command(
 
 
 def report_command(
-    run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: Json = False
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    figure: Annotated[
+        Path | None, typer.Option(help="Save its main picture (.png, .svg or .pdf).")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Write report.html of a run anew, and show its table."""
+    if figure is not None:
+        check_destination(figure, FIGURE_SUFFIXES)
     _finish(RunDirectory(run), as_json)
+    if figure is not None:
+        save_figure(main_figure(RunDirectory(run)), figure)
+        wrote(figure)
 
 
 def run_experiment(

@@ -112,5 +112,11 @@ def load_shard(loader: str, config: dict[str, Any]) -> Shard:
         raise InputError(
             f"loader is {loader!r}, which cannot be imported ({error}): write module:function"
         ) from None
-    inputs, labels = function(config)
+    try:
+        inputs, labels = function(config)
+    except Exception as error:
+        raise InputError(
+            f"loader {loader!r} failed ({type(error).__name__}: {error}): it must return inputs, "
+            "shape (n, d), and labels"
+        ) from None
     return Shard(np.asanyarray(inputs), np.asanyarray(labels))

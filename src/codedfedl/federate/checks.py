@@ -7,6 +7,7 @@ load stands for all of them up to a sampling error. An answer that lies further 
 multiple of both errors together is refused.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ import numpy.typing as npt
 
 from codedfedl.federate.collect import Arrival
 from codedfedl.federate.node import Arrays
+from codedfedl.federate.wire import printable
 from codedfedl.parity import Parity
 
 __all__ = [
+    "Bounds",
     "Expected",
     "RefusedError",
     "check_distance",
@@ -28,8 +31,51 @@ __all__ = [
 ]
 
 
+_ROUNDING = 1e-4  # of float32 sums, relative
+_ROWS_AT_ONCE = 4096
+
+
 class RefusedError(ValueError):
     """An answer that is not taken, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable(reason))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What features and labels that are known to be bounded allow; ∞ where they are not.
+
+    A Fourier feature vector has ‖x‖² ≤ 2, and a one-hot label ‖y‖² = 1.
+    """
+
+    squared_features: float = np.inf
+    squared_targets: float = np.inf
+
+    @classmethod
+    def of(cls, kind: str, classes: bool) -> "Bounds":
+        """Return those of a kind of features, and of classes or regression."""
+        return cls(np.inf if kind == "identity" else 2.0, 1.0 if classes else np.inf)
+
+    def check_gradient(
+        self, gradient: npt.NDArray[np.float32], model: npt.NDArray[Any], points: int
+    ) -> None:
+        """Refuse what no `points` points can add up to: ‖Σ xrᵀ‖ ≤ Σ ‖x‖(‖x‖‖β‖ + ‖y‖)."""
+        longest = np.sqrt(self.squared_features)
+        each = longest * (longest * _norm(model) + np.sqrt(self.squared_targets))
+        if not _norm(gradient) <= points * each * (1 + _ROUNDING):
+            raise RefusedError(f"gradient is longer than {points} points can make it")
+
+    def check_parity(
+        self, arrays: Mapping[str, npt.NDArray[np.float32]], points: int, tolerance: float
+    ) -> None:
+        """Refuse rows that are longer than `points` points of weight 1 at most can make them."""
+        limits = {"features": self.squared_features, "targets": self.squared_targets}
+        for name, array in arrays.items():
+            spread = 1 + tolerance * np.sqrt(2 / len(array))  # the code's own chance
+            limit = limits[name.rstrip("0123456789")] * points * spread
+            if not _norm(array) ** 2 <= limit:
+                raise RefusedError(f"{name} of parity is longer than {points} points can make it")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +106,13 @@ def expected_of_load(
 
 
 def expected_of_all(
-    parity: Parity, model: npt.NDArray[Any], *, points: int, behind: int, answered: int
+    parity: Parity, model: npt.NDArray[Any], *, points: int, behind: int
 ) -> Expected:
-    """Say what block parity tells of a gradient that stands for all `points`.
+    """Say what block parity of the first `behind` points tells of a gradient that stands for all.
 
-    The parity is made of the first `behind` of them, and the gradient of the first `answered`.
+    The gradient is over as many points or more.
     """
-    sampling = points**2 * abs(1 / behind - 1 / answered)
+    sampling = points**2 * (1 / behind - 1 / points)  # at most: over all points
     return _expected(parity, model, points, 1.0, sampling)
 
 
@@ -76,8 +122,8 @@ def _expected(
     features, targets = parity.features, parity.targets
     residuals = features @ model - targets
     found = np.asarray(features.T @ residuals, dtype=np.float64)
-    lengths = float(np.vdot(features, features)) * float(np.vdot(residuals, residuals))
-    sketch = (lengths + float(np.vdot(found, found))) / len(targets)
+    lengths = (_norm(features) * _norm(residuals)) ** 2
+    sketch = (lengths + _norm(found) ** 2) / len(targets)
     # A point's own gradient has the mean square ‖x‖²‖r‖²; both means come from the parity.
     variance = share**2 * sketch + sampling * lengths / squares**2
     unsure = 1 + np.sqrt(2 / len(targets))  # the lengths themselves are estimates from u rows
@@ -88,12 +134,9 @@ def checked_gradient(
     arrival: Arrival, round_: int, shape: tuple[int, int], load: int | None = None
 ) -> tuple[npt.NDArray[np.float32], int]:
     """Return a gradient and its points, if round, points, shape, type and values are right."""
-    facts = arrival.facts
-    if facts.get("round") != round_:
-        raise RefusedError(f"answers round {facts.get('round')!r}, not {round_}")
-    points = facts.get("points")
-    if not isinstance(points, int) or isinstance(points, bool) or points < 0:
-        raise RefusedError(f"points are {points!r}")
+    given, points = _whole(arrival.facts, "round"), _whole(arrival.facts, "points")
+    if given != round_:
+        raise RefusedError(f"answers round {given}, not {round_}")
     if load is not None and points != load:
         raise RefusedError(f"processed {points} points, not {load}")
     _check_parts(arrival.arrays, {"gradient"})
@@ -114,18 +157,36 @@ def check_distance(
     gradient: npt.NDArray[np.float32], expected: Expected, tolerance: float
 ) -> float:
     """Refuse a gradient that its parity cannot explain; return how many errors it lies off."""
-    rounding = 1e-4 * float(np.linalg.norm(expected.gradient)) + 1e-12
-    off = float(np.linalg.norm(gradient - expected.gradient)) / (expected.error + rounding)
-    if off > tolerance:
+    rounding = _ROUNDING * _norm(expected.gradient) + 1e-12
+    off = _norm(gradient - expected.gradient) / (expected.error + rounding)
+    if not off <= tolerance or not np.isfinite(expected.error):
         raise RefusedError(
             f"gradient lies {off:.3g} times its expected error off the client's parity"
         )
     return off
 
 
+def _whole(facts: Mapping[str, Any], name: str) -> int:
+    """Return a whole number; nothing else that somebody sends is ever written out."""
+    value = facts.get(name)
+    if type(value) is not int or abs(value) > 2**53:
+        raise RefusedError(f"{name} is no whole number of points or rounds")
+    return value
+
+
+def _norm(array: npt.NDArray[Any]) -> float:
+    """Return the Frobenius norm in float64, a few thousand rows at a time."""
+    squares = 0.0
+    for start in range(0, len(array), _ROWS_AT_ONCE):
+        rows = np.asarray(array[start : start + _ROWS_AT_ONCE], dtype=np.float64)
+        squares += float(np.vdot(rows, rows))
+    return float(np.sqrt(squares))
+
+
 def _check_parts(arrays: Arrays, expected: set[str]) -> None:
     if set(arrays) != expected:
-        raise RefusedError(f"has the parts {sorted(arrays)}, not {sorted(expected)}")
+        named = ", ".join(sorted(arrays)[:5]) or "nothing"
+        raise RefusedError(f"consists of {named}, not of {', '.join(sorted(expected))}")
 
 
 def _checked(name: str, arrays: Arrays, shape: tuple[int, int]) -> npt.NDArray[np.float32]:

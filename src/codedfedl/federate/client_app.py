@@ -1,10 +1,12 @@
 """The Flower `ClientApp`: a node from its configuration. Every message is a new process."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from codedfedl.codes import LEAST_MIXING
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.node import QUESTIONS, Node
@@ -19,7 +21,8 @@ def node_of(context: Context) -> Node:
     """Return the node that a SuperNode's configuration describes.
 
     Its keys: `name`; `data`, a file or folder, with `label` for a table; or `loader`, a function
-    as ``module:function``; `cache`, a folder of the node's own.
+    as ``module:function``; `cache`, a folder of the node's own; `least`, the fewest points that it
+    answers for together.
     """
     config = dict(context.node_config)
     name = str(config.get("name", context.node_id))
@@ -34,19 +37,22 @@ def node_of(context: Context) -> Node:
             f"{name} has no data: start it with --node-config 'data=\"…/my.npz\"', or a loader"
         )
 
+    least = config.get("least", LEAST_MIXING)
+    if not isinstance(least, int) or least < 1:
+        raise InputError(f"least is {least!r} in the node configuration: must be 1 or more")
     default = Path.home() / ".cache" / "codedfedl" / str(context.node_id)
-    return Node(name, load, Path(str(config.get("cache", default))))
+    return Node(name, load, Path(str(config.get("cache", default))), least=least)
 
 
 def answer(message: Message, context: Context) -> Message:
     """Answer any question, as the node of this process."""
-    return respond(message, node_of(context))
+    return respond(message, lambda: node_of(context))
 
 
-def respond(message: Message, node: Node) -> Message:
+def respond(message: Message, node: Callable[[], Node]) -> Message:
     """Let a node answer; what is wrong with its own set-up goes into the answer."""
     try:
-        facts, arrays = node.answer(question_of(message), *unpack(message.content))
+        facts, arrays = node().answer(question_of(message), *unpack(message.content))
     except InputError as error:
         facts, arrays = {"problem": str(error)}, {}
     return Message(pack(facts, arrays), reply_to=message)

@@ -8,8 +8,7 @@ the queue alone.
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -18,7 +17,14 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from codedfedl.federate.node import Arrays
-from codedfedl.federate.wire import MalformedError, message_type, pack, pack_arrays, unpack
+from codedfedl.federate.wire import (
+    MalformedError,
+    message_type,
+    pack,
+    pack_arrays,
+    printable,
+    unpack,
+)
 
 __all__ = ["Arrival", "Collector"]
 
@@ -51,6 +57,7 @@ class Arrival:
     facts: dict[str, Any] = field(default_factory=dict)
     arrays: Arrays = field(default_factory=dict)
     reason: str = ""
+    slot: threading.Semaphore | None = None  # of the memory that it takes up
 
 
 class Collector:
@@ -79,7 +86,8 @@ class Collector:
         arrays
             What goes to all of them, such as the model.
         at_once
-            How many answers may be in memory while they are pulled.
+            How many answers may be in memory. One whose upload stalls holds its place until the
+            engine gives it up, after three minutes.
 
         Returns
         -------
@@ -94,7 +102,7 @@ class Collector:
         ]
         identities = list(self.grid.push_messages(messages)) if messages else []
         identities += [""] * (len(messages) - len(identities))
-        gate = threading.Semaphore(at_once) if at_once else nullcontext()
+        slots = threading.Semaphore(at_once) if at_once else None
         look = max(0.1, _SECONDS_PER_LOOK * len(messages))
         asked = {}
         for client, identity in zip(questions, identities, strict=True):
@@ -104,7 +112,7 @@ class Collector:
             if not identity:  # the engine does not know the node any more
                 self._arrivals.put(Arrival(number, client, "gone", reason="no such node"))
                 continue
-            arguments = (number, client, identity, began + seconds, look, gate)
+            arguments = (number, client, identity, began + seconds, look, slots)
             threading.Thread(target=self._wait, args=arguments, daemon=True).start()
         return asked
 
@@ -124,36 +132,46 @@ class Collector:
             if arrival.question in missing:
                 missing.remove(arrival.question)
                 yield arrival
+            if arrival.slot is not None:
+                arrival.slot.release()
 
     def _wait(
-        self, number: int, client: int, identity: str, until: float, look: float, gate: Any
+        self,
+        number: int,
+        client: int,
+        identity: str,
+        until: float,
+        look: float,
+        slots: threading.Semaphore | None,
     ) -> None:
-        try:
-            self._arrivals.put(self._pulled(number, client, identity, until, look, gate))
-        except Exception as error:  # the engine is gone or refuses: no answer is a result too
-            reason = f"{type(error).__name__}: {error}"
-            self._arrivals.put(Arrival(number, client, "gone", reason=reason))
-
-    def _pulled(
-        self, number: int, client: int, identity: str, until: float, look: float, gate: Any
-    ) -> Arrival:
+        """Put the answer to a question into the queue, or that there is none."""
+        arrival = Arrival(number, client, "late", reason="no answer in time")
         while (left := until - time.monotonic()) > 0:
-            with gate:
-                for message in self.grid.pull_messages([identity]):
-                    return _arrival(number, client, message)
+            if slots is not None and not slots.acquire(timeout=left):
+                break
+            try:
+                found = [_arrival(number, client, m) for m in self.grid.pull_messages([identity])]
+            except Exception as error:  # the engine is gone or refuses: that is a result too
+                reason = printable(f"{type(error).__name__}: {error}")
+                found = [Arrival(number, client, "gone", reason=reason)]
+            if found:
+                arrival = replace(found[0], slot=slots)
+                break
+            if slots is not None:
+                slots.release()
             last = left - _BEFORE_THE_DEADLINE
             time.sleep(min(look, last) if last > 0 else min(look, left))
-        return Arrival(number, client, "late", reason="no answer in time")
+        self._arrivals.put(arrival)
 
 
 def _arrival(number: int, client: int, message: Message) -> Arrival:
     now = time.monotonic()
     if message.has_error():
-        return Arrival(number, client, "gone", reason=str(message.error.reason))
+        return Arrival(number, client, "gone", reason=printable(message.error.reason))
     try:
         facts, arrays = unpack(message.content)
     except MalformedError as error:
         return Arrival(number, client, "malformed", now, reason=str(error))
     if "problem" in facts:
-        return Arrival(number, client, "problem", now, reason=str(facts["problem"]))
+        return Arrival(number, client, "problem", now, reason=printable(facts["problem"]))
     return Arrival(number, client, "answer", now, facts, arrays)

@@ -19,6 +19,7 @@ APP = Path(__file__).parent / "app"
 """The Flower app folder that `flwr run` takes."""
 
 _OLDEST = (1, 41)
+_PATIENCE = 60.0  # seconds for a command of Flower's
 _INSTALL = "pip install 'codedfedl[flower]'"
 
 
@@ -92,18 +93,22 @@ class Superlink:
 
     def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
         """Call `flwr`; it exits with 0 whatever happens, so what counts is what it says."""
-        done = subprocess.run(
-            [program("flwr"), *command, "here", *options, "--format", "json"],
-            env=environment(self.home),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
         try:
+            done = subprocess.run(
+                [program("flwr"), *command, "here", *options, "--format", "json"],
+                env=environment(self.home),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_PATIENCE,
+            )
             answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError:
-            answer = {"success": False, "error-message": done.stderr or done.stdout}
+            answer = {"error-message": done.stderr or done.stdout}
+        except subprocess.TimeoutExpired:
+            answer = {"error-message": f"no answer in {_PATIENCE:g} s"}
+        except FileNotFoundError:
+            raise InputError(f"there is no flwr beside this Python: {_INSTALL}") from None
         if not answer.get("success"):
             why = " ".join(str(answer.get("error-message", "")).split())[:300]
             raise InputError(

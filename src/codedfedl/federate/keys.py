@@ -6,6 +6,7 @@ anybody whose certificate is not the authority's.
 
 import datetime
 import ipaddress
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from codedfedl.errors import InputError
 from codedfedl.tables import make_folder
 
-__all__ = ["Keys", "make_keys"]
+__all__ = ["NAME", "Keys", "make_keys"]
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What a node may be called."""
 
 _YEAR = 365.0  # days
 
@@ -41,18 +45,15 @@ class Keys:
         for path in needed:
             if not path.is_file():
                 raise InputError(f"{path} is not there: make it with codedfedl federate keys")
-        now = datetime.datetime.now(datetime.UTC)
         for path in (self.authority, self.server):
-            try:
-                certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            except ValueError as error:
-                raise InputError(f"{path} is no certificate: {error}") from None
-            if certificate.not_valid_after_utc < now:
+            if (expiry := _expiry(path)) < _now():
                 raise InputError(
-                    f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make new ones "
-                    "with codedfedl federate keys, and give the new ca.crt to all nodes"
+                    f"{path} expired on {expiry:%Y-%m-%d}: renew it with codedfedl federate keys, "
+                    "and give ca.crt to all nodes"
                 )
-        names_of = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names_of = _load(self.server).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
         if _general_name(host) not in list(names_of.value):
             raise InputError(
                 f"{self.server} is not for {host}: make it with codedfedl federate keys --host "
@@ -65,9 +66,17 @@ def make_keys(
 ) -> Keys:
     """Make an authority, a server certificate for some hosts, and a key for each node.
 
-    An authority that is there already is used again, and a node keeps the key that it has.
+    An authority that is there already is used again, its certificate renewed where it expired, and
+    a node keeps the key that it has.
     """
+    for name in names:
+        if not NAME.fullmatch(name) or name in ("ca", "server"):
+            raise InputError(f"the node name {name!r} will not do: use letters, digits, . _ and -")
     keys = Keys(folder)
+    if keys.authority.is_file() and not keys.authority_key.is_file():
+        raise InputError(
+            f"{keys.authority} has no ca.key beside it: bring it here, or choose another folder"
+        )
     make_folder(folder)
     folder.chmod(0o700)
     if keys.authority_key.is_file():
@@ -77,6 +86,7 @@ def make_keys(
     else:
         authority_key = ec.generate_private_key(ec.SECP384R1())
         _write_secret(keys.authority_key, _pem(authority_key))
+    if not keys.authority.is_file() or _expiry(keys.authority) < _now():
         authority = _certificate("codedfedl authority", None, authority_key, authority_key, days)
         keys.authority.write_bytes(authority)
     server_key = ec.generate_private_key(ec.SECP384R1())
@@ -97,6 +107,21 @@ def make_keys(
     return keys
 
 
+def _load(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is no certificate: {error}") from None
+
+
+def _expiry(path: Path) -> datetime.datetime:
+    return _load(path).not_valid_after_utc
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
 def _certificate(
     name: str,
     hosts: list[str] | None,
@@ -105,7 +130,7 @@ def _certificate(
     days: float,
 ) -> bytes:
     """Return a certificate as PEM; the authority's own where there are no hosts."""
-    now = datetime.datetime.now(datetime.UTC)
+    now = _now()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "codedfedl authority")])
     usage = dict.fromkeys(

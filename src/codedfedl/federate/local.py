@@ -25,7 +25,7 @@ from codedfedl.federate.keys import Keys, make_keys
 from codedfedl.runs.config import Experiment
 from codedfedl.tables import make_folder
 
-__all__ = ["LocalFederation", "write_shards"]
+__all__ = ["LocalFederation", "check_port", "local_keys", "node_name", "write_shards"]
 
 HOST = "127.0.0.1"
 
@@ -35,7 +35,10 @@ _POLL = "0.2"  # seconds between two looks of a SuperExec for work
 
 _GUARD = """
 import os, signal, sys
-groups = [int(line) for line in iter(sys.stdin.readline, "")]
+groups = set()
+for line in iter(sys.stdin.readline, ""):
+    group = int(line)
+    groups.add(group) if group > 0 else groups.discard(-group)
 for group in groups:
     try:
         os.killpg(group, signal.SIGKILL)
@@ -66,6 +69,15 @@ def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list
 def node_name(j: int) -> str:
     """Return the name of client j, in the order of the clients."""
     return f"node-{j:03d}"
+
+
+def check_port(port: int) -> None:
+    """Refuse a port that somebody listens on."""
+    with socket.socket() as probe:
+        if probe.connect_ex((HOST, port)) == 0:
+            raise InputError(
+                f"port {port} is in use: end what listens there, or choose another --port"
+            )
 
 
 class LocalFederation:
@@ -144,6 +156,7 @@ class LocalFederation:
                 process.wait(max(0.0, until - time.monotonic()))
             _signal(process, signal.SIGKILL)  # the group outlives its leader
             process.wait()
+            self._tell_guard(-process.pid)
         self.nodes, self.link = [None] * len(self.nodes), None
         if self._guard is not None:
             assert self._guard.stdin is not None
@@ -153,11 +166,7 @@ class LocalFederation:
 
     def start_link(self) -> None:
         """Start the SuperLink, with its data base, and wait until it listens."""
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, self.port)) == 0:
-                raise InputError(
-                    f"port {self.port} is in use: end what listens there, or choose another --port"
-                )
+        check_port(self.port)
         command = [program("flower-superlink"), "--host", HOST, "--port", str(self.port)]
         command += ["--database", str(self.folder / "superlink.db")]
         command += ["--disable-runtime-dependency-installation"]
@@ -206,14 +215,14 @@ class LocalFederation:
         if process is not None:
             _signal(process, number)
             if number == signal.SIGKILL:
-                process.wait()
+                self._ended(process)
                 self.nodes[j] = None
 
     def kill_link(self) -> None:
         """Kill the SuperLink, and with it the server of every run."""
         if self.link is not None:
             _signal(self.link, signal.SIGKILL)
-            self.link.wait()
+            self._ended(self.link)
             self.link = None
 
     def submit(self, experiment: Path, out: Path) -> int:
@@ -243,11 +252,20 @@ class LocalFederation:
                 start_new_session=True,
             )
         self._started.append(process)
+        self._tell_guard(process.pid)
+        return process
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        """Forget a process, whose number somebody else may have soon."""
+        process.wait()
+        self._started.remove(process)
+        self._tell_guard(-process.pid)
+
+    def _tell_guard(self, group: int) -> None:
         assert self._guard is not None
         assert self._guard.stdin is not None
-        self._guard.stdin.write(f"{process.pid}\n".encode())
+        self._guard.stdin.write(f"{group}\n".encode())
         self._guard.stdin.flush()
-        return process
 
 
 def local_keys(folder: Path, clients: int) -> Keys:

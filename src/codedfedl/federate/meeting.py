@@ -1,8 +1,9 @@
 """The beginning of a federation: all nodes are there, and agree on what they compute."""
 
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +31,9 @@ _FORM = {
     "classes": bool,
     "fingerprint": list,
 }
-_MOST = {"points": 2**40, "inputs": 10**6, "columns": 10**5}
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_POINTS = 2**40
+_MOST_NUMBERS = 10**8  # of a feature map or a model: what a server holds without trouble
 
 Say = Callable[[str], None]
 
@@ -43,13 +46,13 @@ def meet(
     job = job_of(experiment, secrets.token_hex(16))
     until = time.monotonic() + config.ready_timeout
     asked: dict[int, int] = {}
-    accepted: dict[int, dict[str, Any]] = {}
+    greeted: dict[int, dict[str, Any]] = {}
     refused: dict[int, str] = {}
     not_before: dict[int, float] = {}  # when to greet a node, again perhaps
-    while len(accepted) < config.clients:
+    while len(ready := _alike(greeted, config.without)) < config.clients:
         now = time.monotonic()
         if now >= until:
-            raise InputError(_not_ready(config, accepted, refused))
+            raise InputError(_not_ready(config, ready, greeted, refused))
         here = [n for n in collector.grid.get_node_ids() if now >= not_before.get(n, 0.0)]
         not_before |= dict.fromkeys(here, np.inf)
         greetings = {node: (node, {"job": asdict(job)}) for node in here}
@@ -57,16 +60,16 @@ def meet(
         for arrival in collector.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
             try:
-                accepted[arrival.client] = _greeted(arrival, features, accepted)
-                say(f"{accepted[arrival.client]['name']} is ready")
+                greeted[arrival.client] = _greeted(arrival, features, job.batches, greeted)
+                say(f"{greeted[arrival.client]['name']} is ready")
             except RefusedError as error:
                 if refused.get(arrival.client) != str(error):
                     say(f"refused: {error}")
                 refused[arrival.client] = str(error)
                 not_before[arrival.client] = now + _AGAIN  # it may be mended by then
         time.sleep(0.0 if asked else _LOOK)
-    chosen = sorted(accepted, key=lambda node: str(accepted[node]["name"]))[: config.clients]
-    facts = [accepted[node] for node in chosen]
+    chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[: config.clients]
+    facts = [ready[node] for node in chosen]
     return Members(
         key=job.key,
         names=[fact["name"] for fact in facts],
@@ -78,44 +81,61 @@ def meet(
     )
 
 
+def _alike(
+    greeted: Mapping[int, dict[str, Any]], without: Collection[str]
+) -> dict[int, dict[str, Any]]:
+    """Return the largest group of nodes whose data have the same form."""
+    groups: dict[tuple[int, bool], dict[int, dict[str, Any]]] = {}
+    for node, facts in greeted.items():
+        if facts["name"] not in without:
+            groups.setdefault((facts["inputs"], facts["classes"]), {})[node] = facts
+    return max(groups.values(), key=len, default={})
+
+
 def _not_ready(
-    config: FederationConfig, accepted: Mapping[int, Any], refused: Mapping[int, str]
+    config: FederationConfig,
+    ready: Mapping[int, Any],
+    greeted: Mapping[int, dict[str, Any]],
+    refused: Mapping[int, str],
 ) -> str:
-    why = "".join(f"; {reason}" for reason in refused.values())
+    others = [
+        f"{facts['name']} has {facts['inputs']} inputs, classes = {facts['classes']}, unlike most"
+        for node, facts in greeted.items()
+        if node not in ready
+    ]
+    why = "".join(f"; {reason}" for reason in [*refused.values(), *others])
     return (
-        f"{len(accepted)} of {config.clients} nodes are ready after {config.ready_timeout:g} s: "
+        f"{len(ready)} of {config.clients} nodes are ready after {config.ready_timeout:g} s: "
         f"start the others, raise federation.ready_timeout, or lower federation.clients{why}"
     )
 
 
 def _greeted(
-    arrival: Arrival, features: FeatureMap, others: Mapping[int, dict[str, Any]]
+    arrival: Arrival, features: FeatureMap, batches: int, others: Mapping[int, dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a node's greeting, or say why it cannot take part."""
     facts, node = arrival.facts, f"node {arrival.client}"
     if arrival.status != "answer":
         raise RefusedError(f"{node}: {arrival.reason}")
-    if any(not isinstance(facts.get(key), kind) for key, kind in _FORM.items()):
+    if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
         raise RefusedError(f"{node} greets in a form that is not ours")
+    if not _NAME.fullmatch(facts["name"]):
+        raise RefusedError(f"{node} has a name that will not do: use letters, digits, . _ and -")
     node = f"{facts['name']} ({node})"
-    for key, most in _MOST.items():
-        if not 1 <= facts[key] <= most:
-            raise RefusedError(f"{node} has {key} = {facts[key]}: must be from 1 to {most}")
+    if not batches <= facts["points"] <= _MOST_POINTS:
+        raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
+    width = features.size(max(facts["inputs"], 1))
+    for key in ("inputs", "columns"):
+        if not 1 <= facts[key] <= _MOST_NUMBERS // width:
+            raise RefusedError(f"{node} has {key} = {facts[key]}, which cannot be")
     own, other = fingerprint(features, facts["inputs"]).ravel(), facts["fingerprint"]
-    right = len(other) == len(own) and all(isinstance(value, float) for value in other)
+    right = len(other) == len(own) and all(type(value) is float for value in other)
     if not right or not np.allclose(other, own, rtol=1e-3, atol=1e-3):
         raise RefusedError(
             f"{node} computes other features: install the same version of codedfedl on all nodes"
         )
-    for one in others.values():
-        if one["name"] == facts["name"]:
-            raise RefusedError(f"{node} has a name that another node has: give each its own")
-        for key in ("inputs", "classes"):
-            if one[key] != facts.get(key):
-                raise RefusedError(
-                    f"{node} has {key} = {facts.get(key)} where {one['name']} has {one[key]}: "
-                    "give all clients the same columns and kind of labels"
-                )
+    if any(one["name"] == facts["name"] for one in others.values()):
+        raise RefusedError(f"{node} has a name that another node has: give each its own")
     return facts
 
 

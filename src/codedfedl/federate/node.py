@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
-from codedfedl.codes import Code
+from codedfedl.codes import LEAST_MIXING, Code
 from codedfedl.data.partitions import mini_batches, processing_order
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
@@ -92,6 +92,8 @@ class Node:
         Returns the client's data; only called where the cache does not hold what is needed.
     cache
         A folder of its own.
+    least
+        It answers for no fewer points together, in a gradient or behind a parity row.
     entropy
         Where the code's randomness comes from: the operating system, unless a test says otherwise.
     """
@@ -101,15 +103,18 @@ class Node:
         name: str,
         load: Callable[[], Shard],
         cache: Path,
+        *,
+        least: int = LEAST_MIXING,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self.name, self.load, self.cache, self.entropy = name, once(load), cache, entropy
+        self.name, self.load, self.cache = name, once(load), cache
+        self.least, self.entropy = least, entropy
 
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answer:
         """Answer a question of the server, one of `QUESTIONS`."""
         if kind not in QUESTIONS:
             raise InputError(f"the question {kind!r} is unknown: {nearest(kind, QUESTIONS)}")
-        desk = _Desk(Job(**facts["job"]), self.name, self.load, self.cache, self.entropy)
+        desk = _Desk(Job(**facts["job"]), self)
         asked = {name: value for name, value in facts.items() if name != "job"}
         answer: Answer = getattr(desk, kind)(**asked, **arrays)
         return answer
@@ -118,16 +123,10 @@ class Node:
 class _Desk:
     """What a node does for one federation: a method for every kind of question."""
 
-    def __init__(
-        self,
-        job: Job,
-        name: str,
-        shard: Callable[[], Shard],
-        cache: Path,
-        entropy: Callable[[int], bytes],
-    ) -> None:
-        self.job, self.name, self.shard, self.entropy = job, name, shard, entropy
-        self.folder = cache / job.key
+    def __init__(self, job: Job, node: Node) -> None:
+        self.job, self.name, self.shard = job, node.name, node.load
+        self.least, self.entropy = node.least, node.entropy
+        self.folder = node.cache / job.key
 
     def hello(self) -> Answer:
         """Say who this is and what it holds, with a fingerprint of its feature map."""
@@ -148,10 +147,12 @@ class _Desk:
         began = time.perf_counter()
         features, targets, _ = self._embed(load)
         start = time.perf_counter()
-        total = gradient(features[:load], targets[:load], model)
+        gradient(features[:load], targets[:load], model)
         now = time.perf_counter()
         facts = {"seconds": now - start, "busy": now - began}
-        return facts, {"gradient": np.asarray(total, dtype=np.float32)}
+        return facts, {
+            "gradient": np.zeros_like(model)
+        }  # as large as a gradient, and tells nothing
 
     def prepare(self) -> Answer:
         """Embed all points."""
@@ -174,6 +175,8 @@ class _Desk:
             features, targets, _ = self._embed(None)
             arrays: Arrays = {}
             for b, part in enumerate(self._batches(len(targets))):
+                each = Code(**code).points_per_row(len(part), rows[b])
+                self._refuse_few("a parity row mixes", each, len(part))
                 weights = point_weights(len(part), loads[b], return_probabilities[b])
                 place = slice(int(part[0]), int(part[-1]) + 1)
                 mixed = encode(
@@ -188,6 +191,7 @@ class _Desk:
         self, code: Mapping[str, Any], mixing: int, points: int, seconds: float
     ) -> Answer:
         """Embed so many points, or what `seconds` allow, and mix what is embedded."""
+        self._refuse_few("a parity row mixes", mixing, points)
 
         def make() -> Answer:
             began = time.perf_counter()
@@ -214,8 +218,9 @@ class _Desk:
         """Return the gradient over the first `load` points of a mini-batch."""
         began = time.perf_counter()
         features, targets, _ = self._embed(None)
-        first = int(self._batches(len(targets))[batch][0])
-        rows = slice(first, first + load)
+        part = self._batches(len(targets))[batch]
+        self._refuse_few("a gradient is over", load, len(part))
+        rows = slice(int(part[0]), int(part[0]) + load)
         total = gradient(features[rows], targets[rows], model)
         facts = {"round": round, "points": load, "seconds": time.perf_counter() - began}
         return facts, {"gradient": np.asarray(total, dtype=np.float32)}
@@ -236,8 +241,8 @@ class _Desk:
         began = time.perf_counter()
         features, targets, embedded = self._embed(None, seconds)
         grown = embedded >= _GROWTH * answered or embedded == len(targets)
-        points = embedded if grown else answered
-        if points < min(least, len(targets)):
+        points = embedded if grown else min(answered, embedded)  # fewer after a lost cache
+        if points < min(max(least, self.least), len(targets)):
             return {"round": round, "points": 0, "seconds": time.perf_counter() - began}, {}
         total = gradient(features[:points], targets[:points], model) * (len(targets) / points)
         facts = {"round": round, "points": points, "seconds": time.perf_counter() - began}
@@ -250,6 +255,14 @@ class _Desk:
                 file.unlink()
             self.folder.rmdir()
         return {}, {}
+
+    def _refuse_few(self, what: str, points: int, most: int) -> None:
+        """Refuse what would show single points; a client with few has no choice."""
+        if points < min(self.least, most):
+            raise InputError(
+                f"{what} {points} points, and {self.name} answers for {self.least} together at "
+                "least: ask for more, or lower least in its node configuration"
+            )
 
     def _batches(self, points: int) -> list[npt.NDArray[np.int64]]:
         return [part[0] for part in mini_batches([np.arange(points)], self.job.batches)]
@@ -301,15 +314,27 @@ class _Desk:
             )
         make_folder(self.folder)
         self.folder.chmod(0o700)
-        for path, columns in zip(
-            paths, (self.job.features.size(width), self.job.columns), strict=True
-        ):
+        sizes = (self.job.features.size(width), self.job.columns)
+        for path, columns in zip(paths, sizes, strict=True):
             np.lib.format.open_memmap(path, "w+", np.float32, (points, columns)).flush()
+            self._reserve(path)
+
+    @staticmethod
+    def _reserve(path: Path) -> None:
+        """Take the disk space at once: a memory map on a full disk dies without a word."""
+        with path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            except OSError as error:
+                raise InputError(
+                    f"the cache needs {path.stat().st_size:,} bytes for {path}: {error.strerror}"
+                ) from None
 
     def _once(self, asked: Mapping[str, Any], make: Callable[[], Answer]) -> Answer:
-        """Give parity once; asked again, give the same, and refuse any other.
+        """Give parity once in a federation; asked again, give the same, and refuse any other.
 
-        Whoever got several would learn more of the data with each.
+        Whoever got several would learn more of the data with each. A new federation has a new key,
+        and gets new parity.
         """
         path = self.folder / "parity.npz"
         digest = hashlib.sha256(json.dumps([asdict(self.job), asked]).encode()).hexdigest()

@@ -37,8 +37,8 @@ def write_records(
         "rounds.parquet", _table(common | metric, _round_columns(rounds, setup_seconds))
     )
     directory.write("clients.parquet", _table(common, _client_columns(members, setups, rounds)))
-    rows = sum(float(e.blocks[j]) for e in setups for j in e.blocks)
-    directory.write("settings.parquet", _table(common, {"embedded_points": np.array([rows])}))
+    embedded = sum(float(e.blocks[j]) for e in setups for j in e.blocks)
+    directory.write("settings.parquet", _table(common, {"embedded_points": np.array([embedded])}))
     refusals = [(e.round + 1, members.names[j], why) for e in exchanges for j, why in e.refusals]
     names = ("round", "client", "reason")
     columns = {name: [row[place] for row in refusals] for place, name in enumerate(names)}

@@ -6,10 +6,11 @@ so that a server that was killed begins where it was.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from codedfedl.calibration.traces import Traces
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import (
+    Bounds,
+    Expected,
     RefusedError,
     check_distance,
     checked_gradient,
@@ -29,6 +32,7 @@ from codedfedl.federate.evaluation import Evaluation
 from codedfedl.federate.meeting import Say, job_of, meet, wait_for
 from codedfedl.federate.records import write_records
 from codedfedl.federate.tally import Tally
+from codedfedl.fleet import IntArray
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start, task_of
@@ -59,7 +63,7 @@ from codedfedl.schemes.coded_newton import NewtonState
 
 __all__ = ["federate"]
 
-_PARITY_AT_ONCE = 2  # answers in memory while they are pulled
+_PARITY_AT_ONCE = 4  # answers in memory
 _GOODBYE = 15.0  # seconds
 _REMEMBERED = 20  # rounds after which a late answer is not waited for any more
 _EMBEDDING = 0.25  # share of a round in which a client may embed more points
@@ -88,7 +92,9 @@ def federate(
         state = server.run(scheme, start(scheme, experiment, members, found, zero))
         gone = server.part()
         directory.save({"model": np.asarray(state.model), "round": np.array(state.round)})
-        write_records(directory, experiment, members, list(journal.exchanges()), gone)
+        write_records(
+            directory, experiment, members, list(journal.exchanges(gradients=False)), gone
+        )
         say(f"done: {directory.path}")
 
 
@@ -110,38 +116,46 @@ class _Server:
         self.task = task_of(experiment, members)
         self.job = asdict(job_of(experiment, members.key, members.columns))
         self.shape = (self.task.workload.features, self.task.workload.labels)
-        self.excluded: set[int] = set()
+        self.bounds = Bounds.of(str(self.job["kind"]), members.classes)
+        self.excluded = {j for j, name in enumerate(members.names) if name in config.without}
+        self._block_ask: AskBlockParity | None = None
         self._pending: dict[int, tuple[int, int]] = {}  # question: client and round
         self._parity_pending: dict[int, tuple[int, int]] = {}  # question: client and mixing
         self._answered = np.zeros(len(members.names), dtype=np.int64)
         self._sent: dict[int, npt.NDArray[np.float32]] = {}
 
     def probe(self) -> Traces:
-        """Measure every node: a gradient over all, a half or a quarter of its points a message."""
-        names = ("client", "load", "compute", "total")
-        rows: list[tuple[str, int, float, float]] = []
+        """Measure every node: a gradient over all, a half or a quarter of its points a message.
+
+        Who does not answer a probe is not asked again.
+        """
+        rows: list[tuple[int, int, float, float]] = []
+        silent: set[int] = set()
         zero = np.zeros(self.shape, dtype=np.float32)
-        points, seconds = self.task.points.max(0), self.config.setup_timeout
+        points, seconds = self.task.points.max(0), self.config.probe_timeout
         for number in range(self.config.probes):
             loads = np.maximum(points >> number % 3, 1).tolist()
             began = time.monotonic()
-            facts = {j: {"load": loads[j]} for j in self._all}
+            facts = {j: {"load": loads[j]} for j in self._all if j not in silent}
             asked = self._ask("probe", facts, seconds, model=zero)
+            answers = dict.fromkeys(facts, (np.nan, np.inf))
             for arrival in self.collector.gather(asked, began + seconds):
-                measured = self._measured(arrival, arrival.when - began)
-                rows.append((self.members.names[arrival.client], loads[arrival.client], *measured))
+                answers[arrival.client] = self._measured(arrival, arrival.when - began)
+            silent |= {j for j, (_, total) in answers.items() if np.isinf(total)}
+            rows += [(j, loads[j], *answers[j]) for j in facts]
             self.say(f"probe {number + 1} of {self.config.probes} done")
-        if not any(np.isfinite(total) for *_, total in rows):
+        if len(silent) == len(self._all):
             raise InputError(
                 "no node answered a probe: look at the nodes' logs, and at the data they are given"
             )
-        columns = zip(*rows, strict=True)
-        return Traces(**{n: np.array(c) for n, c in zip(names, columns, strict=True)})
+        client, load, compute, total = zip(*sorted(rows), strict=True)  # in the members' order
+        names = [self.members.names[j] for j in client]
+        return Traces(names, load, compute=compute, total=total, waited=np.full(len(load), seconds))
 
     def _measured(self, arrival: Arrival, took: float) -> tuple[float, float]:
         """Return compute and total seconds of a probe, without what only the first one does."""
         seconds, busy = arrival.facts.get("seconds"), arrival.facts.get("busy")
-        if isinstance(seconds, float) and isinstance(busy, float) and 0 < seconds <= busy < took:
+        if type(seconds) is float and type(busy) is float and 0 < seconds <= busy < took:
             return seconds, took - busy + seconds
         why = arrival.reason or "answered a probe in a form that is not ours"
         self.say(f"{self.members.names[arrival.client]}: {why}")
@@ -150,8 +164,10 @@ class _Server:
     def run(self, scheme: Scheme, state: State) -> State:
         """Drive the scheme, from where the journal ends."""
         for exchange in self.journal.exchanges():
-            self._remember(exchange, state)
+            self._remember(exchange, scheme.ask(state), state)
             state = scheme.receive(state, self.journal.inbox(exchange, self.task.batches))
+        if isinstance(state, NewtonState) and self._block_ask is not None:
+            self._ask_for_blocks(self._block_ask, Tally.start(self.task.held))  # what is missing
         if scheme.name == "uncoded" and state.round == 0:
             self._prepare()
         while state.round < self.config.rounds and (ask := scheme.ask(state)) is not None:
@@ -221,45 +237,51 @@ class _Server:
                 "return_probabilities": ask.return_probabilities[:, j].tolist(),
                 "code": asdict(ask.code),
             }
-            for j in self._all
+            for j in self._playing
         }
-        tally = Tally.start(self.task.held)
+        tally = self._tally()
         asked = self._ask_parity("parity", facts, seconds, tally)
         for arrival in self.collector.gather(asked, tally.began + seconds):
             with self._refusals(tally, arrival) as usable:
                 if usable:
                     self._keep_parity(arrival, rows, int(self.task.held[arrival.client]))
                     tally.arrived(arrival)
-        self.excluded = {client for client, _ in tally.refusals}
-        silent = [j for j in self._all if tally.outcome[j] != ARRIVED and j not in self.excluded]
+        silent = [j for j in self._playing if tally.outcome[j] != ARRIVED]
+        silent = [j for j in silent if j not in {client for client, _ in tally.refusals}]
         if silent:
-            names = ", ".join(self.members.names[j] for j in silent)
+            names = [self.members.names[j] for j in silent]
             raise InputError(
-                f"no parity from {names} within {seconds:g} s: look at their logs and resume, "
-                "raise federation.setup_timeout, or leave them out by a lower federation.clients"
+                f"no parity from {', '.join(names)} within {seconds:g} s: look at their logs and "
+                "run this again, with a larger federation.setup_timeout, or with "
+                f"federation.without={names} to go on without them"
             )
-        if len(self.excluded) == len(self._all):
-            raise InputError(f"all parity was refused: {tally.refusals[0][1]}")
+        self.excluded |= {client for client, _ in tally.refusals}
+        if not len(self._playing):
+            raise InputError("all parity was refused: see what the log says of it")
         return self._finished(tally, SETUP, 0, seconds)
 
     def _block_parity(self, ask: AskBlockParity) -> Exchange:
         """Collect each client's own parity; what is late comes in a later exchange."""
-        deadline = ask.wait.deadline if isinstance(ask.wait, Until) else self.config.setup_timeout
-        common = {"code": asdict(ask.code), "mixing": ask.mixing, "seconds": deadline / 2}
-        facts = {j: {"points": int(self.task.held[j]), **common} for j in self._all}
-        tally = Tally.start(self.task.held)
-        asked = self._ask_parity("block_parity", facts, _REMEMBERED * deadline, tally)
-        self._parity_pending = {number: (j, ask.mixing) for number, j in asked.items()}
+        tally, deadline = self._tally(), _longest(ask.wait, self.config)
+        asked = self._ask_for_blocks(ask, tally)
         for arrival in self.collector.gather(asked, tally.began + deadline):
             self._take_block(tally, arrival)
-        blocks = self.journal.parity_points()
+        blocks = self._new_blocks(())
         if not blocks:
             raise InputError(
-                f"no node sent parity within {deadline:g} s: look at the nodes' logs, or raise "
-                "setup_deadline"
+                f"no node sent parity within {deadline:g} s: look at the nodes' logs, or begin "
+                "anew with a larger setup_deadline"
             )
-        self.excluded = {client for client, _ in tally.refusals}
         return replace(self._finished(tally, SETUP, 0, deadline), blocks=blocks)
+
+    def _ask_for_blocks(self, ask: AskBlockParity, tally: Tally) -> dict[int, int]:
+        """Ask all whose own parity is not here; they may answer in a later round."""
+        deadline = _longest(ask.wait, self.config)
+        common = {"code": asdict(ask.code), "mixing": ask.mixing, "seconds": deadline / 2}
+        facts = {j: {"points": int(self.task.held[j]), **common} for j in self._playing}
+        asked = self._ask_parity("block_parity", facts, _REMEMBERED * deadline, tally)
+        self._parity_pending = {number: (j, ask.mixing) for number, j in asked.items()}
+        return asked
 
     def _ask_parity(
         self, kind: str, facts: Mapping[int, Mapping[str, Any]], seconds: float, tally: Tally
@@ -271,25 +293,29 @@ class _Server:
         missing = {j: own for j, own in facts.items() if j not in here}
         return self._ask(kind, missing, seconds, at_once=_PARITY_AT_ONCE)
 
-    def _take_block(self, tally: Tally, arrival: Arrival) -> dict[int, int]:
-        """Keep a client's own parity; return the points behind it."""
+    def _take_block(self, tally: Tally, arrival: Arrival) -> None:
+        """Keep a client's own parity."""
         client, mixing = self._parity_pending.pop(arrival.question)
-        held = self.task.held[client]
         with self._refusals(tally, arrival) as usable:
             if usable:
                 points = arrival.facts.get("points")
-                if not isinstance(points, int) or not 0 <= points <= held:
-                    raise RefusedError(f"parity stands for {points!r} points")
+                if type(points) is not int or not 0 <= points <= self.task.held[client]:
+                    raise RefusedError("parity stands for points that the client does not have")
                 if points >= mixing:
                     self._keep_parity(arrival, [points // mixing], points)
                     tally.arrived(arrival)
-                    return {arrival.client: points}
-        return {}
+        self.excluded |= {refused for refused, _ in tally.refusals}
+
+    def _new_blocks(self, known: Collection[int]) -> dict[int, int]:
+        """Return whose parity is here and was in no exchange yet, and its points."""
+        return {j: n for j, n in self.journal.parity_points().items() if j not in known}
 
     def _keep_parity(self, arrival: Arrival, rows: list[int], points: int) -> None:
         if arrival.client in self.journal.parity_points():
             raise RefusedError("parity came a second time")
         arrays = checked_parity(arrival.arrays, rows, *self.shape)
+        most = int(self.task.held[arrival.client])
+        self.bounds.check_parity(arrays, most, self.config.tolerance)
         self.journal.keep_parity(arrival.client, arrays, points)
 
     # What is asked in every round.
@@ -297,108 +323,133 @@ class _Server:
     def _gradient(self, ask: AskGradient, state: State) -> Exchange:
         """Ask for gradients at the planned loads, and add up those that come in time."""
         model = np.asarray(state.model, dtype=np.float32)
-        playing = [j for j in self._all if ask.loads[j] > 0 and j not in self.excluded]
-        loads = np.zeros(len(self._all), dtype=np.int64)
-        loads[playing] = ask.loads[playing]
         deadline = _longest(ask.wait, self.config)
         common = {"round": ask.round, "batch": ask.batch}
-        facts = {j: {"load": int(loads[j]), **common} for j in playing}
-        tally = Tally.start(loads)
+        tally = self._tally(ask.loads)
+        loads = tally.loads.tolist()
+        facts = {j: {"load": loads[j], **common} for j in self._all if loads[j]}
         asked = self._ask("gradient", facts, deadline, model=model)
-        own = 0.0 if ask.own is None else ask.own.gradient(model)
-        total = np.zeros(self.shape) + own
-        for arrival in self.collector.gather(asked, tally.began + deadline):
-            if tally.began + deadline < arrival.when < np.inf:
-                continue  # late by a moment
-            with self._refusals(tally, arrival) as usable:
-                if usable:
-                    total += self._checked(arrival, ask, state, model)
-                    tally.arrived(arrival)
-        if ask.own is None and not (tally.outcome == ARRIVED).any():
-            raise InputError(
-                f"no client answered in round {ask.round + 1} within {deadline:g} s: see that the "
-                "nodes are up, give federation.deadline more time, and resume"
-            )
-        exchange = self._finished(tally, ask.round, ask.batch, deadline)
-        return replace(exchange, total=total.astype(np.float32))
 
-    def _checked(
-        self, arrival: Arrival, ask: AskGradient, state: State, model: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
-        """Return a gradient of the right form, which the client's parity can explain."""
-        client, load = arrival.client, int(ask.loads[arrival.client])
-        gradient, _ = checked_gradient(arrival, ask.round, self.shape, load)
-        if isinstance(state, CodedState):
-            expected = expected_of_load(
+        def expect(client: int) -> Expected | None:
+            if not isinstance(state, CodedState):
+                return None
+            return expected_of_load(
                 self.journal.parity(client, ask.batch),
                 model,
                 points=int(self.task.points[ask.batch, client]),
-                load=load,
+                load=loads[client],
                 return_probability=float(state.plans[ask.batch].return_probabilities[client]),
             )
-            if expected is not None:
-                check_distance(gradient, expected, self.config.tolerance)
-        return gradient
+
+        with _Expecting(expect, facts, tally.began + deadline) as expected:
+            total = np.zeros(self.shape) + (0.0 if ask.own is None else ask.own.gradient(model))
+            for arrival in self._in_time(asked, tally, deadline):
+                with self._refusals(tally, arrival) as usable:
+                    if usable:
+                        j = arrival.client
+                        gradient, points = checked_gradient(
+                            arrival, ask.round, self.shape, loads[j]
+                        )
+                        self._check(gradient, model, points, expected[j])
+                        total += gradient
+                        tally.arrived(arrival)
+        if ask.own is None and not (tally.outcome == ARRIVED).any():
+            raise InputError(
+                f"no client answered in round {ask.round + 1} within {deadline:g} s: see that the "
+                "nodes are up and run this again, or begin anew with a larger federation.deadline"
+            )
+        exchange = self._finished(tally, ask.round, ask.batch, deadline)
+        return replace(exchange, total=total.astype(np.float32))
 
     def _embedded(self, ask: AskEmbedded, state: State) -> Exchange:
         """Ask all who are idle; take all answers, those to older models too."""
         assert isinstance(state, NewtonState)
         deadline = ask.wait.deadline
         model = self._sent[ask.round] = np.asarray(state.model, dtype=np.float32)
+        self._sent.pop(ask.round - _REMEMBERED - 1, None)
         outstanding = {**self._pending, **self._parity_pending}
-        busy = {client for client, _ in outstanding.values()} | self.excluded
+        busy = {client for client, _ in outstanding.values()}
         common = {"round": ask.round, "least": 1, "seconds": _EMBEDDING * deadline}
+        tally = self._tally()
         facts = {
-            j: {"answered": int(self._answered[j]), **common} for j in self._all if j not in busy
+            j: {"answered": int(self._answered[j]), **common}
+            for j in self._playing
+            if j not in busy
         }
-        tally = Tally.start(self.task.held)
         asked = self._ask("embedded_gradient", facts, _REMEMBERED * deadline, model=model)
         self._pending |= {number: (client, ask.round) for number, client in asked.items()}
-        wanted = {*asked, *outstanding}
+
+        def expect(client: int, round_: int = ask.round) -> Expected | None:
+            block, held = state.blocks.get(client), int(self.task.held[client])
+            if block is None:
+                return None
+            return expected_of_all(
+                block.parity, self._sent[round_], points=held, behind=block.points
+            )
+
         replies: list[Reply] = []
-        blocks: dict[int, int] = {}
-        for arrival in self.collector.gather(wanted, tally.began + deadline):
-            if arrival.question in self._parity_pending:
-                blocks |= self._take_block(tally, arrival)
-                continue
-            _, when_asked = self._pending.pop(arrival.question)
-            with self._refusals(tally, arrival) as usable:
-                if usable:
-                    replies.append(self._reply(arrival, when_asked, state))
-                    if when_asked == ask.round:
-                        tally.arrived(arrival)
+        with _Expecting(expect, facts, tally.began + deadline) as expected:
+            wanted = {*asked, *outstanding}
+            for arrival in self.collector.gather(wanted, tally.began + deadline):
+                if arrival.question in self._parity_pending:
+                    self._take_block(tally, arrival)
+                    continue
+                j, when_asked = self._pending.pop(arrival.question)
+                with self._refusals(tally, arrival) as usable:
+                    if usable:
+                        now = when_asked == ask.round
+                        right = expected[j] if now else expect(j, when_asked)
+                        replies.append(self._reply(arrival, when_asked, right))
+                        if now and arrival.when <= tally.began + deadline:
+                            tally.arrived(arrival)
         exchange = self._finished(tally, ask.round, 0, deadline)
         replies.sort(key=lambda reply: (reply.client, reply.round))
-        return replace(exchange, replies=tuple(replies), blocks=blocks)
+        return replace(exchange, replies=tuple(replies), blocks=self._new_blocks(state.blocks))
 
-    def _reply(self, arrival: Arrival, round_: int, state: NewtonState) -> Reply:
+    def _reply(self, arrival: Arrival, round_: int, expected: Expected | None) -> Reply:
         client, held = arrival.client, int(self.task.held[arrival.client])
         gradient, points = checked_gradient(arrival, round_, self.shape)
         if not 1 <= points <= held:
             raise RefusedError(f"processed {points} of its {held} points")
-        if client in state.blocks:
-            block = state.blocks[client]
-            expected = expected_of_all(
-                block.parity, self._sent[round_], points=held, behind=block.points, answered=points
-            )
-            check_distance(gradient, expected, self.config.tolerance)
+        self._check(gradient, self._sent[round_], held, expected)
         self._answered[client] = points
         return Reply(client, round_, points, gradient)
+
+    def _check(
+        self,
+        gradient: npt.NDArray[np.float32],
+        model: npt.NDArray[np.float32],
+        points: int,
+        expected: Expected | None,
+    ) -> None:
+        self.bounds.check_gradient(gradient, model, points)
+        if expected is not None:
+            check_distance(gradient, expected, self.config.tolerance)
+
+    def _in_time(self, asked: Collection[int], tally: Tally, deadline: float) -> Iterator[Arrival]:
+        """Yield what is there by the deadline."""
+        for arrival in self.collector.gather(asked, tally.began + deadline):
+            if arrival.when <= tally.began + deadline or np.isinf(arrival.when):
+                yield arrival
 
     @contextmanager
     def _refusals(self, tally: Tally, arrival: Arrival) -> Iterator[bool]:
         """Say whether there is an answer to use; note whatever is wrong with it, and go on."""
-        if arrival.status == "malformed":
-            tally.refused(arrival.client, arrival.reason)
+        client, name = arrival.client, self.members.names[arrival.client]
         if arrival.status in ("problem", "gone"):
-            tally.dropped(arrival.client)
+            tally.dropped(client)
         if arrival.status == "problem":
-            self.say(f"{self.members.names[arrival.client]}: {arrival.reason}")
+            self.say(f"{name}: {arrival.reason}")
+        why = arrival.reason if arrival.status == "malformed" else ""
         try:
             yield arrival.status == "answer"
-        except RefusedError as error:
-            self.say(f"refused: {self.members.names[arrival.client]}: {error}")
-            tally.refused(arrival.client, str(error))
+        except TimeoutError:  # there was no time left to judge it: it stays late
+            return
+        except Exception as error:  # whatever a client sends, the others go on
+            why = str(error) if isinstance(error, RefusedError) else type(error).__name__
+        if why:
+            self.say(f"refused: {name}: {why}")
+            tally.refused(client, why)
 
     def _finished(self, tally: Tally, number: int, batch: int, deadline: float) -> Exchange:
         seconds = time.monotonic() - tally.began
@@ -418,18 +469,51 @@ class _Server:
             refusals=tuple(tally.refusals),
         )
 
-    def _remember(self, exchange: Exchange, state: State) -> None:
+    def _remember(self, exchange: Exchange, ask: Ask | None, state: State) -> None:
         """Take from the journal what the server itself knew."""
         if exchange.round == SETUP:
-            self.excluded = {client for client, _ in exchange.refusals}
+            self.excluded |= {client for client, _ in exchange.refusals}
+            self._block_ask = ask if isinstance(ask, AskBlockParity) else None
             return
         self._sent[exchange.round] = np.asarray(state.model, dtype=np.float32)
         for reply in exchange.replies:
             self._answered[reply.client] = reply.points
 
+    def _tally(self, loads: IntArray | None = None) -> Tally:
+        """Begin an exchange with all who are not left out; about all their points, if not said."""
+        asked = np.array(self.task.held if loads is None else loads, dtype=np.int64)
+        asked[list(self.excluded)] = 0
+        return Tally.start(asked)
+
+    @property
+    def _playing(self) -> list[int]:
+        return [j for j in self._all if j not in self.excluded]
+
     @property
     def _all(self) -> range:
         return range(len(self.members.names))
+
+
+class _Expecting:
+    """What clients should answer, computed while they are waited for.
+
+    To judge an answer reads a client's parity, which may be large; a deadline has no time for that.
+    """
+
+    def __init__(
+        self, expect: Callable[[int], Expected | None], clients: Iterable[int], until: float
+    ) -> None:
+        self._pool, self._until = ThreadPoolExecutor(1), until
+        self._found = {client: self._pool.submit(expect, client) for client in clients}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __getitem__(self, client: int) -> Expected | None:
+        return self._found[client].result(max(self._until - time.monotonic(), 0.0))
 
 
 def _longest(wait: Wait, config: FederationConfig) -> float:

@@ -8,7 +8,21 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from codedfedl.federate.node import Answer, Arrays
 
-__all__ = ["MalformedError", "message_type", "pack", "pack_arrays", "question_of", "unpack"]
+__all__ = [
+    "MalformedError",
+    "message_type",
+    "pack",
+    "pack_arrays",
+    "printable",
+    "question_of",
+    "unpack",
+]
+
+
+def printable(text: object, most: int = 200) -> str:
+    """Return what somebody else wrote in a form that is safe in a log: one line, not too long."""
+    line = " ".join(str(text)[: 4 * most].encode("ascii", "backslashreplace").decode().split())
+    return "".join(c for c in line if c.isprintable())[:most]
 
 
 class MalformedError(ValueError):

@@ -14,7 +14,7 @@ from codedfedl.report.results import Outcome, curves, outcomes, read_columns, wr
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 
-__all__ = ["render_report"]
+__all__ = ["main_figure", "render_report"]
 
 _FEDERATION = ("rounds", "refusals")
 
@@ -23,15 +23,12 @@ def render_report(directory: RunDirectory) -> str:
     """Return the page: who won, the curves, the clients, the set-up, and how to reproduce it."""
     experiment = directory.experiment()
     found = outcomes(directory)
-    final = written(found[0].metric, float(np.median(found[0].final)))
-    if experiment.federation is None:
-        headline = _headline(found)
-        figure = curve_figure(curves(directory), experiment.title, found[0].target)
-    else:
-        exchanges = list(Journal(directory.path).exchanges())
-        reached = "" if np.isnan(found[0].final).any() else f"{found[0].metric} {final} after "
+    headline = _headline(found)
+    if experiment.federation is not None:
+        exchanges = list(Journal(directory.path).exchanges(gradients=False))
+        final = written(found[0].metric, found[0].final[0])
+        reached = "" if np.isnan(found[0].final[0]) else f"{found[0].metric} {final} after "
         headline = federation_headline(found[0].setting, exchanges, reached)
-        figure = federation_figure(exchanges, found[0].metric)
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"), autoescape=True, undefined=StrictUndefined
     )
@@ -46,7 +43,7 @@ def render_report(directory: RunDirectory) -> str:
         headline=headline,
         metric=found[0].metric,
         target=written(found[0].metric, found[0].target),
-        curves=_svg(figure),
+        curves=_svg(main_figure(directory)),
         clients=_client_rows(directory),
         setups=_setups(directory),
         config=(directory.path / "config.toml").read_text("utf-8"),
@@ -54,6 +51,16 @@ def render_report(directory: RunDirectory) -> str:
         seeds=experiment.seeds,
         federation=_federation(directory),
     )
+
+
+def main_figure(directory: RunDirectory) -> Figure:
+    """Draw what a run is about: curves against time, or when a federation's answers came."""
+    experiment, found = directory.experiment(), curves(directory)
+    if experiment.federation is not None:
+        return federation_figure(
+            list(Journal(directory.path).exchanges(gradients=False)), found[0].metric_name
+        )
+    return curve_figure(found, experiment.title, outcomes(directory)[0].target)
 
 
 def _federation(directory: RunDirectory) -> dict[str, Any] | None:

@@ -82,8 +82,8 @@ class FederationConfig(_Table):
         Of a round. The plan's own if not given; where a scheme waits for all, the longest wait.
     test
         Test data at the server, a name or a file; without it there is no accuracy.
-    ready_timeout, setup_timeout : seconds
-        The longest wait for the nodes, and for features and parity.
+    ready_timeout, probe_timeout, setup_timeout : seconds
+        The longest wait for the nodes, for a probe, and for features and parity.
     probes
         Messages by which each node is measured before anything is planned.
     availability
@@ -92,6 +92,8 @@ class FederationConfig(_Table):
         How many times longer than measured everything may take, where the deadline is planned.
     tolerance
         How many times its expected error a gradient may lie off the client's own parity.
+    without
+        Names of nodes that are left out from now on.
     """
 
     clients: int = Field(ge=1)
@@ -99,11 +101,13 @@ class FederationConfig(_Table):
     deadline: float | None = Field(None, gt=0)
     test: str | None = None
     ready_timeout: float = Field(180.0, gt=0)
+    probe_timeout: float = Field(300.0, gt=0)
     setup_timeout: float = Field(3600.0, gt=0)
     probes: int = Field(5, ge=1)
     availability: float = Field(0.95, gt=0, le=1)
     margin: float = Field(1.5, ge=1)
     tolerance: float = Field(6.0, gt=0)
+    without: list[str] = []
 
 
 class SchemeConfig(BaseModel):

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,14 @@ __all__ = ["Checkpoint", "RunDirectory"]
 
 Checkpoint = dict[str, npt.NDArray[Any]]
 
+_MAY_CHANGE = (
+    "ready_timeout",
+    "probe_timeout",
+    "setup_timeout",
+    "tolerance",
+    "rounds",
+    "without",
+)
 _PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
 
 
@@ -55,8 +64,7 @@ class RunDirectory:
                 f"{self.path} is not empty: say --resume to go on with its run, or choose another"
             )
         make_folder(self.path)
-        document = experiment.model_dump(exclude_none=True)
-        self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
+        self._write_config(experiment)
         environment = {
             "python": platform.python_version(),
             "machine": platform.machine(),
@@ -85,13 +93,12 @@ class RunDirectory:
 
     @contextmanager
     def logged(self) -> Iterator[Callable[[str], None]]:
-        """Give a way to say sentences, which go to the log and to stdout; errors do too."""
+        """Give a way to say sentences, which go to the log; errors go there too."""
 
         def say(sentence: str) -> None:
-            print(f"codedfedl: {sentence}", flush=True)
             if self.path.is_dir():
                 now = datetime.now(UTC).isoformat(" ", "seconds")
-                with self.log.open("a", encoding="utf-8") as file:
+                with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(f"{now} {sentence}\n")
 
         try:
@@ -102,6 +109,10 @@ class RunDirectory:
         except Exception:
             say(f"error: this is a bug\n{traceback.format_exc()}")
             raise
+
+    def _write_config(self, experiment: Experiment) -> None:
+        document = experiment.model_dump(exclude_none=True)
+        self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
 
     def experiment(self) -> Experiment:
         """Read the run's configuration."""
@@ -120,12 +131,18 @@ class RunDirectory:
 
     def _check_same(self, experiment: Experiment) -> None:
         before, now = self.experiment().model_dump(), experiment.model_dump()
+        if before == now:
+            return
+        for document in (before, now):  # for how long one waits may change on the way
+            for key in _MAY_CHANGE:
+                (document["federation"] or {}).pop(key, None)
         for key, value in now.items():
             if before[key] != value:
                 raise InputError(
                     f"{self.path} holds a run with {key} = {before[key]!r}, not {value!r}: "
                     "resume it with its own configuration, or choose another --out"
                 )
+        self._write_config(experiment)
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, if there is one."""
@@ -135,7 +152,7 @@ class RunDirectory:
         try:
             with np.load(path) as stored:
                 return dict(stored)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise InputError(f"cannot read {path}: {error}; delete it to begin anew") from None
 
     def save(self, checkpoint: Checkpoint) -> None:

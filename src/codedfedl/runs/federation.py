@@ -9,7 +9,6 @@ import numpy.typing as npt
 from codedfedl.arrays import Array
 from codedfedl.calibration.fitting import Fit, fit
 from codedfedl.calibration.traces import read_traces
-from codedfedl.data import mini_batches
 from codedfedl.delays import DelayModel
 from codedfedl.errors import InputError
 from codedfedl.fleet import FloatArray, IntArray, Workload
@@ -57,12 +56,13 @@ def task_of(experiment: Experiment, members: Members) -> Task:
     """Return the public facts of the training task."""
     training, batches = experiment.training, experiment.data.batches
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
-    sizes = [[len(p[0]) for p in mini_batches([np.arange(n)], batches)] for n in members.points]
+    # As `mini_batches` deals them, without a list of all points.
+    sizes = [[n // batches + (b < n % batches) for n in members.points] for b in range(batches)]
     rounds = federation_config(experiment).rounds
     return Task(
         workload=Workload(features.size(members.inputs), members.columns),
         feature_macs=features.macs(members.inputs),
-        points=np.array(sizes).T,
+        points=np.array(sizes),
         epochs=max(training.epochs, -(-rounds // batches)),
         schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
         ridge=training.ridge,
@@ -70,8 +70,12 @@ def task_of(experiment: Experiment, members: Members) -> Task:
 
 
 def fitted(journal: Journal, members: Members) -> Fit:
-    """Fit the delays of the clients to how they were measured."""
-    return fit(read_traces(journal.traces), dict(zip(members.names, members.points, strict=True)))
+    """Fit the delays of the clients, in their order, to how they were measured."""
+    points = dict(zip(members.names, members.points, strict=True))
+    found = fit(read_traces(journal.traces), points)
+    if found.fleet.client.astype(str).tolist() != members.names:
+        raise InputError(f"{journal.traces} is not about the members, in their order: delete it")
+    return found
 
 
 def start(
@@ -82,7 +86,8 @@ def start(
     An engine's own delays follow no formula, so `coded` plans with the measurements themselves.
     """
     task, config = task_of(experiment, members), federation_config(experiment)
-    margin = config.margin if config.deadline is None else 1.0
+    given = getattr(scheme, "deadline", None) or getattr(scheme, "round_deadline", None)
+    margin = config.margin if given is None else 1.0
     if isinstance(scheme, Coded):
         delays = _Cautious(found.measured, config.availability, margin)
         return scheme.start(task, delays, model)

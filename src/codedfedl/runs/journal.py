@@ -6,10 +6,13 @@ parity, and one file for every exchange that was finished. To resume is to read 
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -169,7 +172,7 @@ class Journal:
         folder = self.parity_folder / str(client)
         make_folder(folder)
         for name, array in arrays.items():
-            with replacing(folder / f"{name}.npy") as partial, partial.open("wb") as file:
+            with _durable(folder / f"{name}.npy") as file:
                 np.save(file, array)
         with replacing(folder / "points") as partial:  # last: with this the parity is whole
             partial.write_text(str(points))
@@ -195,19 +198,28 @@ class Journal:
         make_folder(self.exchanges_folder)
         if self._count is None:
             self._count = sum(1 for _ in self._paths())
-        path = self.exchanges_folder / f"{self._count:06d}.npz"
-        with replacing(path) as partial, partial.open("wb") as file:
+        kind = "setup" if exchange.round == SETUP else "round"
+        with _durable(self.exchanges_folder / f"{self._count:06d}-{kind}.npz") as file:
             np.savez(file, **exchange.arrays())  # type: ignore[arg-type]
         self._count += 1
 
-    def exchanges(self) -> Iterator[Exchange]:
-        """Read all that was finished, in order."""
+    def rounds(self) -> int:
+        """Return how many rounds are finished."""
+        return sum(path.name.endswith("-round.npz") for path in self._paths())
+
+    def exchanges(self, *, gradients: bool = True) -> Iterator[Exchange]:
+        """Read all that was finished, in order; without gradients where nobody needs them."""
+        large = () if gradients else ("total", "reply_facts", "reply_gradients")
         for path in self._paths():
             try:
                 with np.load(path) as stored:
-                    yield Exchange.of(dict(stored))
-            except (OSError, ValueError, KeyError) as error:
-                raise InputError(f"cannot read {path}: {error}") from None
+                    columns = {name: stored[name] for name in stored.files if name not in large}
+                yield Exchange.of(columns)
+            except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+                raise InputError(
+                    f"cannot read {path}: {error}; delete it, and what comes after it, to go on "
+                    "from the round before"
+                ) from None
 
     def inbox(self, exchange: Exchange, batches: int) -> Inbox:
         """Return what a scheme receives from an exchange."""
@@ -227,4 +239,13 @@ class Journal:
         )
 
     def _paths(self) -> list[Path]:
-        return sorted(self.exchanges_folder.glob("[0-9]*.npz"))
+        return sorted(self.exchanges_folder.glob("[0-9]*-*.npz"))
+
+
+@contextmanager
+def _durable(path: Path) -> Iterator[BinaryIO]:
+    """Give a file that takes its name once it is on the disk, whatever happens to the power."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
