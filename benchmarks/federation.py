@@ -32,7 +32,7 @@ class Measured:
 
 
 def experiment_of(nodes: int) -> Experiment:
-    scheme = {"name": "coded", "redundancy": 0.99, "code": "sparse", "nonzeros": 4}
+    scheme = {"name": "coded", "redundancy": 0.99}
     table = {"clients": nodes, "rounds": 1, "deadline": 60.0, "probes": 1, "ready_timeout": 600.0}
     return check(
         {

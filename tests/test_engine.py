@@ -97,37 +97,49 @@ def on_time(exchange: Exchange) -> bool:
     return abs(exchange.seconds - exchange.deadline) <= WITHIN
 
 
-def test_a_short_federation_with_tls_and_one_kill(tmp_path: Path) -> None:
-    """A killed node costs one deadline a round and no more; a run that failed is resumed."""
-    out = tmp_path / "run"
+def federate_local(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [str(BIN / "codedfedl"), "federate", "local", "--clients", "3", "--rounds", "3"]
-    command += ["--deadline", "12", "--scheme", "coded-newton", "--tls", "--kill", "1", "--json"]
-    command += ["--set", "federation.probes=1", "--out", str(out)]
-    early = [*command, "--set", "federation.ready_timeout=0.1"]
-    done = subprocess.run(early, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert "of 3 nodes are ready after 0.1 s: start the others" in done.stderr
-    eventually(lambda: not flowers_of(out), 10, "processes were left")
+    command += ["--deadline", "12", "--tls", "--json", "--set", "federation.probes=1"]
+    command += ["--out", str(out), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
-    done = subprocess.run(
-        [*command, "--resume"], capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+
+def check_rounds(found: dict[str, Any], out: Path) -> None:
     rounds = found["rounds"]
     assert [row["round"] for row in rounds] == [1, 2, 3]
     assert all(row["arrived"] + row["late"] + row["dropped"] == 3 for row in rounds)
     assert all(row["seconds"] <= row["deadline_s"] + WITHIN for row in rounds)
     assert all(row["deadline_s"] == 12 for row in rounds)
-    assert found["killed"] == ["node-002"]
-    assert rounds[-1]["dropped"] == 1
-    assert rounds[-1]["arrived"] >= 1
-    assert abs(rounds[-1]["seconds"] - 12) <= WITHIN  # it waited for the one that was killed
-    assert found["accuracy"] > 0.9
     assert "<svg" in (out / "report.html").read_text("utf-8")
     eventually(lambda: not flowers_of(out), 10, "processes were left")
     again = CliRunner().invoke(app, ["simulate", "--replay", str(out), "--json"])
     assert json.loads(again.stdout)["same"] is True
+
+
+def test_a_short_federation_with_tls_and_one_kill(tmp_path: Path) -> None:
+    """A killed node costs one deadline a round and no more."""
+    done = federate_local(tmp_path / "run", "--scheme", "coded-newton", "--kill", "1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    check_rounds(found, tmp_path / "run")
+    last = found["rounds"][-1]
+    assert found["killed"] == ["node-002"]
+    assert last["dropped"] == 1
+    assert last["arrived"] >= 1
+    assert abs(last["seconds"] - 12) <= WITHIN  # it waited for the one that was killed
+    assert found["accuracy"] > 0.9
+
+
+@pytest.mark.long
+def test_a_run_that_failed_is_resumed(tmp_path: Path) -> None:
+    early = federate_local(
+        tmp_path / "run", "--scheme", "uncoded", "--set", "federation.ready_timeout=0.1"
+    )
+    assert early.returncode == 2
+    assert "of 3 nodes are ready after 0.1 s: start the others" in early.stderr
+    done = federate_local(tmp_path / "run", "--scheme", "uncoded", "--resume")
+    assert done.returncode == 0, done.stderr
+    check_rounds(json.loads(done.stdout), tmp_path / "run")
 
 
 def mischievous(tmp_path: Path) -> Path:
@@ -397,7 +409,7 @@ def test_parity_of_many_nodes_does_not_fill_the_servers_memory(tmp_path: Path) -
 
     `benchmarks/federation.py` does it with thirty.
     """
-    scheme = {"name": "coded", "redundancy": 0.99, "code": "sparse", "nonzeros": 4}
+    scheme = {"name": "coded", "redundancy": 0.99}
     document = experiment_of(12, 1, scheme, deadline=30.0, probes=1).model_dump()
     document["features"]["n_components"] = 8800
     experiment = Experiment.model_validate(document)

@@ -219,6 +219,7 @@ def _follow(running: Any, directory: RunDirectory, kill: int) -> list[int]:
                     raise InputError(sentence.removeprefix("error: "))
             if time.monotonic() - asked > _ASK_STATUS:
                 asked = time.monotonic()
+                running.revive()
                 try:
                     if running.finished(run):
                         return killed

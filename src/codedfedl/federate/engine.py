@@ -65,8 +65,12 @@ class Superlink:
         (home / "config.toml").write_text(f"{text}{secure}\n", "utf-8")
 
     def register(self, public_key: Path) -> None:
-        """Let a node in by its key."""
-        self._flwr(["supernode", "register", str(public_key)])
+        """Let a node in by its key, if it is not in already."""
+        try:
+            self._flwr(["supernode", "register", str(public_key)])
+        except InputError as error:
+            if "already in use" not in str(error):
+                raise
 
     def nodes(self) -> dict[int, str]:
         """Return all nodes that it knows, and whether each is online."""

@@ -201,6 +201,13 @@ class LocalFederation:
             command += ["--auth-supernode-private-key", str(private)]
         self.nodes[j] = self.start_program(name, command)
 
+    def revive(self) -> None:
+        """Start nodes again that ended by themselves: the engine refuses a key that it has seen."""
+        for j, process in enumerate(self.nodes):
+            if process is not None and process.poll() is not None:
+                self._ended(process)
+                self.start_node(j)
+
     def cache(self, j: int) -> Path:
         """Return the cache folder of a node."""
         return self.folder / "caches" / node_name(j)
