@@ -7,6 +7,7 @@ whatever their number. `python -m benchmarks.federation`
 import argparse
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def measure(nodes: int, folder: Path) -> Measured:
     with LocalFederation(folder / "local", shards) as local:
         run = local.submit(directory.path / "config.toml", directory.path)
         _wait(journal.traces.is_file, 900)
-        server = next(pid for pid, name in _commands().items() if "flwr-serverapp" in name)
+        server = _server(folder)
         assert local.link is not None
         before, began, peak, link = _own(server), time.monotonic(), 0.0, 0.0
         while len(journal.parity_points()) < nodes and time.monotonic() < began + 900:
@@ -73,14 +74,14 @@ def _wait(done: object, seconds: float) -> None:
         time.sleep(0.5)
 
 
-def _commands() -> dict[int, str]:
-    found = {}
+def _server(folder: Path) -> int:
+    """Return the process of the server app of the federation in a folder."""
     for place in Path("/proc").glob("[0-9]*"):
-        try:
-            found[int(place.name)] = (place / "cmdline").read_bytes().decode()
-        except OSError:
-            continue
-    return found
+        with suppress(OSError):
+            mine = str(folder).encode() in (place / "environ").read_bytes()
+            if mine and b"flwr-serverapp" in (place / "cmdline").read_bytes():
+                return int(place.name)
+    raise SystemExit("there is no server app")
 
 
 def _own(pid: int) -> float:

@@ -1,10 +1,11 @@
 """A whole federation on one machine: a real SuperLink, real SuperNodes, real sockets.
 
-Everything runs in process groups of its own, and ends with whoever started it: also when that is
-killed without a chance to clean up, since a guard holds the other end of a pipe.
+Everything ends with whoever started it: also when that is killed without a chance to clean up, since
+a guard (`guard.py`) holds the other end of a pipe.
 """
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import numpy as np
 
 from codedfedl.data import Dataset, partition
 from codedfedl.errors import InputError
+from codedfedl.federate import guard
 from codedfedl.federate.engine import APP, Superlink, environment, program
 from codedfedl.federate.keys import Keys, make_keys
 from codedfedl.runs.config import Experiment
@@ -32,19 +34,6 @@ HOST = "127.0.0.1"
 _START = 60.0  # seconds that a SuperLink may take
 _PATIENCE = 5.0  # seconds between asking a process to end and making it
 _POLL = "0.2"  # seconds between two looks of a SuperExec for work
-
-_GUARD = """
-import os, signal, sys
-groups = set()
-for line in iter(sys.stdin.readline, ""):
-    group = int(line)
-    groups.add(group) if group > 0 else groups.discard(-group)
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
-"""
 
 
 def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list[Path]:
@@ -115,12 +104,13 @@ class LocalFederation:
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes] | None] = [None] * len(shards)
         self._started: list[subprocess.Popen[bytes]] = []
+        self._mark = secrets.token_hex(8)
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         make_folder(self.folder / "logs")
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD],
+            [sys.executable, "-I", "-S", guard.__file__, self._mark],
             stdin=subprocess.PIPE,
             start_new_session=True,  # what is typed on the terminal is not for it
         )
@@ -157,6 +147,7 @@ class LocalFederation:
             _signal(process, signal.SIGKILL)  # the group outlives its leader
             process.wait()
             self._tell_guard(-process.pid)
+        guard.end_marked(self._mark)  # what the engine has put into other groups
         self.nodes, self.link = [None] * len(self.nodes), None
         if self._guard is not None:
             assert self._guard.stdin is not None
@@ -254,7 +245,7 @@ class LocalFederation:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment(self.superlink.home)
-                | {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL, "PYTHONUNBUFFERED": "1"}
+                | {guard.MARK: self._mark, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL}
                 | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"),
                 start_new_session=True,
             )

@@ -1,0 +1,55 @@
+"""A process that outlives who started a federation here, only to end all that is left of it.
+
+The engine gives some processes groups of their own, and some do not notice that their parent is
+gone. All of them carry the federation's mark in their environment, by which they are found. It
+imports no more than it needs, and runs as a script: ``python guard.py MARK``, with the numbers of
+process groups on its standard input, and minus those that are over.
+"""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["MARK", "end_marked"]
+
+MARK = "CODEDFEDL_FEDERATION"
+"""The environment variable that all processes of a local federation have."""
+
+
+def marked(mark: str) -> list[int]:
+    """Return the running processes with a mark; none where there is no /proc."""
+    wanted, found = f"{MARK}={mark}\0".encode(), []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (place / "environ").read_bytes() + b"\0":
+                found.append(int(place.name))
+    return found
+
+
+def end_marked(mark: str, seconds: float = 10.0) -> None:
+    """Kill all processes with a mark, until there are none."""
+    until = time.monotonic() + seconds
+    while (left := marked(mark)) and time.monotonic() < until:
+        for process in left:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def main() -> None:
+    """Wait until whoever started this is gone."""
+    groups = set()
+    for line in sys.stdin:
+        group = int(line)
+        groups.add(group) if group > 0 else groups.discard(-group)
+    for group in groups:
+        with suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+    end_marked(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()
