@@ -1,7 +1,7 @@
 """A whole federation on one machine: a real SuperLink, real SuperNodes, real sockets.
 
-Everything ends with whoever started it: also when that is killed without a chance to clean up, since
-a guard (`guard.py`) holds the other end of a pipe.
+Everything ends with whoever started it, also when that is killed without a chance to clean up: a
+guard (`guard.py`) holds the other end of a pipe.
 """
 
 import os
