@@ -497,9 +497,9 @@ class TestTraces:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("client,load,total\na,10,3\nb,10,fast\n", "row 2: total is 'fast': write a number"),
-            ("client,load,total\na,,3\n", "times.csv, row 1: load is empty"),
-            ("client,load,total\n,10,3\n", "times.csv, row 1: client is empty: give it a name"),
+            ("client,load,total\na,10,3\nb,10,fast\n", "line 3: total is 'fast': write a number"),
+            ("client,load,total\na,,3\n", "times.csv, line 2: load is empty"),
+            ("client,load,total\n,10,3\n", "times.csv, line 2: client is empty: give it a name"),
             ("client,load,total\n", "has a header and no rows"),
             ("client,total\na,3\n", "lacks the column 'load'"),
             ("client,load,totl\na,1,3\n", "unknown column 'totl': did you mean 'total'"),

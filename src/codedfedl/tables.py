@@ -3,7 +3,7 @@
 import csv
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,11 @@ def column_names(path: str | Path) -> list[str]:
 
 
 def read_table(
-    path: str | Path, required: Sequence[str], optional: Sequence[str] = ()
+    path: str | Path,
+    required: Sequence[str],
+    optional: Sequence[str] = (),
+    *,
+    blank: Collection[str] = (),
 ) -> dict[str, npt.NDArray[Any]]:
     """Read named columns; all but ``client`` must hold numbers.
 
@@ -50,6 +54,8 @@ def read_table(
         A ``.csv`` or ``.parquet`` file.
     required, optional
         The columns that must and that may be there. Any other column is an error.
+    blank
+        The columns in which a cell may be empty, which is NaN.
 
     Returns
     -------
@@ -62,10 +68,13 @@ def read_table(
     check_columns(path, table.column_names, required, optional)
     if table.num_rows == 0:
         raise InputError(f"{path} has a header and no rows: add a line for each client")
-    return {
-        name: _names(path, table[name]) if name == "client" else _numbers(path, name, table[name])
-        for name in table.column_names
-    }
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name in table.column_names:
+        if name == "client":
+            columns[name] = _names(path, table[name])
+        else:
+            columns[name] = _numbers(path, name, table[name], name in blank)
+    return columns
 
 
 def write_table(
@@ -207,16 +216,20 @@ def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return numbers if np.array_equal(numbers.astype(str), names) else names
 
 
-def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+def _numbers(
+    path: Path, name: str, column: pa.ChunkedArray, blank: bool
+) -> npt.NDArray[np.float64]:
     try:
         if pa.types.is_string(column.type):
             column = pc.utf8_trim_whitespace(column)
-        if column.null_count:
+        if blank and pa.types.is_string(column.type):
+            column = pc.if_else(pc.equal(column, ""), None, column)
+        if column.null_count and not blank:
             raise pa.ArrowInvalid("empty cell")
         return np.asarray(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         cells = enumerate(column.to_pylist())
-        row, cell = next((i, c) for i, c in cells if not _is_number(c))
+        row, cell = next((i, c) for i, c in cells if not (_is_number(c) or (blank and c is None)))
         where = _where(path, row)
         what = "is empty" if cell in (None, "") else f"is {cell!r}"
         raise InputError(f"{path}, {where}: {name} {what}: write a number") from None

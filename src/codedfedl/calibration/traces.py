@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from codedfedl.columns import FloatArray
 from codedfedl.errors import InputError
-from codedfedl.tables import check_columns, load_table, write_table
+from codedfedl.tables import read_table, write_table
 
 __all__ = ["Traces", "read_traces"]
 
@@ -160,56 +158,11 @@ def read_traces(path: str | Path) -> Traces:
     An empty cell, or a column that lacks, was not measured. Rows are counted from 1, without the
     header.
     """
-    path = Path(path)
-    table = load_table(path)
-    check_columns(path, table.column_names, _REQUIRED, _OPTIONAL)
-    if table.num_rows == 0:
-        raise InputError(f"{path} has a header and no rows: add a line for each measurement")
-    columns = {
-        name: _names(path, table[name]) if name == "client" else _numbers(path, name, table[name])
-        for name in table.column_names
-    }
+    columns = read_table(path, _REQUIRED, _OPTIONAL, blank=_OPTIONAL)
     try:
         return Traces(**columns)
     except InputError as error:
         raise InputError(f"{path}, {error}") from None
-
-
-def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Return whole numbers where every name is one, and text elsewhere."""
-    listed = [str(name) if name is not None else "" for name in column.to_pylist()]
-    if "" in listed:
-        raise InputError(f"{path}, row {listed.index('') + 1}: client is empty: give it a name")
-    names = np.asarray(listed, dtype=str)
-    try:
-        numbers = names.astype(np.int64)
-    except (ValueError, OverflowError):
-        return names
-    return numbers if np.array_equal(numbers.astype(str), names) else names
-
-
-def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> FloatArray:
-    """Return a column as numbers, NaN where a cell is empty."""
-    cells = column
-    if pa.types.is_string(column.type):
-        trimmed = pc.utf8_trim_whitespace(column)
-        cells = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
-    try:
-        return np.asarray(pc.cast(cells, pa.float64()).to_numpy(), dtype=np.float64)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        row, cell = next((i, c) for i, c in enumerate(cells.to_pylist()) if not _is_number(c))
-        raise InputError(
-            f"{path}, row {row + 1}: {name} is {cell!r}: write a number, or nothing where it was "
-            "not measured"
-        ) from None
-
-
-def _is_number(cell: object) -> bool:
-    try:
-        pc.cast(pa.scalar(cell), pa.float64())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False
-    return True
 
 
 def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:

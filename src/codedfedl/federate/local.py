@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from codedfedl.data import Dataset, partition
+from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.federate import guard
 from codedfedl.federate.engine import APP, Superlink, environment, program
@@ -39,13 +39,8 @@ _POLL = "0.2"  # seconds between two looks of a SuperExec for work
 def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list[Path]:
     """Deal a data set to the clients, and write each its own file, and the test points another."""
     assert experiment.federation is not None
-    shards = partition(
-        dataset.labels,
-        experiment.federation.clients,
-        experiment.data.partition,
-        concentration=experiment.data.concentration,
-        seed=experiment.seeds[0],
-    )
+    clients, seed = experiment.federation.clients, experiment.seeds[0]
+    shards = experiment.deal(dataset.labels, clients, seed)
     paths = []
     for j, rows in enumerate(shards):
         make_folder(folder)

@@ -4,10 +4,13 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
+from codedfedl.data import partition
 from codedfedl.errors import InputError
 from codedfedl.features import FeatureMap, feature_map
+from codedfedl.fleet import IntArray
 from codedfedl.schemes import Scheme, make_scheme
 from codedfedl.tables import nearest
 
@@ -152,6 +155,11 @@ class Experiment(_Table):
         """Return the feature map of a scheme: its own kind, or the experiment's."""
         kind = scheme.features or self.features.kind
         return feature_map(kind, self.features.n_components, self.features.sigma, seed)
+
+    def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:
+        """Return which points each client has, as the data's partition says."""
+        how = self.data
+        return partition(labels, clients, how.partition, concentration=how.concentration, seed=seed)
 
     def build_schemes(self) -> dict[str, Scheme]:
         """Return the schemes by their labels."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.data import Dataset, load_dataset, mini_batches, partition
+from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
@@ -80,13 +80,7 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
 def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list[Points]:
     """Embed every client's points, in the order in which it processes them."""
     seed = experiment.seeds[0]
-    shards = partition(
-        dataset.labels,
-        len(members.names),
-        experiment.data.partition,
-        concentration=experiment.data.concentration,
-        seed=seed,
-    )
+    shards = experiment.deal(dataset.labels, len(members.names), seed)
     if [len(rows) for rows in shards] != members.points:
         raise InputError(
             f"{experiment.data.name} does not deal the points that the clients had "

@@ -9,7 +9,7 @@ import numpy as np
 
 from codedfedl.arrays import Array, beside, to_device, to_host
 from codedfedl.calibration import paper_devices
-from codedfedl.data import Dataset, load_dataset, mini_batches, partition
+from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.delays import FleetDelays
 from codedfedl.errors import InputError
 from codedfedl.features import FeatureMap
@@ -125,13 +125,7 @@ def _deal(
     size = features.size(dataset.inputs.shape[1])
     workload = Workload(size, dataset.label_columns)
     fleet = _fleet(experiment, workload, seed)
-    shards = partition(
-        dataset.labels,
-        len(fleet),
-        experiment.data.partition,
-        concentration=experiment.data.concentration,
-        seed=seed,
-    )
+    shards = experiment.deal(dataset.labels, len(fleet), seed)
     parts = mini_batches(shards, experiment.data.batches)
     training = experiment.training
     points = np.array([[len(indices) for indices in batch] for batch in parts])
