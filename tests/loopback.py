@@ -49,7 +49,7 @@ class LoopbackGrid(Grid):
         self.folder, self.shards, self.script = folder, shards, script or Script()
         self.online = set(range(FIRST_NODE, FIRST_NODE + len(shards)))
         self.asked: list[tuple[int, str, dict[str, Any]]] = []
-        self.crash_after: int | None = None  # pushes
+        self.crash_after: int | None = None  # pushes of the main thread
         self._replies: dict[str, tuple[float, Message]] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class LoopbackGrid(Grid):
         return sorted(self.online)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        if self.crash_after is not None:
+        if self.crash_after is not None and threading.current_thread() is threading.main_thread():
             if self.crash_after == 0:
                 raise KeyboardInterrupt  # as good as a kill: nothing more happens
             self.crash_after -= 1

@@ -10,19 +10,30 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 
 from codedfedl.errors import InputError
-from codedfedl.federate import checks, server
+from codedfedl.federate import checks, collect, server
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.collect import Arrival, Collector
 from codedfedl.federate.node import Answer
 from codedfedl.federate.server import federate
+from codedfedl.federate.wire import question_of
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Exchange, Journal
 from codedfedl.simulate.replay import replay
 from tests.loopback import FIRST_NODE, LoopbackGrid, Script, experiment_of, grid_of
+
+real_sleep = time.sleep
 
 NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
 
@@ -341,9 +352,9 @@ def test_a_node_that_is_silent_in_the_probes(tmp_path: Path) -> None:
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
         return np.inf if client == 1 and question == "probe" else 0.0
 
-    experiment = experiment_of(probe_timeout=0.6)
+    experiment = experiment_of(probe_timeout=0.6, probes=3)
     grid, exchanges, _ = run(experiment, tmp_path, Script(delay=delay))
-    assert [c for c, q, _ in grid.asked if q == "probe"].count(1) == 1
+    assert [c for c, q, _ in grid.asked if q == "probe"].count(1) == 2
     assert rounds_of(exchanges)[-1].outcome.tolist() == [ARRIVED, NOT_ASKED, ARRIVED]
     assert replay(RunDirectory(tmp_path / "run")).same
 
@@ -402,7 +413,7 @@ def test_what_a_rogue_writes_cannot_spoil_the_log(words: str, tmp_path: Path) ->
 
 
 def test_stalled_uploads_do_not_keep_others_from_sending_parity(tmp_path: Path) -> None:
-    """Three of five uploads stall; there are four places."""
+    """Three of five uploads stall, and there is room for more than that on the way."""
 
     class Stalling(LoopbackGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -420,13 +431,71 @@ def test_stalled_uploads_do_not_keep_others_from_sending_parity(tmp_path: Path) 
     assert list(next(Journal(tmp_path / "run").exchanges()).blocks) == [3, 4]
 
 
+@pytest.mark.parametrize("scheme", [{"name": "coded", "redundancy": 0.2}, NEWTON])
+def test_no_more_parity_is_on_the_way_than_may_be(scheme: dict[str, Any], tmp_path: Path) -> None:
+    """Room for one: the next node is asked when the parity before is on the disk."""
+    order: list[tuple[str, int]] = []
+
+    class Watching(LoopbackGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            kept = len(Journal(tmp_path / "run").parity_points())
+            order.extend((question_of(message), kept) for message in messages)
+            return super().push_messages(messages)
+
+    experiment = experiment_of(scheme=scheme, in_flight=1e-6)
+    ordinary = grid_of(experiment, tmp_path / "nodes")
+    grid = Watching(ordinary.folder, ordinary.shards)
+    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    assert [kept for question, kept in order if question.endswith("parity")] == [0, 1, 2]
+
+
+def test_what_gets_lost_on_the_way_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine fails twice in three, at everything; parity that is lost is sent again."""
+    monkeypatch.setattr(collect, "_AGAIN", 0.1)
+    lost: set[str] = set()
+
+    class Failing(LoopbackGrid):
+        calls = 0
+
+        def fail(self) -> None:
+            Failing.calls += 1
+            if Failing.calls % 3:
+                raise ConnectionError("500 Internal Server Error")
+
+        def get_node_ids(self) -> Iterable[int]:
+            self.fail()
+            return super().get_node_ids()
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            found = list(super().pull_messages(message_ids))
+            for message in found:
+                question = str(message.metadata.message_type)
+                if question.endswith("parity") and question not in lost:
+                    lost.add(question)
+                    error = Error(code=3, reason="objects are unavailable")
+                    return [Message(error, reply_to=message)]
+            return found
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: real_sleep(min(seconds, 0.05)))
+    experiment = experiment_of(deadline=3.0)
+    ordinary = grid_of(experiment, tmp_path / "nodes")
+    grid = Failing(ordinary.folder, ordinary.shards)
+    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    asked = [client for client, question, _ in grid.asked if question == "parity"]
+    assert len(asked) == 4
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
 def test_newton_asks_again_for_late_parity_after_a_kill(tmp_path: Path) -> None:
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
         return np.inf if question == "block_parity" and client == 2 else 0.0
 
     experiment = experiment_of(3, 3, NEWTON)
     grid = grid_of(experiment, tmp_path / "nodes", Script(delay=delay))
-    grid.crash_after = 5  # hello, two probes, parity, the first round
+    grid.crash_after = 4  # hello, two probes, the first round
     with pytest.raises(KeyboardInterrupt):
         federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     grid.crash_after, grid.script = None, Script()

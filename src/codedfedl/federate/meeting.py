@@ -21,6 +21,7 @@ __all__ = ["Say", "job_of", "meet", "wait_for"]
 
 _RETURN = 30.0  # seconds that a resumed federation waits for its nodes
 _LOOK = 0.5  # seconds between two looks for new nodes
+_GREETING = 45.0  # seconds until a greeting is taken to be lost
 _AGAIN = 10.0  # seconds until a refused node is asked again
 
 _FORM = {
@@ -53,10 +54,10 @@ def meet(
         now = time.monotonic()
         if now >= until:
             raise InputError(_not_ready(config, ready, greeted, refused))
-        here = [n for n in collector.grid.get_node_ids() if now >= not_before.get(n, 0.0)]
+        here = [n for n in collector.nodes() if now >= not_before.get(n, 0.0)]
         not_before |= dict.fromkeys(here, np.inf)
         greetings = {node: (node, {"job": asdict(job)}) for node in here}
-        asked |= collector.ask("hello", greetings, {}, until - now)
+        asked |= collector.ask("hello", greetings, {}, min(until - now, _GREETING))
         for arrival in collector.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
             try:
@@ -66,7 +67,8 @@ def meet(
                 if refused.get(arrival.client) != str(error):
                     say(f"refused: {error}")
                 refused[arrival.client] = str(error)
-                not_before[arrival.client] = now + _AGAIN  # it may be mended by then
+                lost = arrival.status in ("late", "gone")
+                not_before[arrival.client] = now + (0.0 if lost else _AGAIN)  # it may be mended
         time.sleep(0.0 if asked else _LOOK)
     chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[: config.clients]
     facts = [ready[node] for node in chosen]
@@ -142,7 +144,7 @@ def _greeted(
 def wait_for(collector: Collector, members: Members, say: Say) -> None:
     """Give the nodes of a resumed federation some time to be there again."""
     until = time.monotonic() + _RETURN
-    while missing := set(members.nodes) - set(collector.grid.get_node_ids()):
+    while missing := set(members.nodes) - collector.nodes():
         if time.monotonic() > until:
             say(f"going on without {len(missing)} nodes, which may come back")
             return

@@ -63,7 +63,6 @@ from codedfedl.schemes.coded_newton import NewtonState
 
 __all__ = ["federate"]
 
-_PARITY_AT_ONCE = 4  # answers in memory
 _GOODBYE = 15.0  # seconds
 _REMEMBERED = 20  # rounds after which a late answer is not waited for any more
 _EMBEDDING = 0.25  # share of a round in which a client may embed more points
@@ -127,24 +126,24 @@ class _Server:
     def probe(self) -> Traces:
         """Measure every node: a gradient over all, a half or a quarter of its points a message.
 
-        Who does not answer a probe is not asked again.
+        Who does not answer twice is not asked again.
         """
         rows: list[tuple[int, int, float, float]] = []
-        silent: set[int] = set()
+        silences = np.zeros(len(self._all), dtype=np.int64)
         zero = np.zeros(self.shape, dtype=np.float32)
         points, seconds = self.task.points.max(0), self.config.probe_timeout
         for number in range(self.config.probes):
             loads = np.maximum(points >> number % 3, 1).tolist()
             began = time.monotonic()
-            facts = {j: {"load": loads[j]} for j in self._all if j not in silent}
+            facts = {j: {"load": loads[j]} for j in self._all if silences[j] < 2}
             asked = self._ask("probe", facts, seconds, model=zero)
             answers = dict.fromkeys(facts, (np.nan, np.inf))
             for arrival in self.collector.gather(asked, began + seconds):
                 answers[arrival.client] = self._measured(arrival, arrival.when - began)
-            silent |= {j for j, (_, total) in answers.items() if np.isinf(total)}
+            silences[[j for j, (_, total) in answers.items() if np.isinf(total)]] += 1
             rows += [(j, loads[j], *answers[j]) for j in facts]
             self.say(f"probe {number + 1} of {self.config.probes} done")
-        if len(silent) == len(self._all):
+        if not any(np.isfinite(total) for *_, total in rows):
             raise InputError(
                 "no node answered a probe: look at the nodes' logs, and at the data they are given"
             )
@@ -240,7 +239,7 @@ class _Server:
             for j in self._playing
         }
         tally = self._tally()
-        asked = self._ask_parity("parity", facts, seconds, tally)
+        asked = self._ask_parity("parity", facts, [sum(rows)], seconds, tally)
         for arrival in self.collector.gather(asked, tally.began + seconds):
             with self._refusals(tally, arrival) as usable:
                 if usable:
@@ -279,19 +278,27 @@ class _Server:
         deadline = _longest(ask.wait, self.config)
         common = {"code": asdict(ask.code), "mixing": ask.mixing, "seconds": deadline / 2}
         facts = {j: {"points": int(self.task.held[j]), **common} for j in self._playing}
-        asked = self._ask_parity("block_parity", facts, _REMEMBERED * deadline, tally)
+        rows = self.task.held // ask.mixing
+        asked = self._ask_parity("block_parity", facts, rows, _REMEMBERED * deadline, tally)
         self._parity_pending = {number: (j, ask.mixing) for number, j in asked.items()}
         return asked
 
     def _ask_parity(
-        self, kind: str, facts: Mapping[int, Mapping[str, Any]], seconds: float, tally: Tally
+        self,
+        kind: str,
+        facts: Mapping[int, Mapping[str, Any]],
+        rows: Iterable[int],
+        seconds: float,
+        tally: Tally,
     ) -> dict[int, int]:
-        """Ask for parity that is not here yet; a few answers at a time may be in memory."""
+        """Ask for parity that is not here yet, as much at a time as may be on its way."""
         here = self.journal.parity_points()  # from before the server was killed
+        each = max(1, 4 * int(max(rows)) * sum(self.shape))
+        at_once = max(1, int(self.config.in_flight * 1e6 / each))
         for j in here:
             tally.outcome[j], tally.when[j] = ARRIVED, 0.0
         missing = {j: own for j, own in facts.items() if j not in here}
-        return self._ask(kind, missing, seconds, at_once=_PARITY_AT_ONCE)
+        return self._ask(kind, missing, seconds, at_once=at_once)
 
     def _take_block(self, tally: Tally, arrival: Arrival) -> None:
         """Keep a client's own parity."""
@@ -453,7 +460,7 @@ class _Server:
 
     def _finished(self, tally: Tally, number: int, batch: int, deadline: float) -> Exchange:
         seconds = time.monotonic() - tally.began
-        here = set(self.collector.grid.get_node_ids())
+        here = self.collector.nodes()
         for j in np.flatnonzero(tally.outcome == LATE):
             if self.members.nodes[j] not in here:
                 tally.dropped(int(j))

@@ -87,6 +87,8 @@ class FederationConfig(_Table):
         Test data at the server, a name or a file; without it there is no accuracy.
     ready_timeout, probe_timeout, setup_timeout : seconds
         The longest wait for the nodes, for a probe, and for features and parity.
+    in_flight : megabytes
+        How much parity may be on its way at a time: the engine's data base chokes on much.
     probes
         Messages by which each node is measured before anything is planned.
     availability
@@ -104,8 +106,9 @@ class FederationConfig(_Table):
     deadline: float | None = Field(None, gt=0)
     test: str | None = None
     ready_timeout: float = Field(180.0, gt=0)
-    probe_timeout: float = Field(300.0, gt=0)
+    probe_timeout: float = Field(120.0, gt=0)
     setup_timeout: float = Field(3600.0, gt=0)
+    in_flight: float = Field(200.0, gt=0)
     probes: int = Field(5, ge=1)
     availability: float = Field(0.95, gt=0, le=1)
     margin: float = Field(1.5, ge=1)

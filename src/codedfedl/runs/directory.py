@@ -33,6 +33,7 @@ _MAY_CHANGE = (
     "ready_timeout",
     "probe_timeout",
     "setup_timeout",
+    "in_flight",
     "tolerance",
     "rounds",
     "without",
