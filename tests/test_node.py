@@ -135,6 +135,8 @@ def test_a_node_without_time_sends_no_block_parity(tmp_path: Path) -> None:
     )
     assert facts["points"] == 0
     assert arrays == {}
+    again, _ = ask(make(tmp_path), "block_parity", code=SPARSE, mixing=10, points=60, seconds=9.0)
+    assert again["points"] == 60  # what was not given may still be
 
 
 def test_an_embedded_gradient_stands_for_all_points(

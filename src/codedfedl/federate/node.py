@@ -149,10 +149,8 @@ class _Desk:
         start = time.perf_counter()
         gradient(features[:load], targets[:load], model)
         now = time.perf_counter()
-        facts = {"seconds": now - start, "busy": now - began}
-        return facts, {
-            "gradient": np.zeros_like(model)
-        }  # as large as a gradient, and tells nothing
+        nothing = np.zeros_like(model)  # as large as a gradient
+        return {"seconds": now - start, "busy": now - began}, {"gradient": nothing}
 
     def prepare(self) -> Answer:
         """Embed all points."""
@@ -345,6 +343,8 @@ class _Desk:
                     raise InputError("this node gave its parity already, for another plan")
                 return facts, {name: stored[name] for name in stored.files if name != "facts"}
         facts, arrays = make()
+        if not arrays:  # nothing is given yet
+            return facts, arrays
         make_folder(self.folder)
         text = json.dumps(facts | {"digest": digest})
         with replacing(path) as partial, partial.open("wb") as file:

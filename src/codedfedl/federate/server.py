@@ -403,7 +403,7 @@ class _Server:
                     continue
                 j, when_asked = self._pending.pop(arrival.question)
                 with self._refusals(tally, arrival) as usable:
-                    if usable:
+                    if usable and arrival.facts.get("points") != 0:  # 0: nothing embedded yet
                         now = when_asked == ask.round
                         right = expected[j] if now else expect(j, when_asked)
                         replies.append(self._reply(arrival, when_asked, right))
