@@ -7,6 +7,7 @@ whatever their number. `python -m benchmarks.federation`
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def measure(nodes: int, folder: Path) -> Measured:
     shards = write_shards(experiment, load_dataset("digits"), folder / "data")
     with LocalFederation(folder / "local", shards) as local:
         run = local.submit(directory.path / "config.toml", directory.path)
-        _wait(journal.traces.is_file, 900)
+        _wait(journal.traces.is_file, 900, local)
         server = _server(folder)
         assert local.link is not None
         before, began, peak, link = _own(server), time.monotonic(), 0.0, 0.0
@@ -61,16 +62,17 @@ def measure(nodes: int, folder: Path) -> Measured:
             peak, link = max(peak, _own(server)), max(link, _own(local.link.pid))
             time.sleep(0.1)
         seconds = time.monotonic() - began
-        _wait(lambda: local.finished(run), 900)
+        _wait(lambda: local.finished(run), 900, local)
     sent = sum(path.stat().st_size for path in journal.parity_folder.rglob("*.npy")) / 1e6
     return Measured(nodes, sent, before, peak, link, seconds)
 
 
-def _wait(done: object, seconds: float) -> None:
+def _wait(done: Callable[[], bool], seconds: float, local: LocalFederation) -> None:
     until = time.monotonic() + seconds
-    while not done():  # type: ignore[operator]
+    while not done():
         if time.monotonic() > until:
             raise SystemExit("the federation does not go on")
+        local.revive()
         time.sleep(0.5)
 
 

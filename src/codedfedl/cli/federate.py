@@ -3,14 +3,14 @@
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.output import messages, print_json, results, wrote
+from codedfedl.cli.output import json_number, messages, print_json, results, wrote
 from codedfedl.cli.simulate import Data, Json, Resume
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
@@ -265,29 +265,28 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _finish(directory: RunDirectory, as_json: bool, killed: list[int]) -> None:
     rounds = read_columns(directory.path / "rounds.parquet")
-    refusals = read_columns(directory.path / "refusals.parquet")
     if as_json:
+        refusals = read_columns(directory.path / "refusals.parquet")
+        final = json_number(float(rounds["metric"][-1]))
+        classes = str(rounds["metric_name"][0]) == "accuracy"
         names = ("round", "deadline_s", "seconds", "arrived", "late", "dropped", "refused")
-        final = float(rounds["metric"][-1])
         print_json(
             {
                 "run": str(directory.path),
                 "scheme": str(rounds["scheme"][0]),
-                "rounds": [
-                    {name: rounds[name][row].item() for name in names}
-                    for row in range(len(rounds["round"]))
-                ],
-                str(rounds["metric_name"][0]): None if math.isnan(final) else final,
+                "rounds": _rows({name: rounds[name] for name in names}),
+                "accuracy": final if classes else None,
+                "r_squared": None if classes else final,
                 "killed": [f"node-{j:03d}" for j in killed],
-                "refusals": [
-                    {
-                        name: column[row].item() if name == "round" else str(column[row])
-                        for name, column in refusals.items()
-                    }
-                    for row in range(len(refusals["round"]))
-                ],
+                "refusals": _rows(refusals),
             }
         )
     else:
         results.print(rounds_view(rounds))
     wrote(directory.write_text("report.html", render_report(directory)))
+
+
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a table as plain rows, for JSON."""
+    values = [column.tolist() for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]

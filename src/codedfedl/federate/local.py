@@ -5,6 +5,7 @@ guard (`guard.py`) holds the other end of a pipe.
 """
 
 import os
+import random
 import secrets
 import signal
 import socket
@@ -272,6 +273,9 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
+    """Return a port below those that outgoing connections take, so that none takes it meanwhile."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind((HOST, port))
+            return port
