@@ -291,11 +291,32 @@ def test_an_expired_certificate(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_certificates_for_another_host(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", ["example.org"], [node_name(0)])
-    said = cli("federate", "local", "--clients", "1", "--keys", str(tmp_path / "keys"), "--out",
-               str(tmp_path / "run"))  # fmt: skip
-    assert "server.pem is not for 127.0.0.1" in said
+def test_certificates_are_for_the_server_and_for_itself(tmp_path: Path) -> None:
+    """The SuperLink's executor calls it on loopback, whatever the nodes call it."""
+    keys = make_keys(tmp_path / "keys", ["example.org"], ["ada"])
+    for host in ("example.org", "127.0.0.1", "localhost"):
+        keys.check(host, ["ada"])
+    with pytest.raises(InputError, match="server.pem is not for example.com"):
+        keys.check("example.com", ["ada"])
+    with pytest.raises(InputError, match="bob.key is not there"):
+        keys.check("example.org", ["bob"])
+
+
+def test_an_expired_authority_is_renewed(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", [HOST], ["ada"], days=-0.01)
+    before = (tmp_path / "keys/ada.key").read_bytes()
+    make_keys(tmp_path / "keys", [HOST], ["ada"]).check(HOST, ["ada"])
+    assert (tmp_path / "keys/ada.key").read_bytes() == before
+    (tmp_path / "keys/ca.key").unlink()
+    with pytest.raises(InputError, match="has no ca.key beside it"):
+        make_keys(tmp_path / "keys", [HOST], ["ada"])
+
+
+@pytest.mark.parametrize("name", ["", "../ada", "ca", "server", "a b"])
+def test_names_that_will_not_do(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="will not do"):
+        make_keys(tmp_path / "keys", [HOST], [name])
+    assert not (tmp_path / "keys").exists()
 
 
 def test_an_unreachable_superlink(tmp_path: Path) -> None:

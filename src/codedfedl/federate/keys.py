@@ -24,6 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
 
 _YEAR = 365.0  # days
+_ITSELF = ("127.0.0.1", "localhost")  # the SuperLink's own executor calls it there
 
 
 class Keys:
@@ -92,7 +93,7 @@ def make_keys(
     server_key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(keys.server_key, _pem(server_key))
     keys.server.write_bytes(
-        _certificate("codedfedl server", list(hosts), server_key, authority_key, days)
+        _certificate("codedfedl server", [*_ITSELF, *hosts], server_key, authority_key, days)
     )
     for name in names:
         private, public = keys.node(name)

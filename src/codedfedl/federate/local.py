@@ -264,7 +264,7 @@ class LocalFederation:
 
 def local_keys(folder: Path, clients: int) -> Keys:
     """Make certificates for loopback and a key for every node."""
-    return make_keys(folder, [HOST, "localhost"], [node_name(j) for j in range(clients)])
+    return make_keys(folder, [HOST], [node_name(j) for j in range(clients)])
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
