@@ -523,6 +523,14 @@ def test_a_node_can_be_left_out_on_the_way(tmp_path: Path) -> None:
     assert directory.experiment().federation == changed.federation
 
 
+def test_a_redundancy_that_no_deadline_can_do_with_is_refused_at_once(tmp_path: Path) -> None:
+    document = experiment_of(scheme={"name": "coded", "redundancy": 0.05}).model_dump()
+    document["federation"]["deadline"] = None
+    with pytest.raises(InputError, match="redundancy is 0.05 where federation.availability"):
+        run(Experiment.model_validate(document), tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
 def test_more_rounds_can_be_played(tmp_path: Path) -> None:
     run(experiment_of(rounds=2), tmp_path)
     _, exchanges, _ = run(experiment_of(rounds=4), tmp_path)

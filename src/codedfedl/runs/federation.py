@@ -49,7 +49,15 @@ def scheme_of(experiment: Experiment) -> Scheme:
         settings.setdefault("round_deadline", config.deadline)
         settings.setdefault("setup_deadline", config.setup_timeout)
         settings.setdefault("rounds", config.rounds)
-    return make_scheme(chosen.name, settings)
+    scheme = make_scheme(chosen.name, settings)
+    absent = 1 - config.availability
+    if isinstance(scheme, Coded) and scheme.deadline is None and scheme.redundancy <= absent:
+        raise InputError(
+            f"coded.redundancy is {scheme.redundancy:g} where federation.availability is "
+            f"{config.availability:g}: no deadline brings so many points; raise either, or give a "
+            "deadline"
+        )
+    return scheme
 
 
 def task_of(experiment: Experiment, members: Members) -> Task:
