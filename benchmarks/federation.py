@@ -53,7 +53,7 @@ def measure(nodes: int, folder: Path) -> Measured:
     journal = Journal(directory.path)
     shards = write_shards(experiment, load_dataset("digits"), folder / "data")
     with LocalFederation(folder / "local", shards) as local:
-        run = local.submit(directory.path / "config.toml", directory.path)
+        local.submit(directory.path / "config.toml", directory.path)
         _wait(journal.traces.is_file, 900, local)
         server = _server(folder)
         assert local.link is not None
@@ -62,7 +62,7 @@ def measure(nodes: int, folder: Path) -> Measured:
             peak, link = max(peak, _own(server)), max(link, _own(local.link.pid))
             time.sleep(0.1)
         seconds = time.monotonic() - began
-        _wait(lambda: local.finished(run), 900, local)
+        _wait(lambda: " done: " in directory.log.read_text("utf-8"), 900, local)
     sent = sum(path.stat().st_size for path in journal.parity_folder.rglob("*.npy")) / 1e6
     return Measured(nodes, sent, before, peak, link, seconds)
 

@@ -84,8 +84,11 @@ class Running:
         eventually(lambda: len(self.played()) >= count, seconds, f"round {count} was not played")
         return self.played()[count - 1]
 
-    def wait_until_done(self, run: int, seconds: float) -> None:
-        eventually(lambda: self.local.finished(run), seconds, "the federation did not end")
+    def wait_until_done(self, seconds: float) -> None:
+        def done() -> bool:
+            return self.directory.log.is_file() and " done: " in self.directory.log.read_text()
+
+        eventually(done, seconds, "the federation did not end")
 
     def server(self) -> int:
         """Return the process in which the server app runs."""
@@ -162,8 +165,8 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     experiment = experiment_of(3, 8, deadline=11.0, probes=1, setup_timeout=60.0)
     running = Running(tmp_path, experiment, app=mischievous(tmp_path))
     with running.local:
-        run = running.submit()
-        running.wait_until_done(run, 240)
+        running.submit()
+        running.wait_until_done(240)
     setup = next(running.journal.exchanges())
     assert [(j, why.partition(" ")[0]) for j, why in setup.refusals] == [(2, "features0")]
     played = running.played()
@@ -401,7 +404,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
         local.start_link()
         run = running.submit()
         running.wait_for_round(before + 1, 120)
-        running.wait_until_done(run, 300)
+        running.wait_until_done(300)
     rounds = [exchange.round for exchange in running.played()]
     assert rounds == list(range(22))
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/parity").rglob("*")}
@@ -442,7 +445,7 @@ def test_parity_of_many_nodes_does_not_fill_the_servers_memory(tmp_path: Path) -
     running = Running(tmp_path, experiment)
     peak = 0.0
     with running.local:
-        run = running.submit()
+        running.submit()
         eventually(running.journal.traces.is_file, 180, "nobody was measured")
         server = running.server()
         before = _resident(server)
@@ -450,7 +453,7 @@ def test_parity_of_many_nodes_does_not_fill_the_servers_memory(tmp_path: Path) -
         while not running.played() and time.monotonic() < until:
             peak = max(peak, _resident(server))
             time.sleep(0.05)
-        running.wait_until_done(run, 120)
+        running.wait_until_done(120)
     each = sum(path.stat().st_size for path in (tmp_path / "run/parity/0").iterdir()) / 2**20
     assert each > 47
     quadratic = 4 * 8800**2 / 2**20  # XᵀX of the sum, which the scheme keeps

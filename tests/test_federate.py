@@ -531,6 +531,24 @@ def test_a_redundancy_that_no_deadline_can_do_with_is_refused_at_once(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_an_engine_that_takes_no_message_ends_the_run(tmp_path: Path) -> None:
+    """Rounds without anybody are not played on: the run can be resumed."""
+
+    class Closing(LoopbackGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            over = any(question_of(m) == "gradient" for m in messages) and len(self.asked) > 14
+            return [] if over else super().push_messages(messages)
+
+    experiment = experiment_of()
+    ordinary = grid_of(experiment, tmp_path / "nodes")
+    grid = Closing(ordinary.folder, ordinary.shards)
+    with pytest.raises(InputError, match="takes no message any more"):
+        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    federate(Collector(ordinary), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    assert Journal(tmp_path / "run").rounds() == 3
+
+
 def test_more_rounds_can_be_played(tmp_path: Path) -> None:
     run(experiment_of(rounds=2), tmp_path)
     _, exchanges, _ = run(experiment_of(rounds=4), tmp_path)

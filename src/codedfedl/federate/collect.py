@@ -120,6 +120,11 @@ class Collector:
                 _in_background(self._insist, question, slots)
         elif waiting:
             identities = self._push([question.message() for question in waiting])
+            if not any(identities):  # a node that is gone still has messages stored for it
+                raise InputError(
+                    "the engine takes no message any more: see the SuperLink's log, and run this "
+                    "again to go on"
+                )
             for question, identity in zip(waiting, identities, strict=True):
                 _in_background(self._wait, question, identity)
         return asked
