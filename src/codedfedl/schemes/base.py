@@ -71,6 +71,11 @@ class Task:
         return len(self.points)
 
     @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return int(self.points.shape[1])
+
+    @property
     def rounds(self) -> int:
         """Rounds in all epochs."""
         return self.epochs * self.batches

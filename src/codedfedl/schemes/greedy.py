@@ -41,7 +41,7 @@ class Greedy:
         if state.finished:
             return None
         batch = state.task.batch(state.round)
-        count = max(1, ceil((1 - self.drop) * state.task.points.shape[1] - 1e-9))
+        count = max(1, ceil((1 - self.drop) * state.task.clients - 1e-9))
         return AskGradient(state.round, batch, state.task.points[batch], Fastest(count))
 
     def receive(self, state: State, inbox: Inbox) -> State:
