@@ -115,6 +115,12 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def repeated(common: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns, and before them what is the same on every row."""
+    rows = len(next(iter(columns.values())))
+    return {name: np.full(rows, value) for name, value in common.items()} | dict(columns)
+
+
 def check_destination(path: str | Path, suffixes: Sequence[str] = SUFFIXES) -> None:
     """Refuse a file that could not be written, before any work is done for it."""
     path = Path(path)

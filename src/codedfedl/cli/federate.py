@@ -77,7 +77,13 @@ def local_command(
 
     check_engine()
     from codedfedl.federate.keys import Keys
-    from codedfedl.federate.local import LocalFederation, check_port, local_keys, write_shards
+    from codedfedl.federate.local import (
+        LocalFederation,
+        check_port,
+        local_keys,
+        node_name,
+        write_shards,
+    )
 
     if kill >= clients:
         raise InputError(f"--kill {kill} would leave none of {clients} nodes: kill fewer")
@@ -94,14 +100,14 @@ def local_command(
     experiment = _experiment(scheme, settings, [*changed, *(overrides or [])])
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     if keys is not None:
-        Keys(keys).check("127.0.0.1", [f"node-{j:03d}" for j in range(clients)])
+        Keys(keys).check("127.0.0.1", [node_name(j) for j in range(clients)])
     directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
     shards = write_shards(experiment, loaded, folder / "data")
     held = Keys(keys) if keys else local_keys(folder / "keys", clients) if tls else None
     with _ended_by_signals(), LocalFederation(folder, shards, keys=held, port=port) as running:
         killed = _follow(running, directory, kill)
-    _finish(directory, as_json, killed)
+    _finish(directory, as_json, [node_name(j) for j in killed])
 
 
 Address = Annotated[str, typer.Option("--superlink", help="Where it listens, as host:port.")]
@@ -265,7 +271,7 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _finish(directory: RunDirectory, as_json: bool, killed: list[int]) -> None:
+def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
     rounds = read_columns(directory.path / "rounds.parquet")
     if as_json:
         refusals = read_columns(directory.path / "refusals.parquet")
@@ -279,7 +285,7 @@ def _finish(directory: RunDirectory, as_json: bool, killed: list[int]) -> None:
                 "rounds": _rows({name: rounds[name] for name in names}),
                 "accuracy": final if classes else None,
                 "r_squared": None if classes else final,
-                "killed": [f"node-{j:03d}" for j in killed],
+                "killed": killed,
                 "refusals": _rows(refusals),
             }
         )

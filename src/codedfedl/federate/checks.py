@@ -7,9 +7,11 @@ load stands for all of them up to a sampling error. An answer that lies further 
 multiple of both errors together is refused.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from codedfedl.parity import Parity
 __all__ = [
     "Bounds",
     "Expected",
+    "Expecting",
     "RefusedError",
     "check_distance",
     "checked_gradient",
@@ -128,6 +131,29 @@ def _expected(
     variance = share**2 * sketch + sampling * lengths / squares**2
     unsure = 1 + np.sqrt(2 / len(targets))  # the lengths themselves are estimates from u rows
     return Expected(share * found, float(unsure * np.sqrt(variance)))
+
+
+class Expecting:
+    """What clients should answer, computed while they are waited for.
+
+    To judge an answer reads a client's parity, which may be large; a deadline has no time for that.
+    """
+
+    def __init__(
+        self, expect: Callable[[int], Expected | None], clients: Iterable[int], until: float
+    ) -> None:
+        self._pool, self._until = ThreadPoolExecutor(1), until
+        self._found = {client: self._pool.submit(expect, client) for client in clients}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __getitem__(self, client: int) -> Expected | None:
+        """Return what a client should answer; `TimeoutError` where that is not known in time."""
+        return self._found[client].result(max(self._until - time.monotonic(), 0.0))
 
 
 def checked_gradient(

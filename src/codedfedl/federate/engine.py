@@ -91,10 +91,6 @@ class Superlink:
             return "unknown", ""
         return str(runs[0].get("status", "unknown")), str(runs[0].get("details", ""))
 
-    def stop(self, run: int) -> None:
-        """End a run."""
-        self._flwr(["stop", str(run)])
-
     def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
         """Call `flwr`; it exits with 0 whatever happens, so what counts is what it says."""
         try:

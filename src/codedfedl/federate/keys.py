@@ -6,7 +6,6 @@ anybody whose certificate is not the authority's.
 
 import datetime
 import ipaddress
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from codedfedl.errors import InputError
+from codedfedl.federate.node import NAME
 from codedfedl.tables import make_folder
 
-__all__ = ["NAME", "Keys", "make_keys"]
-
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""What a node may be called."""
+__all__ = ["Keys", "make_keys"]
 
 _YEAR = 365.0  # days
 _ITSELF = ("127.0.0.1", "localhost")  # the SuperLink's own executor calls it there

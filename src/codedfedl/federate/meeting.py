@@ -1,6 +1,5 @@
 """The beginning of a federation: all nodes are there, and agree on what they compute."""
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -13,7 +12,7 @@ from codedfedl.errors import InputError
 from codedfedl.features import FeatureMap, fingerprint
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.collect import Arrival, Collector
-from codedfedl.federate.node import Job
+from codedfedl.federate.node import NAME, Job
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Members
 
@@ -32,7 +31,6 @@ _FORM = {
     "classes": bool,
     "fingerprint": list,
 }
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_POINTS = 2**40
 _MOST_NUMBERS = 10**8  # of a feature map or a model: what a server holds without trouble
 
@@ -121,7 +119,7 @@ def _greeted(
         raise RefusedError(f"{node}: {arrival.reason}")
     if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
         raise RefusedError(f"{node} greets in a form that is not ours")
-    if not _NAME.fullmatch(facts["name"]):
+    if not NAME.fullmatch(facts["name"]):
         raise RefusedError(f"{node} has a name that will not do: use letters, digits, . _ and -")
     node = f"{facts['name']} ({node})"
     if not batches <= facts["points"] <= _MOST_POINTS:

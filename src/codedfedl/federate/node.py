@@ -30,7 +30,10 @@ from codedfedl.gradients import gradient
 from codedfedl.parity import encode, point_weights
 from codedfedl.tables import make_folder, nearest, replacing
 
-__all__ = ["QUESTIONS", "Answer", "Arrays", "Job", "Node"]
+__all__ = ["NAME", "QUESTIONS", "Answer", "Arrays", "Job", "Node"]
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What a node may be called."""
 
 QUESTIONS = (
     "hello",

@@ -9,6 +9,7 @@ import numpy as np
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, SETUP, Exchange, Members
+from codedfedl.tables import repeated
 
 __all__ = ["write_records"]
 
@@ -34,11 +35,11 @@ def write_records(
     setup_seconds = sum(e.seconds for e in setups)
     metric = {"metric_name": "accuracy" if members.classes else "R²"}
     directory.write(
-        "rounds.parquet", _table(common | metric, _round_columns(rounds, setup_seconds))
+        "rounds.parquet", repeated(common | metric, _round_columns(rounds, setup_seconds))
     )
-    directory.write("clients.parquet", _table(common, _client_columns(members, setups, rounds)))
+    directory.write("clients.parquet", repeated(common, _client_columns(members, setups, rounds)))
     embedded = sum(float(e.blocks[j]) for e in setups for j in e.blocks)
-    directory.write("settings.parquet", _table(common, {"embedded_points": np.array([embedded])}))
+    directory.write("settings.parquet", repeated(common, {"embedded_points": np.array([embedded])}))
     refusals = [(e.round + 1, members.names[j], why) for e in exchanges for j, why in e.refusals]
     names = ("round", "client", "reason")
     columns = {name: [row[place] for row in refusals] for place, name in enumerate(names)}
@@ -109,8 +110,3 @@ def _mean(values: Any, counted: Any) -> Any:
     """Return the mean over rounds of what is counted; 0 where nothing is."""
     total = np.where(counted, values, 0.0).sum(0)
     return total / np.maximum(counted.sum(0), 1)
-
-
-def _table(common: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
-    rows = len(next(iter(columns.values())))
-    return {name: np.full(rows, value) for name, value in common.items()} | columns

@@ -6,11 +6,10 @@ so that a server that was killed begins where it was.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.checks import (
     Bounds,
     Expected,
+    Expecting,
     RefusedError,
     check_distance,
     checked_gradient,
@@ -348,7 +348,7 @@ class _Server:
                 return_probability=float(state.plans[ask.batch].return_probabilities[client]),
             )
 
-        with _Expecting(expect, facts, tally.began + deadline) as expected:
+        with Expecting(expect, facts, tally.began + deadline) as expected:
             total = np.zeros(self.shape) + (0.0 if ask.own is None else ask.own.gradient(model))
             for arrival in self._in_time(asked, tally, deadline):
                 with self._refusals(tally, arrival) as usable:
@@ -395,7 +395,7 @@ class _Server:
             )
 
         replies: list[Reply] = []
-        with _Expecting(expect, facts, tally.began + deadline) as expected:
+        with Expecting(expect, facts, tally.began + deadline) as expected:
             wanted = {*asked, *outstanding}
             for arrival in self.collector.gather(wanted, tally.began + deadline):
                 if arrival.question in self._parity_pending:
@@ -499,28 +499,6 @@ class _Server:
     @property
     def _all(self) -> range:
         return range(len(self.members.names))
-
-
-class _Expecting:
-    """What clients should answer, computed while they are waited for.
-
-    To judge an answer reads a client's parity, which may be large; a deadline has no time for that.
-    """
-
-    def __init__(
-        self, expect: Callable[[int], Expected | None], clients: Iterable[int], until: float
-    ) -> None:
-        self._pool, self._until = ThreadPoolExecutor(1), until
-        self._found = {client: self._pool.submit(expect, client) for client in clients}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def __getitem__(self, client: int) -> Expected | None:
-        return self._found[client].result(max(self._until - time.monotonic(), 0.0))
 
 
 def _longest(wait: Wait, config: FederationConfig) -> float:

@@ -20,6 +20,7 @@ from codedfedl.schemes import Scheme
 from codedfedl.schemes.base import Task
 from codedfedl.simulate.engine import FACTS, Problem, Progress, Simulation
 from codedfedl.simulate.evaluate import Batch
+from codedfedl.tables import repeated
 from codedfedl.training import Schedule
 
 __all__ = ["Watch", "prepare", "simulate"]
@@ -263,9 +264,9 @@ def _write_tables(
             }
             prefix = f"{place}/{s}/"
             mine = {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
-            rounds.append(_repeated(common | {"metric_name": metric}, _round_columns(mine)))
-            clients.append(_repeated(common, _columns(mine, "story/")))
-            settings.append(_repeated(common, _columns(mine, "fact/")))
+            rounds.append(repeated(common | {"metric_name": metric}, _round_columns(mine)))
+            clients.append(repeated(common, _columns(mine, "story/")))
+            settings.append(repeated(common, _columns(mine, "fact/")))
     directory.write("rounds.parquet", _stacked(rounds))
     directory.write("clients.parquet", _stacked(clients))
     directory.write("settings.parquet", _stacked(settings))
@@ -293,12 +294,6 @@ def _round_columns(stored: Checkpoint) -> dict[str, Any]:
 
 def _columns(stored: Checkpoint, prefix: str) -> dict[str, Any]:
     return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
-
-
-def _repeated(common: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns, and beside them what is the same on every row."""
-    rows = len(next(iter(columns.values())))
-    return {name: np.full(rows, value) for name, value in common.items()} | columns
 
 
 def _stacked(tables: list[dict[str, Any]]) -> dict[str, Any]:
