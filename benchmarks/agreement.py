@@ -12,15 +12,15 @@ from codedfedl.data import load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.features import RandomFourier
 from codedfedl.fleet import FloatArray
-from codedfedl.simulate.engine import Simulation
+from codedfedl.simulate.engine import Simulation, entries
 from codedfedl.simulate.run import prepare
 
 
 def trained(device: str) -> list[FloatArray]:
     """Return the models, and print their test accuracies."""
     experiment = built_in("table1-mnist", ["training.epochs=10"])
-    problem, fleet = prepare(experiment, load_dataset("mnist"), 0, RandomFourier(), device)
-    simulation = Simulation(problem, fleet, experiment.build_schemes(), 0)
+    problem, task, fleet = prepare(experiment, load_dataset("mnist"), 0, RandomFourier(), device)
+    simulation = Simulation(problem, entries(task, fleet, experiment.build_schemes()), 0)
     for _ in simulation.run():
         pass
     accuracies = [f"{float(setting.metric[-1]):.4f}" for setting in simulation.settings]

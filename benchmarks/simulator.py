@@ -17,7 +17,7 @@ from codedfedl.arrays import to_device
 from codedfedl.experiments import built_in
 from codedfedl.gradients import Quadratic
 from codedfedl.schemes.base import AskGradient
-from codedfedl.simulate.engine import Simulation
+from codedfedl.simulate.engine import Simulation, entries
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.simulate.run import prepare
 
@@ -40,8 +40,8 @@ def build(schemes: list[dict[str, Any]], device: str) -> tuple[Simulation, float
     experiment = type(experiment).model_validate(
         experiment.model_dump(exclude_none=True) | {"schemes": schemes}
     )
-    problem, fleet = prepare(experiment, load_dataset("mnist"), 0, RandomFourier(), device)
-    simulation = Simulation(problem, fleet, experiment.build_schemes(), 0)
+    problem, task, fleet = prepare(experiment, load_dataset("mnist"), 0, RandomFourier(), device)
+    simulation = Simulation(problem, entries(task, fleet, experiment.build_schemes()), 0)
     begin = time.perf_counter()
     for setting in simulation.settings:  # the parity's own, which came with the set-up, once more
         for part in getattr(setting.state, "plans", ()):
@@ -138,12 +138,12 @@ def floors(simulation: Simulation) -> float:
 
 def compare(device: str, rounds: int) -> None:
     ten, preparing = build(SETTINGS, device)
-    spread = preparing / ten.problem.task.rounds / len(SETTINGS)
+    spread = preparing / ten.rounds / len(SETTINGS)
     plain = play(ten, rounds, evaluate=False) / len(SETTINGS)
     tested = play(ten, rounds, evaluate=True) / len(SETTINGS)
     print(f"Ten settings on {device}, milliseconds a round and setting")
     print(f"  gradients {plain * 1e3:8.3f}   with test accuracy {tested * 1e3:8.3f}")
-    print(f"  quadratics, spread over {ten.problem.task.rounds} rounds {spread * 1e3:8.3f}")
+    print(f"  quadratics, spread over {ten.rounds} rounds {spread * 1e3:8.3f}")
     if device != "cpu":
         return
     print(f"  ratio to the floor {plain / floors(ten):6.1f}")
@@ -157,7 +157,7 @@ def compare(device: str, rounds: int) -> None:
     print(f"quadratics charged {(gradients + testing) / (tested + spread):6.1f}")
     del ten
     single, preparing = build([{"name": "coded", "redundancy": 0.1}], device)
-    spread = preparing / single.problem.task.rounds
+    spread = preparing / single.rounds
     alone = play(single, rounds, evaluate=False)
     print(
         f"One coded run at 10%: {alone * 1e3:.2f} ms a round, ratio {gradients / alone:.1f}, ",
@@ -185,10 +185,10 @@ def growth() -> None:
             dataset.classes,
         )
         features = RandomFourier(500)
-        problem, fleet = prepare(experiment, dataset, 0, features, "cpu")
+        problem, task, fleet = prepare(experiment, dataset, 0, features, "cpu")
         schemes = {"coded 10%": experiment.build_schemes()["coded 10%"]}
         begin = time.perf_counter()
-        simulation = Simulation(problem, fleet, schemes, 0)
+        simulation = Simulation(problem, entries(task, fleet, schemes), 0)
         setup = time.perf_counter() - begin
         seconds = play(simulation, 40, evaluate=False)
         print(

@@ -275,6 +275,7 @@ class TestSimulate:
             "rounds.parquet",
             "clients.parquet",
             "settings.parquet",
+            "timeline.parquet",
             "checkpoint.npz",
             "report.html",
         }

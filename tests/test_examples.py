@@ -12,7 +12,7 @@ import pytest
 
 import codedfedl
 from codedfedl.runs.config import check
-from codedfedl.simulate.engine import Simulation
+from codedfedl.simulate.engine import Simulation, entries
 from tests.test_simulate import simulation, small
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +42,9 @@ def test_the_scheme_in_the_docs_trains() -> None:
     names: dict[str, Any] = {"__name__": "momentum"}
     exec(compile(block, "docs/schemes.md", "exec"), names)
     run = simulation(small(training={"epochs": 15, "step": 0.3}))
-    run = Simulation(run.problem, run.clock.model.fleet, {"momentum": names["Momentum"]()}, 0)
+    first = run.settings[0]
+    mine = {"momentum": names["Momentum"]()}
+    run = Simulation(run.problem, entries(first.state.task, first.clock.model.fleet, mine), 0)
     for _ in run.run():
         pass
     assert float(run.settings[0].metric[-1]) > 0.6

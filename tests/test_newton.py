@@ -27,8 +27,9 @@ from codedfedl.schemes.coded_newton import CodedNewton, NewtonState, _newton_ste
 from codedfedl.schemes.sketch_solve import SketchSolve
 from codedfedl.simulate.clock import Clock
 from codedfedl.simulate.crew import Crew
-from codedfedl.simulate.engine import Problem, Setting, Simulation
+from codedfedl.simulate.engine import Setting, Simulation, entries
 from codedfedl.simulate.evaluate import Batch
+from codedfedl.simulate.problem import Problem
 from codedfedl.simulate.run import prepare
 from codedfedl.sketching import Sketch
 from codedfedl.training import Schedule
@@ -41,7 +42,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def prepared(scheme: dict[str, Any], **fleet: Any) -> tuple[Experiment, Problem, Fleet]:
+def prepared(scheme: dict[str, Any], **fleet: Any) -> tuple[Experiment, Problem, Task, Fleet]:
     """Deal digits to ten unequal clients, sorted by class."""
     changes = {"schemes": [scheme], "fleet": SMALL["fleet"] | fleet}
     experiment = Experiment.model_validate(SMALL | changes)
@@ -52,8 +53,8 @@ def prepared(scheme: dict[str, Any], **fleet: Any) -> tuple[Experiment, Problem,
 def played(*, fleet: dict[str, Any] | None = None, **settings: Any) -> tuple[Simulation, Setting]:
     """Run `coded-newton`."""
     scheme = {"name": "coded-newton"} | settings
-    experiment, problem, planned = prepared(scheme, **(fleet or {}))
-    run = Simulation(problem, planned, experiment.build_schemes(), 0)
+    experiment, problem, task, planned = prepared(scheme, **(fleet or {}))
+    run = Simulation(problem, entries(task, planned, experiment.build_schemes()), 0)
     for _ in run.run():
         pass
     return run, run.settings[0]
@@ -208,39 +209,39 @@ class TestRuns:
     def test_slow_clients_go_on_embedding_between_rounds(self) -> None:
         run, setting = played(rounds=60, setup_deadline=10.0, round_deadline=20.0)
         assert setting.crew is not None
-        assert setting.facts["embedded_points"] < run.problem.task.held.sum()
+        assert setting.facts["embedded_points"] < run.settings[0].state.task.held.sum()
         assert setting.crew.embedded.sum() > 1.05 * setting.facts["embedded_points"]
-        assert (setting.crew.embedded <= run.problem.task.held).all()
+        assert (setting.crew.embedded <= run.settings[0].state.task.held).all()
 
     def test_few_points_send_no_parity_and_are_counted(self) -> None:
         run, setting = played(fleet={"clients": 100, "k2": 0.95}, mixing=15, rounds=20)
-        held = run.problem.task.held
+        held = run.settings[0].state.task.held
         assert (held < 15).any()
         assert setting.facts["unrepresented_points"] >= held[held < 15].sum()
         assert setting.excess[-1] < setting.excess[0]
 
     def test_absent_clients_delay_nobody(self) -> None:
-        _, problem, planned = prepared({"name": "coded-newton"})
+        _, problem, task, planned = prepared({"name": "coded-newton"})
         absent = replace(planned, availability=np.array([1, 1, 0, 0.5, 1, 1, 1, 1, 1, 1]))
         scheme = {"coded-newton": make_scheme("coded-newton", {"rounds": 10})}
-        run = Simulation(problem, absent, scheme, 0)
+        run = Simulation(problem, entries(task, absent, scheme), 0)
         for _ in run.run():
             pass
         assert not np.array(run.settings[0].arrived)[1:, 2].any()
         assert np.isfinite(run.settings[0].excess).all()
 
     def test_sketch_solve_is_ridge_on_parity(self) -> None:
-        experiment, problem, planned = prepared({"name": "sketch-solve"})
-        run = Simulation(problem, planned, experiment.build_schemes(), 0)
+        experiment, problem, task, planned = prepared({"name": "sketch-solve"})
+        run = Simulation(problem, entries(task, planned, experiment.build_schemes()), 0)
         (setting,) = run.settings
         assert len(setting.seconds) == 1
         ask = AskBlockParity(Code("balanced"), 10, Everyone())
-        inbox, setup = Crew(Clock(planned, problem.task, 0), problem.batches).set_up(ask)
+        inbox, setup = Crew(Clock(planned, task, 0), problem.batches).set_up(ask)
         assert setup.seconds == setting.setup.seconds > 0
         parity = [inbox.blocks[j].parity for j in sorted(inbox.blocks)]
         x = np.concatenate([part.features for part in parity]).astype(float)
         y = np.concatenate([part.targets for part in parity]).astype(float)
-        least = 1e-4 * float(problem.task.held.sum())
+        least = 1e-4 * float(task.held.sum())
         ridge = Sketch.of(x, y).best_ridge(least)
         expected = np.linalg.solve(x.T @ x + ridge * np.eye(60), x.T @ y)
         np.testing.assert_allclose(setting.state.model, expected, atol=1e-4)
@@ -249,8 +250,8 @@ class TestRuns:
 class TestCrew:
     @staticmethod
     def crew() -> Crew:
-        _, problem, fleet = prepared({"name": "sketch-solve"})
-        return Crew(Clock(fleet, problem.task, 0), problem.batches)
+        _, problem, task, fleet = prepared({"name": "sketch-solve"})
+        return Crew(Clock(fleet, task, 0), problem.batches)
 
     def test_parity_stands_for_all_points_in_expectation(self) -> None:
         """E[X̃ᵀX̃] over codes and over which points come first is XᵀX, for k of ℓ points.

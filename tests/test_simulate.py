@@ -16,7 +16,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.schemes.base import AskGradient, Everyone, Fastest, Until
-from codedfedl.simulate.engine import Setting, Simulation
+from codedfedl.simulate.engine import Setting, Simulation, entries
 from codedfedl.simulate.evaluate import Batch, Evaluator, answer
 from codedfedl.simulate.run import prepare, simulate
 
@@ -45,9 +45,9 @@ def small(**changes: Any) -> Experiment:
 
 def simulation(experiment: Experiment, seed: int = 0) -> Simulation:
     config = experiment.features
-    features = RandomFourier(config.n_components, config.sigma, seed)
-    problem, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
-    return Simulation(problem, fleet, experiment.build_schemes(), seed)
+    features = RandomFourier(config.n_components, config.known_sigma, seed)
+    problem, task, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
+    return Simulation(problem, entries(task, fleet, experiment.build_schemes()), seed)
 
 
 def played(experiment: Experiment, seed: int = 0) -> dict[str, Setting]:
@@ -96,7 +96,7 @@ class TestEvaluator:
         run = simulation(small(features={"n_components": 500, "sigma": 2.0}))
         batch = run.problem.batches[0]
         model = Quadratic.of(batch.features, batch.targets).minimum(1.0).astype(np.float32) / 2
-        loads = run.problem.task.points[0]
+        loads = run.settings[0].state.task.points[0]
         arrived = np.arange(len(loads)) != 2
         ask = AskGradient(0, 0, loads, Everyone())
         (found,) = run.evaluator.totals([ask], [model], [arrived])
@@ -143,7 +143,7 @@ class TestSchemes:
     def test_uncoded_is_gradient_descent_on_all_points(self) -> None:
         run = simulation(small())
         model = run.settings[0].state.model.astype(np.float64)
-        for r in range(run.problem.task.rounds):
+        for r in range(run.rounds):
             batch = run.problem.batches[r % 2]
             x, y = batch.features.astype(np.float64), batch.targets
             model = model - 2.0 * (x.T @ (x @ model - y) / len(x) + 9e-6 * model)
@@ -188,11 +188,11 @@ class TestSchemes:
     @pytest.mark.parametrize("name", ["uncoded", "one-shot", "fedavg", "greedy"])
     def test_waiting_for_the_absent_is_refused(self, name: str) -> None:
         run = simulation(small())
-        fleet = run.clock.model.fleet
+        fleet = run.settings[0].clock.model.fleet
         columns = ("points", "rate", "alpha", "packet_time", "erasure")
         absent = Fleet(**{c: getattr(fleet, c) for c in columns}, availability=0.9)
         with pytest.raises(InputError, match=f"{name} .*availability is below 1"):
-            make_scheme(name, {}).start(run.problem.task, absent, None)
+            make_scheme(name, {}).start(run.settings[0].state.task, absent, None)
 
     @pytest.mark.parametrize(
         ("name", "options", "message"),
@@ -277,8 +277,9 @@ class TestRuns:
             simulate(experiment, directory, watch=kill)
         assert not (directory.path / "rounds.parquet").exists()
         resumed = self.run(tmp_path / "killed", experiment, resume=True)
-        for name in ("rounds.parquet", "clients.parquet", "settings.parquet", "config.toml"):
-            assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
+        for name in ("rounds", "clients", "settings", "timeline"):
+            mine, theirs = (run.path / f"{name}.parquet" for run in (resumed, whole))
+            assert mine.read_bytes() == theirs.read_bytes()
         one, other = whole.checkpoint(), resumed.checkpoint()
         assert one is not None
         assert other is not None
@@ -371,11 +372,11 @@ def test_pytorch_gives_the_same_models() -> None:
     pytest.importorskip("torch")
     experiment = small()
     config = experiment.features
-    features = RandomFourier(config.n_components, config.sigma, 0)
+    features = RandomFourier(config.n_components, config.known_sigma, 0)
     found = []
     for device in ("cpu", "torch"):
-        problem, fleet = prepare(experiment, load_dataset("digits"), 0, features, device)
-        run = Simulation(problem, fleet, experiment.build_schemes(), 0)
+        problem, task, fleet = prepare(experiment, load_dataset("digits"), 0, features, device)
+        run = Simulation(problem, entries(task, fleet, experiment.build_schemes()), 0)
         for _ in run.run():
             pass
         found.append([np.asarray(setting.state.model) for setting in run.settings])

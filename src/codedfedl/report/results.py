@@ -18,9 +18,10 @@ __all__ = ["Curve", "Outcome", "curves", "median_of_all", "outcomes", "read_colu
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One setting of one seed, round after round."""
+    """One setting of one seed, round after round; `group` says what it shares with its rivals."""
 
     setting: str
+    group: str
     scheme: str
     redundancy: float | None
     seed: int
@@ -113,6 +114,7 @@ def curves(directory: RunDirectory) -> list[Curve]:
         found.append(
             Curve(
                 setting=str(setting),
+                group=str(columns["group"][rows[0]]) if "group" in columns else "",
                 scheme=str(columns["scheme"][rows[0]]),
                 redundancy=None if np.isnan(redundancy) else redundancy,
                 seed=int(seed),
@@ -149,20 +151,23 @@ def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outco
     if target is None:
         target = experiment.training.target
     if target is None:  # what the reference reaches in the end, less a little
-        target = float(np.median([c.metric[-1] for c in _reference(found)])) * 0.99
+        target = float(np.median([c.metric[-1] for c in _reference(found, found[0].group)])) * 0.99
     settings = dict.fromkeys(curve.setting for curve in found)
     by_setting = {s: [curve for curve in found if curve.setting == s] for s in settings}
-    reference = _reference(found)
+    references = {curve.group: _reference(found, curve.group) for curve in found}
     return [
-        _outcome(experiment.data.name, target, by_setting[setting], reference)
-        for setting in settings
+        _outcome(experiment.data.name, target, seeds, references[seeds[0].group])
+        for seeds in by_setting.values()
     ]
 
 
-def _reference(found: Sequence[Curve]) -> list[Curve]:
-    """Return the curves of `uncoded`, or of the first setting where there is none."""
-    name = "uncoded" if any(curve.setting == "uncoded" for curve in found) else found[0].setting
-    return [curve for curve in found if curve.setting == name]
+def _reference(found: Sequence[Curve], group: str) -> list[Curve]:
+    """Return the curves of a group's `uncoded`, or of its first setting where there is none."""
+    rivals = [curve for curve in found if curve.group == group]
+    names = [curve.setting for curve in rivals]
+    waiting = ", ".join(word for word in ("uncoded", group) if word)
+    name = waiting if waiting in names else names[0]
+    return [curve for curve in rivals if curve.setting == name]
 
 
 def _outcome(

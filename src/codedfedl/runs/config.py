@@ -2,14 +2,14 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from codedfedl.data import partition
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, feature_map
+from codedfedl.features import FeatureMap, feature_map, typical_sigma
 from codedfedl.fleet import IntArray
 from codedfedl.schemes import Scheme, make_scheme
 from codedfedl.tables import nearest
@@ -20,7 +20,10 @@ __all__ = [
     "SchemeConfig",
     "apply_overrides",
     "check",
+    "parse_value",
     "read_experiment",
+    "set_key",
+    "table_keys",
 ]
 
 
@@ -56,11 +59,21 @@ class FleetConfig(_Table):
 
 
 class FeaturesConfig(_Table):
-    """The feature map."""
+    """The feature map; a `sigma` of ``auto`` is taken from the data."""
 
     kind: Literal["fourier", "structured", "identity"] = "fourier"
     n_components: int = Field(2000, ge=1)
-    sigma: float = Field(5.0, gt=0)
+    sigma: Annotated[float, Field(gt=0)] | Literal["auto"] = 5.0
+
+    @property
+    def known_sigma(self) -> float:
+        """σ as a number."""
+        if self.sigma == "auto":
+            raise InputError(
+                "features.sigma is 'auto', which needs all data in one place: give a number, about "
+                "half the distance between two points"
+            )
+        return self.sigma
 
 
 class TrainingConfig(_Table):
@@ -152,12 +165,20 @@ class Experiment(_Table):
     features: FeaturesConfig = FeaturesConfig()
     training: TrainingConfig = TrainingConfig()
     schemes: list[SchemeConfig] = [SchemeConfig(name="uncoded"), SchemeConfig(name="coded")]
+    grid: dict[str, Annotated[list[bool | int | float | str], Field(min_length=1)]] = {}
     federation: FederationConfig | None = None
 
     def feature_map(self, seed: int, scheme: SchemeConfig) -> FeatureMap:
         """Return the feature map of a scheme: its own kind, or the experiment's."""
-        kind = scheme.features or self.features.kind
-        return feature_map(kind, self.features.n_components, self.features.sigma, seed)
+        kind, config = scheme.features or self.features.kind, self.features
+        return feature_map(kind, config.n_components, config.known_sigma, seed)
+
+    def with_sigma(self, points: npt.NDArray[Any]) -> "Experiment":
+        """Return the experiment with a σ for these points, where it asks for one."""
+        if self.features.sigma != "auto":
+            return self
+        features = self.features.model_copy(update={"sigma": typical_sigma(points)})
+        return self.model_copy(update={"features": features})
 
     def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:
         """Return which points each client has, as the data's partition says."""
@@ -209,6 +230,11 @@ def check(document: dict[str, Any], where: str) -> Experiment:
         raise InputError(f"{where}: {key} is {first['input']!r}: {first['msg']}") from None
 
 
+def table_keys(name: str) -> list[str]:
+    """Return the keys of a table, such as ``fleet``."""
+    return list(_table_at((name,)).model_fields)
+
+
 def _table_at(location: tuple[int | str, ...]) -> type[BaseModel]:
     table: type[BaseModel] = Experiment
     for part in location:
@@ -222,13 +248,22 @@ def _override(document: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise InputError(f"--set {override!r} has no '=': write key=value, such as data.name=mnist")
+    set_key(document, key.strip(), parse_value(text))
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML does; a bare word is a string."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *tables, last = key.strip().split(".")
+        return text
+
+
+def set_key(document: dict[str, Any], key: str, value: Any) -> None:
+    """Set ``table.key`` of a document."""
+    *tables, last = key.split(".")
     for table in tables:
         document = document.setdefault(table, {})
         if not isinstance(document, dict):
-            raise InputError(f"--set {override!r}: {table} is not a table")
+            raise InputError(f"cannot set {key!r}: {table} is not a table")
     document[last] = value

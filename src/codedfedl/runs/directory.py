@@ -112,7 +112,8 @@ class RunDirectory:
             raise
 
     def _write_config(self, experiment: Experiment) -> None:
-        document = experiment.model_dump(exclude_none=True)
+        unused = set() if experiment.grid else {"grid"}
+        document = experiment.model_dump(exclude_none=True, exclude=unused)
         self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
 
     def experiment(self) -> Experiment:

@@ -36,6 +36,9 @@ def federation_config(experiment: Experiment) -> FederationConfig:
             f"scheme {experiment.schemes[0].name!r} does not run on real clients: "
             f"choose {', '.join(SCHEMES)}"
         )
+    if experiment.grid:
+        raise InputError("a federation runs one setting: leave out [grid]")
+    _ = experiment.features.known_sigma  # which refuses one that needs all data
     return experiment.federation
 
 

@@ -8,7 +8,7 @@ from codedfedl.errors import InputError
 from codedfedl.schemes.base import Scheme
 from codedfedl.tables import nearest
 
-__all__ = ["SCHEMES", "Scheme", "make_scheme"]
+__all__ = ["SCHEMES", "Scheme", "make_scheme", "settings_of"]
 
 
 def _found() -> dict[str, type[Any]]:
@@ -26,11 +26,16 @@ SCHEMES = _found()
 """Every scheme by its name."""
 
 
+def settings_of(name: str) -> list[str]:
+    """Return the names of a scheme's settings."""
+    return [field for field in SCHEMES[name].__dataclass_fields__ if field != "name"]
+
+
 def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
     """Return a scheme by name, with its settings."""
     if name not in SCHEMES:
         raise InputError(f"scheme {name!r} is unknown: {nearest(name, list(SCHEMES))}")
-    known = [field for field in SCHEMES[name].__dataclass_fields__ if field != "name"]
+    known = settings_of(name)
     for key in settings:
         if key not in known:
             hint = nearest(key, known) if known else "it has no settings"

@@ -11,7 +11,7 @@ import numpy as np
 from codedfedl import costs
 from codedfedl.delays import Chance, FleetDelays
 from codedfedl.fleet import Fleet, FloatArray, IntArray
-from codedfedl.schemes.base import AskGram, AskParity, Mask, Task, Wait
+from codedfedl.schemes.base import AskGram, AskParity, Task
 from codedfedl.streams import stream
 
 __all__ = ["Clock", "SetupTime"]
@@ -42,8 +42,8 @@ class Clock:
         self.chance: Chance = self.model.draw(task.rounds, stream(seed, "delays"))
         self._seconds: dict[bytes, FloatArray] = {}
 
-    def round(self, round_: int, loads: IntArray, wait: Wait) -> tuple[Mask, float]:
-        """Say who counts as arrived in a round, and how long it took.
+    def seconds(self, round_: int, loads: IntArray) -> FloatArray:
+        """Say when each reply of a round is there; ∞ for a client that is not asked.
 
         Parameters
         ----------
@@ -54,7 +54,7 @@ class Clock:
         if key not in self._seconds:  # all rounds at once: a scheme's loads seldom change
             seconds = self.model.seconds(loads, self.chance)
             self._seconds[key] = np.where(loads > 0, seconds, np.inf)
-        return wait.arrivals(self._seconds[key][round_])
+        return np.asarray(self._seconds[key][round_])
 
     def embedding(self) -> SetupTime:
         """Draw what the features take: every scheme needs them."""

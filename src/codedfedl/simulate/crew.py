@@ -42,6 +42,7 @@ class Crew:
         self.now = 0.0
         self.embedded = np.zeros(clients)
         self.answered = np.zeros(clients, dtype=np.int64)  # points of the last answer
+        self.busy_for = np.full(clients, np.inf)  # from the last round's start to the answer
         self._least = np.ones(clients, dtype=np.int64)
         self._idle_since = np.zeros(clients)
         self._jobs: dict[int, _Job] = {}
@@ -83,6 +84,9 @@ class Crew:
         for j in np.flatnonzero(idle):
             self._jobs[int(j)] = _Job(ask.round, int(loads[j]), float(finished[j]))
             self._idle_since[j] = np.inf
+        self.busy_for = np.full(len(self.held), np.inf)
+        for client, job in self._jobs.items():
+            self.busy_for[client] = job.finished - self.now
         self.now += ask.wait.deadline
         replies = tuple(self._replies())
         arrived: Mask = np.zeros(len(self.held), dtype=bool)

@@ -1,15 +1,14 @@
 """The engine: many settings of one seed in lock-step, on one data set and one feature map."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, to_host
-from codedfedl.fleet import Fleet
+from codedfedl.fleet import Fleet, FloatArray
 from codedfedl.schemes.base import (
     Ask,
     AskBlockParity,
@@ -25,18 +24,23 @@ from codedfedl.schemes.base import (
     Task,
     Until,
 )
+from codedfedl.schemes.coded import CodedState
 from codedfedl.schemes.coded_newton import NewtonState
 from codedfedl.simulate.clock import Clock, SetupTime
 from codedfedl.simulate.crew import Crew
-from codedfedl.simulate.evaluate import Batch, Evaluator, stacked_predictions
+from codedfedl.simulate.evaluate import Evaluator, stacked_predictions
 from codedfedl.simulate.objective import Objective
+from codedfedl.simulate.problem import Problem
 from codedfedl.training import accuracy, r_squared
 
-__all__ = ["FACTS", "Problem", "Progress", "Setting", "Simulation"]
+__all__ = ["FACTS", "SHOWN_ROUNDS", "Entry", "Progress", "Setting", "Simulation", "entries"]
 
+SHOWN_ROUNDS = 8
+"""Of so many rounds it is kept when each answer came, or would have come."""
 
 FACTS = (
     "parity_rows",
+    "expected_return",
     "points_per_parity_row",
     "embedded_points",
     "unrepresented_points",
@@ -56,20 +60,19 @@ FACTS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """Data on a device, ready to be trained on.
+class Entry:
+    """A scheme that takes part: its task, the fleet it plans for, and that on which time passes."""
 
-    Attributes
-    ----------
-    test_classes : array of shape (t,) or None
-        None for regression, whose metric is R² on `test_targets`.
-    """
-
+    label: str
+    scheme: Scheme
     task: Task
-    batches: Sequence[Batch]
-    test_features: Array
-    test_targets: Array
-    test_classes: Array | None
+    fleet: Fleet
+    actual: Fleet
+
+
+def entries(task: Task, fleet: Fleet, schemes: Mapping[str, Scheme]) -> list[Entry]:
+    """Return schemes that have a task and a fleet in common, which is as they plan it."""
+    return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
 
 
 @dataclass(eq=False)
@@ -78,12 +81,13 @@ class Setting:
 
     A `crew` stands for clients with time lines of their own; `excess` is that of the objective,
     which is followed for those schemes only. `facts` are said once: what parity mixes, what was
-    planned and predicted.
+    planned and predicted. `when` says for the first rounds when each answer came, or would have.
     """
 
     label: str
     scheme: Scheme
     state: State
+    clock: Clock
     setup: SetupTime
     crew: Crew | None = None
     facts: dict[str, float] = field(default_factory=dict)
@@ -92,6 +96,7 @@ class Setting:
     seconds: list[float] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
     arrived: list[Mask] = field(default_factory=list)
+    when: list[FloatArray] = field(default_factory=list)
     metric: list[Any] = field(default_factory=list)
 
 
@@ -105,51 +110,51 @@ class Progress:
 
 
 class Simulation:
-    """Schemes that share data, features, fleet and luck."""
+    """Schemes that share data and features; those with the same fleet share their luck too."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        fleet: Fleet,
-        schemes: dict[str, Scheme],
-        seed: int,
-        *,
-        actual: Fleet | None = None,
-    ) -> None:
-        """Start all schemes; they plan for `fleet`, and time passes as on the `actual` one."""
+    def __init__(self, problem: Problem, entries: Sequence[Entry], seed: int) -> None:
         self.problem, self.seed = problem, seed
-        self.clock = Clock(actual or fleet, problem.task, seed)
         self.evaluator = Evaluator(problem.batches)
         self.round = 0
+        self.rounds = max(entry.task.rounds for entry in entries)
+        self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
         zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        embedding = self.clock.embedding()
-        self.settings = [
-            Setting(label, scheme, scheme.start(problem.task, fleet, zero), embedding)
-            for label, scheme in schemes.items()
-        ]
-        for setting in self.settings:
+        clocks: dict[tuple[int, int], Clock] = {}
+        self.settings = []
+        for entry in entries:
+            key = (id(entry.task), id(entry.actual))
+            if key not in clocks:
+                clocks[key] = Clock(entry.actual, entry.task, seed)
+            state = entry.scheme.start(entry.task, entry.fleet, zero)
+            clock = clocks[key]
+            setting = Setting(entry.label, entry.scheme, state, clock, clock.embedding())
             self._set_up(setting)
+            self.settings.append(setting)
 
     def _set_up(self, setting: Setting) -> None:
         """Answer what is asked once; it is the same on every start, so no checkpoint holds it."""
-        ask = setting.scheme.ask(setting.state)
-        everyone = np.ones(len(self.clock.model.points), dtype=bool)
-        points = float(self.problem.task.points.sum())
+        ask, clock, task = setting.scheme.ask(setting.state), setting.clock, setting.state.task
+        everyone = np.ones(task.clients, dtype=bool)
+        points = float(task.held.sum())
         setting.follows_excess = isinstance(ask, AskBlockParity | AskGram)
         if isinstance(ask, AskParity):
-            extra = self.clock.answer(ask)
+            extra = clock.answer(ask)
             before = setting.setup
             setting.setup = SetupTime(before.compute + extra.compute, extra.upload)
             inbox = Inbox(everyone, points, parity=self.evaluator.parity(ask, self.seed))
-            fewest = int(self.problem.task.points.min(initial=2**53))
+            fewest = int(task.points.min(initial=2**53))
             setting.facts = {
                 "parity_rows": float(sum(ask.rows)),
                 "points_per_parity_row": ask.code.points_per_row(fewest, max(ask.rows)),
             }
+            if isinstance(setting.state, CodedState):
+                plan = setting.state.plans[0]
+                setting.facts["round_deadline_s"] = plan.deadline
+                setting.facts["expected_return"] = plan.expected_return
             setting.state = setting.scheme.receive(setting.state, inbox)
         elif isinstance(ask, AskBlockParity):
-            setting.crew = Crew(self.clock, self.problem.batches)
+            setting.crew = Crew(clock, self.problem.batches)
             inbox, setting.setup = setting.crew.set_up(ask)
             setting.state = setting.scheme.receive(setting.state, inbox)
             self._record(setting, 0.0, np.inf, inbox.arrived)  # the start, before any round
@@ -159,24 +164,25 @@ class Simulation:
             inbox = Inbox(everyone, points, gram=self.evaluator.gram())
             setting.state = setting.scheme.receive(setting.state, inbox)
             # This is its training: on the paper's clock too.
-            self._record(setting, self.clock.answer(ask).seconds, np.inf, everyone)
+            self._record(setting, clock.answer(ask).seconds, np.inf, everyone)
             setting.metric.append(self._metrics([setting.state.model])[0])
 
-    @cached_property
-    def objective(self) -> Objective:
-        """The ridge objective over all points of all clients."""
-        targets = [to_host(batch.targets) for batch in self.problem.batches]
-        ridge = self.problem.task.ridge * float(self.problem.task.held.sum())
-        return Objective.of(self.evaluator.gram(), targets, ridge)
+    def objective(self, task: Task) -> Objective:
+        """Return the ridge objective over all points of all clients."""
+        ridge = task.ridge * float(task.held.sum())
+        if ridge not in self._objectives:
+            targets = [to_host(batch.targets) for batch in self.problem.batches]
+            self._objectives[ridge] = Objective.of(self.evaluator.gram(), targets, ridge)
+        return self._objectives[ridge]
 
     def run(self) -> Iterator[Progress]:
         """Play round after round."""
-        while self.round < self.problem.task.rounds:
+        while self.round < self.rounds:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._play_round()
             self.round += 1
-            yield Progress(self.round, self.problem.task.rounds, self.settings)
+            yield Progress(self.round, self.rounds, self.settings)
 
     def _play_round(self) -> None:
         asked = [(s, s.scheme.ask(s.state)) for s in self.settings]
@@ -207,13 +213,13 @@ class Simulation:
     def _start_facts(self, setting: Setting, ask: AskBlockParity, inbox: Inbox) -> dict[str, float]:
         """Say what stands for whom after a set-up with a deadline, and what was predicted of it."""
         sizes = [(b.points, b.parity.features.shape[0]) for b in inbox.blocks.values()]
-        held, state = self.problem.task.held, setting.state
+        held, state = setting.state.task.held, setting.state
         facts = {
             "parity_rows": float(sum(rows for _, rows in sizes)),
             "points_per_parity_row": min(ask.code.points_per_row(*size) for size in sizes),
             "embedded_points": float(sum(points for points, _ in sizes)),
             "unrepresented_points": float(held.sum() - held[list(inbox.blocks)].sum()),
-            "start_loss": self.objective.loss(state.model, float(held.sum())),
+            "start_loss": self.objective(state.task).loss(state.model, float(held.sum())),
         }
         if isinstance(state, NewtonState):
             assert state.plan is not None
@@ -236,7 +242,7 @@ class Simulation:
         assert setting.crew is not None
         inbox, seconds = setting.crew.play(ask, setting.state.model)
         setting.state = setting.scheme.receive(setting.state, inbox)
-        self._record(setting, seconds, seconds, inbox.arrived)
+        self._record(setting, seconds, seconds, inbox.arrived, setting.crew.busy_for)
 
     def replay(self, setting: Setting, rounds: int) -> None:
         """Play a crew's first rounds again: what it remembers is not in any checkpoint."""
@@ -248,14 +254,26 @@ class Simulation:
     def _arrivals(
         self, setting: Setting, ask: AskGradient | AskLocalModel, work: np.ndarray
     ) -> Mask:
-        arrived, seconds = self.clock.round(ask.round, work, ask.wait)
+        when = setting.clock.seconds(ask.round, work)
+        arrived, seconds = ask.wait.arrivals(when)
         deadline = ask.wait.deadline if isinstance(ask.wait, Until) else np.inf
-        self._record(setting, seconds, deadline, arrived)
+        self._record(setting, seconds, deadline, arrived, when)
         return arrived
 
-    def _record(self, setting: Setting, seconds: float, deadline: float, arrived: Mask) -> None:
-        model = setting.state.model
-        setting.excess.append(self.objective.excess(model) if setting.follows_excess else np.nan)
+    def _record(
+        self,
+        setting: Setting,
+        seconds: float,
+        deadline: float,
+        arrived: Mask,
+        when: FloatArray | None = None,
+    ) -> None:
+        excess = np.nan
+        if setting.follows_excess:
+            excess = self.objective(setting.state.task).excess(setting.state.model)
+        setting.excess.append(excess)
+        if when is not None and len(setting.when) < SHOWN_ROUNDS:
+            setting.when.append(when)
         setting.seconds.append(seconds)
         setting.deadlines.append(deadline)
         setting.arrived.append(arrived)
@@ -276,12 +294,12 @@ class Simulation:
 
     def client_story(self, setting: Setting) -> dict[str, npt.NDArray[Any]]:
         """Per client: load, how often it arrived, and where its time went, in the mean."""
-        fleet, chance = self.clock.model.fleet, self.clock.chance
+        fleet, chance, task = setting.clock.model.fleet, setting.clock.chance, setting.state.task
         rounds, arrived = len(setting.arrived), setting.arrived
-        points = self.problem.task.points[0].astype(np.float64)
+        points = task.points[0].astype(np.float64)
         loads = points
         if setting.crew is not None:  # what it has in all; its first record is the set-up
-            points, loads = self.problem.task.held.astype(np.float64), setting.crew.answered
+            points, loads = task.held.astype(np.float64), setting.crew.answered
             rounds, arrived = max(rounds - 1, 1), arrived[1:] or arrived
         ask = setting.scheme.ask(replace(setting.state, round=0))
         if isinstance(ask, AskGradient):
@@ -295,6 +313,7 @@ class Simulation:
             "client": fleet.client,
             "points": points,
             "load": np.asarray(loads, dtype=np.float64),
+            "planned_share": _planned_share(setting.state),
             "arrived_share": np.mean(arrived, axis=0),
             "compute_s": compute,
             "link_s": link,
@@ -302,3 +321,10 @@ class Simulation:
             "setup_compute_s": setting.setup.compute,
             "setup_upload_s": setting.setup.upload,
         }
+
+
+def _planned_share(state: State) -> FloatArray:
+    """Return in which share of the rounds each client was planned to arrive; NaN if nobody did."""
+    if isinstance(state, CodedState):
+        return state.plans[0].return_probabilities
+    return np.full(state.task.clients, np.nan)

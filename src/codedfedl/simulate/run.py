@@ -1,43 +1,46 @@
 """An experiment from its configuration to a filled run directory."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from codedfedl.arrays import Array, beside, to_device, to_host
+from codedfedl.arrays import beside, to_host
 from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.delays import FleetDelays
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap
-from codedfedl.fleet import Fleet, IntArray, Workload, read_fleet
-from codedfedl.runs.config import Experiment, FleetConfig, SchemeConfig
+from codedfedl.features import FeatureMap, RandomFourier
+from codedfedl.fleet import Fleet, Workload, read_fleet
+from codedfedl.runs.config import DataConfig, Experiment, FleetConfig, SchemeConfig
 from codedfedl.runs.directory import Checkpoint, RunDirectory
-from codedfedl.schemes import Scheme
+from codedfedl.runs.grid import Cell, cells
+from codedfedl.schemes import make_scheme
 from codedfedl.schemes.base import Task
-from codedfedl.simulate.engine import FACTS, Problem, Progress, Simulation
-from codedfedl.simulate.evaluate import Batch
+from codedfedl.simulate.engine import FACTS, Entry, Progress, Simulation
+from codedfedl.simulate.problem import Parts, Problem, embedded, task_of
 from codedfedl.tables import repeated
 from codedfedl.training import Schedule
 
 __all__ = ["Watch", "prepare", "simulate"]
 
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
-_FORMAT = 2  # of checkpoints
+_FORMAT = 3  # of checkpoints
 
 Watch = Callable[[str, Progress | None], None]
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """What is simulated in one go: a seed, and the schemes that share a feature map."""
+    """What is simulated in one go: a seed, and the settings that share data and a feature map."""
 
     seed: int
     features: FeatureMap
-    schemes: dict[str, Scheme]
+    dataset: Dataset
+    cells: tuple[Cell, ...]
 
 
 def simulate(
@@ -62,9 +65,12 @@ def simulate(
     watch
         Called with what is being done, and after every round.
     """
-    units = list(_units(experiment))
-    dataset = load_dataset(experiment.data.name, data, label=experiment.data.label)
-    _check(experiment, dataset, [unit for unit in units if unit.seed == units[0].seed])
+    found = cells(experiment)
+    units = list(_units(found, experiment.seeds, _datasets(found, data)))
+    for unit in units:
+        if unit.seed == experiment.seeds[0]:  # plan without computing: what cannot work is refused
+            for entry in _entries(unit, _deal(unit)):
+                entry.scheme.start(entry.task, entry.fleet, None)
     directory.open(experiment, resume=resume)
     checkpoint = directory.checkpoint() or {"format": np.array(_FORMAT)}
     if int(checkpoint.get("format", 1)) != _FORMAT:
@@ -75,7 +81,9 @@ def simulate(
         if f"{place}/done" in checkpoint:
             continue
         watch(f"seed {unit.seed}: features and parity", None)
-        simulation = _prepared(experiment, dataset, unit, device)
+        parts = _deal(unit)
+        problem = embedded(unit.dataset, parts, unit.features, device)
+        simulation = Simulation(problem, _entries(unit, parts), unit.seed)
         _restore(simulation, checkpoint, place)
         saved = time.monotonic()
         for progress in simulation.run():
@@ -86,77 +94,85 @@ def simulate(
         checkpoint |= _snapshot(simulation, place) | {f"{place}/done": np.array(True)}
         checkpoint |= _stories(simulation, place)
         directory.save(checkpoint)
-    metric = "accuracy" if dataset.is_classification else "R²"
-    _write_tables(directory, experiment, metric, units, checkpoint)
-
-
-def _check(experiment: Experiment, dataset: Dataset, units: Sequence[_Unit]) -> None:
-    """Plan without computing anything, so that what cannot work is refused first."""
-    for unit in units:
-        task, fleet, _ = _deal(experiment, dataset, unit.seed, unit.features)
-        for scheme in unit.schemes.values():
-            scheme.start(task, fleet, None)
+    _write_tables(directory, units, checkpoint)
 
 
 def prepare(
     experiment: Experiment, dataset: Dataset, seed: int, features: FeatureMap, device: str
-) -> tuple[Problem, Fleet]:
-    """Deal the data to the clients, embed them, and build the fleet."""
-    task, fleet, parts = _deal(experiment, dataset, seed, features)
-
-    def embedded(inputs: np.ndarray) -> Array:
-        return features.transform(to_device(inputs, device))
-
-    batches = []
-    for part, held in zip(parts, task.points, strict=True):
-        rows = np.concatenate(part)
-        targets = to_device(dataset.targets[rows], device)
-        offsets = np.concatenate([[0], np.cumsum(held)])
-        batches.append(Batch(embedded(dataset.inputs[rows]), targets, offsets))
-    classes = to_device(dataset.test_labels, device) if dataset.is_classification else None
-    test_targets = to_device(dataset.test_targets, device)
-    problem = Problem(task, batches, embedded(dataset.test_inputs), test_targets, classes)
-    return problem, fleet
+) -> tuple[Problem, Task, Fleet]:
+    """Deal the data of an experiment to the clients, embed them, and build the fleet."""
+    unit = _Unit(seed, features, dataset, tuple(cells(experiment)))
+    parts = _deal(unit)
+    first = _entries(unit, parts)[0]
+    return embedded(dataset, parts, features, device), first.task, first.fleet
 
 
-def _deal(
-    experiment: Experiment, dataset: Dataset, seed: int, features: FeatureMap
-) -> tuple[Task, Fleet, list[list[IntArray]]]:
-    """Say which client has which points in which mini-batch."""
-    size = features.size(dataset.inputs.shape[1])
-    workload = Workload(size, dataset.label_columns)
-    fleet = _fleet(experiment, workload, seed)
-    shards = experiment.deal(dataset.labels, len(fleet), seed)
-    parts = mini_batches(shards, experiment.data.batches)
-    training = experiment.training
-    points = np.array([[len(indices) for indices in batch] for batch in parts])
-    task = Task(
-        workload=workload,
-        feature_macs=features.macs(dataset.inputs.shape[1]),
-        points=points,
-        epochs=training.epochs,
-        schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
-        ridge=training.ridge,
+def _datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Dataset]:
+    """Load what the settings train on."""
+    chosen = dict.fromkeys(
+        (cell.experiment.data.name, cell.experiment.data.label) for cell in found
     )
-    return task, replace(fleet, points=points[0]), parts
+    loaded = {one: load_dataset(one[0], folder, label=one[1]) for one in chosen}
+    every = dict.fromkeys(cell.experiment.data for cell in found)
+    return {data: loaded[data.name, data.label] for data in every}
 
 
-def _units(experiment: Experiment) -> Iterator[_Unit]:
-    for seed in experiment.seeds:
-        groups: dict[FeatureMap, dict[str, Scheme]] = {}
-        built = experiment.build_schemes()
-        for one in experiment.schemes:
-            chosen = experiment.feature_map(seed, one)
-            scheme = built[one.label]
-            if one.features is not None and hasattr(scheme, "features"):
-                raise InputError(f"scheme {one.name!r} has features of its own: leave features out")
-            groups.setdefault(getattr(scheme, "features", chosen), {})[one.label] = scheme
-        for features, schemes in groups.items():
-            yield _Unit(seed, features, schemes)
+def _units(
+    found: Sequence[Cell], seeds: Sequence[int], datasets: Mapping[DataConfig, Dataset]
+) -> Iterator[_Unit]:
+    """Group the settings by what lies on the device: data, their partition, features."""
+    for seed in seeds:
+        groups: dict[tuple[DataConfig, int, FeatureMap], list[Cell]] = {}
+        for cell in found:
+            one, data = cell.experiment, cell.experiment.data
+            scheme = make_scheme(cell.scheme.name, cell.scheme.settings)
+            features = getattr(scheme, "features", None)
+            if features is not None and cell.scheme.features is not None:
+                name = cell.scheme.name
+                raise InputError(f"scheme {name!r} has features of its own: leave features out")
+            if features is None:
+                sized = one.with_sigma(datasets[data].inputs)
+                features = sized.feature_map(seed, cell.scheme)
+            groups.setdefault((data, _clients(one.fleet), features), []).append(cell)
+        for (data, _, features), members in groups.items():
+            yield _Unit(seed, features, datasets[data], tuple(members))
 
 
-def _fleet(experiment: Experiment, workload: Workload, seed: int) -> Fleet:
-    config = experiment.fleet
+def _deal(unit: _Unit) -> Parts:
+    """Say which client has which points in which mini-batch."""
+    one = unit.cells[0].experiment
+    shards = one.deal(unit.dataset.labels, _clients(one.fleet), unit.seed)
+    return mini_batches(shards, one.data.batches)
+
+
+def _entries(unit: _Unit, parts: Parts) -> list[Entry]:
+    """Give every setting its task and its fleets; whoever has the same meets the same luck."""
+    made: dict[str, tuple[Task, Fleet, Fleet]] = {}
+    found = []
+    for cell in unit.cells:
+        one, training = cell.experiment, cell.experiment.training
+        key = one.model_dump_json(include={"fleet", "training"})
+        if key not in made:
+            task = task_of(
+                unit.dataset,
+                parts,
+                unit.features,
+                epochs=training.epochs,
+                schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
+                ridge=training.ridge,
+            )
+            fleet = replace(_fleet(one.fleet, task.workload, unit.seed), points=task.points[0])
+            made[key] = (task, fleet, _slowed(fleet, one.fleet))
+        scheme = make_scheme(cell.scheme.name, cell.scheme.settings)
+        found.append(Entry(cell.label, scheme, *made[key]))
+    return found
+
+
+def _clients(config: FleetConfig) -> int:
+    return config.clients if config.name == "paper" else len(read_fleet(config.name, points=1))
+
+
+def _fleet(config: FleetConfig, workload: Workload, seed: int) -> Fleet:
     if config.name != "paper":
         return read_fleet(config.name, workload, points=1)
     devices = paper_devices(
@@ -168,12 +184,6 @@ def _fleet(experiment: Experiment, workload: Workload, seed: int) -> Fleet:
         seed=seed,
     )
     return devices.fleet(workload, 1)
-
-
-def _prepared(experiment: Experiment, dataset: Dataset, unit: _Unit, device: str) -> Simulation:
-    problem, fleet = prepare(experiment, dataset, unit.seed, unit.features, device)
-    actual = _slowed(fleet, experiment.fleet)
-    return Simulation(problem, fleet, unit.schemes, unit.seed, actual=actual)
 
 
 def _slowed(fleet: Fleet, config: FleetConfig) -> Fleet:
@@ -195,6 +205,7 @@ def _snapshot(simulation: Simulation, place: int) -> Checkpoint:
             f"{place}/{s}/seconds": np.array(setting.seconds),
             f"{place}/{s}/deadlines": np.array(setting.deadlines),
             f"{place}/{s}/arrived": np.array(setting.arrived),
+            f"{place}/{s}/when": np.array(setting.when).reshape(-1, setting.state.task.clients),
             f"{place}/{s}/excess": np.array(setting.excess),
             f"{place}/{s}/metric": np.array([float(value) for value in setting.metric]),
         }
@@ -208,7 +219,7 @@ def _restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None
     for s, setting in enumerate(simulation.settings):
         stored = {
             name: checkpoint[f"{place}/{s}/{name}"]
-            for name in ("model", "seconds", "deadlines", "arrived", "excess", "metric")
+            for name in ("model", "seconds", "deadlines", "arrived", "when", "excess", "metric")
         }
         played = len(stored["seconds"])
         if setting.crew is not None:  # its clients remember more than a model
@@ -219,6 +230,7 @@ def _restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None
         setting.seconds = stored["seconds"].tolist()
         setting.deadlines = stored["deadlines"].tolist()
         setting.arrived = list(stored["arrived"])
+        setting.when = list(stored["when"])
         setting.excess = stored["excess"].tolist()
         setting.metric = stored["metric"].tolist()
 
@@ -242,40 +254,56 @@ def _stories(simulation: Simulation, place: int) -> Checkpoint:
     )
 
 
-def _write_tables(
-    directory: RunDirectory,
-    experiment: Experiment,
-    metric: str,
-    units: Sequence[_Unit],
-    stored: Checkpoint,
-) -> None:
-    configs = {config.label: config for config in experiment.schemes}
-    rounds: list[dict[str, Any]] = []
-    clients: list[dict[str, Any]] = []
-    settings: list[dict[str, Any]] = []
+def _write_tables(directory: RunDirectory, units: Sequence[_Unit], stored: Checkpoint) -> None:
+    tables: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("rounds", "clients", "settings", "timeline")
+    }
     for place, unit in enumerate(units):
-        for s, label in enumerate(unit.schemes):
+        metric = "accuracy" if unit.dataset.is_classification else "R²"
+        for s, cell in enumerate(unit.cells):
             common = {
-                "setting": label,
-                "scheme": configs[label].name,
-                "redundancy": float(configs[label].settings.get("redundancy", np.nan)),
-                "as_in_paper": _as_in_paper(experiment, configs[label]),
+                "setting": cell.label,
+                "group": cell.group,
+                "scheme": cell.scheme.name,
+                "redundancy": float(cell.scheme.settings.get("redundancy", np.nan)),
+                "as_in_paper": _as_in_paper(unit.features, cell.scheme),
                 "seed": unit.seed,
             }
             prefix = f"{place}/{s}/"
             mine = {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
-            rounds.append(repeated(common | {"metric_name": metric}, _round_columns(mine)))
-            clients.append(repeated(common, _columns(mine, "story/")))
-            settings.append(repeated(common, _columns(mine, "fact/")))
-    directory.write("rounds.parquet", _stacked(rounds))
-    directory.write("clients.parquet", _stacked(clients))
-    directory.write("settings.parquet", _stacked(settings))
+            story, facts = _columns(mine, "story/"), _columns(mine, "fact/")
+            facts["sigma"] = np.array([getattr(unit.features, "sigma", np.nan)])
+            tables["rounds"].append(
+                repeated(common | {"metric_name": metric}, _round_columns(mine))
+            )
+            tables["clients"].append(repeated(common, story))
+            tables["settings"].append(repeated(common, facts))
+            if unit.seed == units[0].seed:
+                times = _timeline_columns(mine, story["client"])
+                tables["timeline"].append(repeated(common, times))
+    for name, parts in tables.items():
+        directory.write(f"{name}.parquet", _stacked(parts))
 
 
-def _as_in_paper(experiment: Experiment, config: SchemeConfig) -> bool:
+def _timeline_columns(stored: Checkpoint, clients: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return when each client's answer came in the first rounds, one row per client and round."""
+    when = stored["when"]
+    first = int(stored["seconds"][0] == 0)  # the end of some set-ups is a record too
+    shown = slice(first, first + len(when))
+    return {
+        "round": np.repeat(np.arange(len(when)) + 1, len(clients)),
+        "client": np.tile(clients, len(when)),
+        "round_seconds": np.repeat(stored["seconds"][shown], len(clients)),
+        "deadline_s": np.repeat(stored["deadlines"][shown], len(clients)),
+        "seconds": when.ravel(),
+        "arrived": stored["arrived"][shown].ravel(),
+    }
+
+
+def _as_in_paper(features: FeatureMap, scheme: SchemeConfig) -> bool:
     """Whether a setting has the paper's own features and code."""
-    kind = config.features or experiment.features.kind
-    return kind == "fourier" and config.settings.get("code", "gaussian") == "gaussian"
+    gaussian = scheme.settings.get("code", "gaussian") == "gaussian"
+    return isinstance(features, RandomFourier) and gaussian
 
 
 def _round_columns(stored: Checkpoint) -> dict[str, Any]:

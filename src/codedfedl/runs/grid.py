@@ -1,0 +1,127 @@
+"""A grid of settings: every combination of some values, where a key is any of an experiment's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from codedfedl.errors import InputError
+from codedfedl.runs.config import Experiment, SchemeConfig, check, parse_value, set_key, table_keys
+from codedfedl.schemes import SCHEMES, settings_of
+from codedfedl.tables import nearest
+
+__all__ = ["SCHEME", "Cell", "axis", "cells"]
+
+SCHEME = "scheme"
+"""The axis of schemes."""
+
+_TABLES = ("data", "fleet", "features", "training")
+_WORDS = {"data": "data.name", "fleet": "fleet.name", "features": "features.kind"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One scheme with everything that it depends on but the seed.
+
+    Attributes
+    ----------
+    label
+        Tells it from all others.
+    group
+        What the grid says of everything but the scheme: gains are within a group.
+    values
+        Its place in the grid; None on an axis that its scheme does not have.
+    experiment
+        Of this scheme alone.
+    """
+
+    label: str
+    group: str
+    values: Mapping[str, Any]
+    experiment: Experiment
+
+    @property
+    def scheme(self) -> SchemeConfig:
+        """The scheme."""
+        return self.experiment.schemes[0]
+
+
+def axis(text: str) -> tuple[str, list[Any]]:
+    """Read ``key=value,value`` into a key of the grid and its values.
+
+    A key is ``scheme``, a setting of a scheme such as ``redundancy``, or a key of the experiment,
+    whose table may be left out: ``erasure`` is ``fleet.erasure``.
+
+    Examples
+    --------
+    >>> axis("erasure=0.1,0.3")
+    ('fleet.erasure', [0.1, 0.3])
+    """
+    key, equals, listed = text.partition("=")
+    values = [parse_value(value.strip()) for value in listed.split(",") if value.strip()]
+    if not equals or not values:
+        raise InputError(f"--vary {text!r}: write key=value,value, such as redundancy=0.1,0.2")
+    if len(set(map(str, values))) < len(values):
+        raise InputError(f"--vary {text!r} has a value twice: remove one")
+    return _full_key(key.strip()), values
+
+
+def _full_key(key: str) -> str:
+    if key in _WORDS:
+        return _WORDS[key]
+    paths = [f"{table}.{name}" for table in _TABLES for name in table_keys(table)]
+    settings = sorted({name for scheme in SCHEMES for name in settings_of(scheme)})
+    if key in (SCHEME, "seeds", *paths) or key in settings:
+        found = key
+    else:
+        found = next((path for path in paths if path.partition(".")[2] == key), "")
+    if not found:
+        every = [SCHEME, "seeds", *settings, *(path.partition(".")[2] for path in paths), *paths]
+        raise InputError(f"--vary {key}: there is no such key: {nearest(key, every)}")
+    return found
+
+
+def cells(experiment: Experiment) -> list[Cell]:
+    """Return every setting of an experiment: its schemes, at every point of its grid."""
+    grid = {_full_key(key): values for key, values in experiment.grid.items()}
+    shared = [key for key in grid if "." in key]
+    tables = list(_schemes(experiment, grid))
+    for key in grid:
+        if key not in (SCHEME, *shared) and not any(key in place for _, place in tables):
+            raise InputError(f"grid.{key}: none of the schemes has such a setting")
+    found: dict[str, Cell] = {}
+    for values in product(*(grid[key] for key in shared)):
+        place = dict(zip(shared, values, strict=True))
+        group = ", ".join(
+            f"{key.partition('.')[2].replace('_', ' ')} {v}" for key, v in place.items()
+        )
+        document = experiment.model_dump(exclude_none=True, exclude={"grid"})
+        for key, value in place.items():
+            set_key(document, key, value)
+        for scheme, own in tables:
+            document["schemes"] = [scheme]
+            one = check(document, "the grid")
+            label = ", ".join(word for word in (one.schemes[0].label, group) if word)
+            axes = {key: (place | own).get(key) for key in grid}
+            found.setdefault(label, Cell(label, group, axes, one))
+    if not found:
+        raise InputError("schemes: there is none; add a [[schemes]] table")
+    return list(found.values())
+
+
+def _schemes(
+    experiment: Experiment, grid: Mapping[str, Sequence[Any]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield every scheme of the grid as a table, with its place on the axes that it has."""
+    tables = [scheme.model_dump(exclude_none=True) for scheme in experiment.schemes]
+    if SCHEME in grid:
+        given = [
+            (name, [table for table in tables if table["name"] == name]) for name in grid[SCHEME]
+        ]
+        tables = [table for name, known in given for table in known or [{"name": name}]]
+    for table in tables:
+        known_settings = settings_of(table["name"]) if table["name"] in SCHEMES else []
+        own = [key for key in grid if key in known_settings]
+        for values in product(*(grid[key] for key in own)):
+            place = dict(zip(own, values, strict=True))
+            yield table | place, {SCHEME: table["name"]} | place
