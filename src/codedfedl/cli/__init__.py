@@ -11,6 +11,7 @@ from codedfedl.cli.fit import fit_command
 from codedfedl.cli.plan import plan_command
 from codedfedl.cli.reproduce import reproduce_command
 from codedfedl.cli.simulate import demo_command, report_command, simulate_command
+from codedfedl.cli.sweep import sweep_command
 from codedfedl.errors import InputError
 
 __all__ = ["app", "main"]
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("plan")(plan_command)
 app.command("fit")(fit_command)
 app.command("simulate")(simulate_command)
+app.command("sweep")(sweep_command)
 app.command("report")(report_command)
 app.command("reproduce")(reproduce_command)
 app.command("demo")(demo_command)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from codedfedl.cli.output import messages, print_json, results, wrote
 from codedfedl.errors import InputError
-from codedfedl.experiments import built_in
+from codedfedl.experiments import BUILT_IN, built_in
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import main_figure, render_report
 from codedfedl.report.results import Outcome, outcomes
@@ -22,14 +22,16 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate import engine
 from codedfedl.simulate.replay import replay as replay_federation
 from codedfedl.simulate.run import Watch, simulate
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination
+from codedfedl.tables import FIGURE_SUFFIXES, check_destination, nearest
 
 __all__ = [
     "Data",
     "Device",
     "Json",
+    "Overrides",
     "Resume",
     "demo_command",
+    "named_experiment",
     "outcome_rows",
     "report_command",
     "run_experiment",
@@ -41,23 +43,28 @@ Data = Annotated[
     typer.Option(help="Folder of the data files; CODEDFEDL_DATA if not given.", show_default=False),
 ]
 Device = Annotated[str, typer.Option(help="cpu, or cuda, torch or cupy where installed.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def simulate_command(
     experiment: Annotated[
-        Path | None, typer.Argument(help="A TOML file that describes the run.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A TOML file that describes the run, or the name of a built-in experiment.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/run"),
     replay: Annotated[
         Path | None,
         typer.Option(help="Recompute the model of this federation from its recorded arrivals."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
-    ] = None,
+    overrides: Overrides = None,
     data: Data = None,
     device: Device = "cpu",
     resume: Resume = False,
@@ -76,10 +83,24 @@ def simulate_command(
         _replay(replay, data, as_json)
         return
     if experiment is None:
-        raise InputError("say which experiment: a TOML file, or --replay with a federation's run")
+        raise InputError(
+            "say which experiment: a TOML file, a built-in's name such as 'demo', or --replay with "
+            "a federation's run"
+        )
     directory = RunDirectory(out)
-    run_experiment(read_experiment(experiment, overrides), directory, data, device, resume)
+    run_experiment(named_experiment(experiment, overrides), directory, data, device, resume)
     _finish(directory, as_json)
+
+
+def named_experiment(name: str, overrides: list[str] | None) -> Experiment:
+    """Read a TOML file, or a built-in experiment where there is no such file."""
+    if not Path(name).exists() and name in BUILT_IN:
+        return built_in(name, overrides)
+    if not Path(name).suffix:
+        raise InputError(
+            f"{name!r} is neither a TOML file nor a built-in experiment: {nearest(name, BUILT_IN)}"
+        )
+    return read_experiment(name, overrides)
 
 
 def _replay(run: Path, data: str | None, as_json: bool) -> None:

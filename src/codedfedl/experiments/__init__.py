@@ -5,7 +5,14 @@ from pathlib import Path
 
 from codedfedl.runs.config import Experiment, read_experiment
 
-__all__ = ["built_in"]
+__all__ = ["BUILT_IN", "built_in"]
+
+BUILT_IN = sorted(
+    entry.name.removesuffix(".toml")
+    for entry in files(__package__).iterdir()
+    if entry.name.endswith(".toml")
+)
+"""Their names."""
 
 
 def built_in(name: str, overrides: list[str] | None = None) -> Experiment:

@@ -1,6 +1,7 @@
 """Accuracy against time and against iteration: the paper's figures 2 and 3."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -11,9 +12,9 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from codedfedl.report.figures import STYLE
 from codedfedl.report.results import Curve
 
-__all__ = ["cold_start_figure", "curve_figure"]
+__all__ = ["COLOURS", "cold_start_figure", "curve_figure", "log_axis"]
 
-_COLOURS = ("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c", "#5b6570", "#c2407e", "#1397a8")
+COLOURS = ("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c", "#5b6570", "#c2407e", "#1397a8")
 
 
 def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Figure:
@@ -35,7 +36,7 @@ def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Fi
                 ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
             ax.set_xlabel(label)
             if clock != "rounds":
-                _log_hours(ax)
+                log_axis(ax)
         axes[0].set(ylabel=f"{found[0].metric_name} on the test set", title=title)
         axes[0].set_ylim(_lowest(found, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
@@ -63,7 +64,7 @@ def cold_start_figure(
         ax.set(xlabel="hours from a cold start, set-up charged", title=title)
         ax.set(ylabel=f"{found[0].metric_name} on the test set", ylim=(target - 0.12, top + 0.02))
         _mark_paper(ax, paper_hours, target)
-        _log_hours(ax)
+        log_axis(ax)
         ax.legend(loc="lower left", fontsize=8)
     return figure
 
@@ -84,21 +85,22 @@ def _mark_paper(ax: Axes, hours: Sequence[float], target: float) -> None:
         )
 
 
-def _log_hours(ax: Axes) -> None:
-    """Make the axis logarithmic, with plain numbers, and more of them on a short one."""
-    ax.set_xscale("log")
-    low, high = ax.get_xlim()
+def log_axis(ax: Axes, which: Literal["x", "y"] = "x") -> None:
+    """Make an axis logarithmic, with plain numbers, and more of them on a short one."""
+    ax.set(**{f"{which}scale": "log"})
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    low, high = axis.get_view_interval()
     plain = StrMethodFormatter("{x:,g}")
-    ax.xaxis.set_major_formatter(plain)
-    if high < 10 * low:
-        ax.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
-        ax.xaxis.set_minor_formatter(plain)
+    axis.set_major_formatter(plain)
+    if high < 100 * low:
+        axis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7) if high < 10 * low else (2, 5)))
+        axis.set_minor_formatter(plain)
     else:
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _cycle(count: int) -> list[str]:
-    return [_COLOURS[k % len(_COLOURS)] for k in range(count)]
+    return [COLOURS[k % len(COLOURS)] for k in range(count)]
 
 
 def _lowest(found: Sequence[Curve], target: float | None) -> float:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.federation import federation_figure, federation_headline
 from codedfedl.report.figures import save_figure
-from codedfedl.report.results import Outcome, curves, outcomes, read_columns, written
+from codedfedl.report.results import curves, outcomes, read_columns, verdict, written
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 
@@ -23,7 +23,7 @@ def render_report(directory: RunDirectory) -> str:
     """Return the page: who won, the curves, the clients, the set-up, and how to reproduce it."""
     experiment = directory.experiment()
     found = outcomes(directory)
-    headline = _headline(found)
+    headline = " ".join(verdict(found))
     if experiment.federation is not None:
         exchanges = list(Journal(directory.path).exchanges(gradients=False))
         final = written(found[0].metric, found[0].final[0])
@@ -72,21 +72,6 @@ def _federation(directory: RunDirectory) -> dict[str, Any] | None:
         name: [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         for name, columns in tables.items()
     }
-
-
-def _headline(found: list[Outcome]) -> str:
-    sentences = []
-    for clock, name in (("training_hours", "training alone"), ("total_hours", "set-up charged")):
-        met = [o for o in found if None not in getattr(o, clock)]
-        met = [o for o in met if np.median(getattr(o, clock)) > 0]  # without training, no race
-        if not met:
-            continue
-        winner = min(met, key=lambda o: float(np.median(getattr(o, clock))))
-        gain = winner.gain if clock == "training_hours" else winner.gain_total
-        hours = float(np.median(getattr(winner, clock)))
-        versus = f", {gain:.1f} times sooner than waiting for all" if gain and gain != 1 else ""
-        sentences.append(f"With {name}, {winner.setting} is first: {hours:,.4g} h{versus}.")
-    return " ".join(sentences) or "No scheme met the target on every seed."
 
 
 def _middle(values: list[float | None]) -> str:

@@ -13,7 +13,22 @@ from codedfedl.calibration.paper import paper_result
 from codedfedl.errors import InputError
 from codedfedl.runs.directory import RunDirectory
 
-__all__ = ["Curve", "Outcome", "curves", "median_of_all", "outcomes", "read_columns", "written"]
+__all__ = [
+    "CLOCKS",
+    "Curve",
+    "Outcome",
+    "best",
+    "curves",
+    "median_of_all",
+    "outcomes",
+    "read_columns",
+    "span",
+    "verdict",
+    "written",
+]
+
+CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
+"""The two clocks, and what each of them counts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +107,46 @@ def median_of_all(values: Sequence[float | None]) -> float | None:
 def written(metric: str, value: float) -> str:
     """Write a metric as people do: an accuracy in percent, R² as it is."""
     return f"{value:.2%}" if metric == "accuracy" else f"{value:.4f}"
+
+
+def best(found: Sequence[Outcome], clock: str) -> Outcome | None:
+    """Return who met the target first on every seed, by the median; nobody if nobody did."""
+    hours = {id(o): median_of_all(getattr(o, clock)) for o in found}
+    met = [o for o in found if hours[id(o)]]  # without any training there is no race
+    return min(met, key=lambda o: hours[id(o)] or np.inf, default=None)
+
+
+def verdict(found: Sequence[Outcome]) -> list[str]:
+    """Say on each clock which setting is best, and how much sooner it is than waiting for all."""
+    sentences = []
+    for clock, name in CLOCKS.items():
+        first = best(found, clock)
+        if first is None:
+            continue
+        gain = first.gain if clock == "training_hours" else first.gain_total
+        versus = ""
+        if gain is not None and gain != 1:
+            versus = f", {_times(gain)} waiting for all"
+        hours = median_of_all(getattr(first, clock)) or 0.0
+        sentences.append(f"With {name}, {first.setting} is first: {span(hours)}{versus}.")
+    return sentences or ["No setting met the target on every seed."]
+
+
+def _times(gain: float) -> str:
+    digits = 0 if gain >= 100 else 1
+    if gain >= 1:
+        return f"{gain:,.{digits}f} times sooner than"
+    return f"{1 / gain:,.{digits}f} times later than"
+
+
+def span(hours: float) -> str:
+    """Write a time in the unit that people would take."""
+    for unit, name in ((1.0, "h"), (60.0, "min")):
+        if hours * unit >= 1:
+            return (
+                f"{hours * unit:,.3g} {name}" if hours * unit < 1000 else f"{hours * unit:,.0f} h"
+            )
+    return f"{hours * 3600:.3g} s"
 
 
 def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:

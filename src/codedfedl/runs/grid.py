@@ -10,7 +10,7 @@ from codedfedl.runs.config import Experiment, SchemeConfig, check, parse_value, 
 from codedfedl.schemes import SCHEMES, settings_of
 from codedfedl.tables import nearest
 
-__all__ = ["SCHEME", "Cell", "axis", "cells"]
+__all__ = ["SCHEME", "Cell", "axis", "cells", "short"]
 
 SCHEME = "scheme"
 """The axis of schemes."""
@@ -66,6 +66,12 @@ def axis(text: str) -> tuple[str, list[Any]]:
     return _full_key(key.strip()), values
 
 
+def short(key: str) -> str:
+    """Say a key of the grid in a word or two: ``fleet.name`` is the fleet."""
+    words = {path: word for word, path in _WORDS.items()}
+    return words.get(key, key.rpartition(".")[2].replace("_", " "))
+
+
 def _full_key(key: str) -> str:
     if key in _WORDS:
         return _WORDS[key]
@@ -92,9 +98,7 @@ def cells(experiment: Experiment) -> list[Cell]:
     found: dict[str, Cell] = {}
     for values in product(*(grid[key] for key in shared)):
         place = dict(zip(shared, values, strict=True))
-        group = ", ".join(
-            f"{key.partition('.')[2].replace('_', ' ')} {v}" for key, v in place.items()
-        )
+        group = ", ".join(f"{short(key)} {value}" for key, value in place.items())
         document = experiment.model_dump(exclude_none=True, exclude={"grid"})
         for key, value in place.items():
             set_key(document, key, value)

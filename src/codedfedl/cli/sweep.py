@@ -1,0 +1,107 @@
+"""`codedfedl sweep`: a grid of settings, and which of them is best."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codedfedl.cli.output import print_json, results, wrote
+from codedfedl.cli.simulate import (
+    Data,
+    Device,
+    Json,
+    Overrides,
+    Resume,
+    named_experiment,
+    outcome_rows,
+    run_experiment,
+)
+from codedfedl.errors import InputError
+from codedfedl.report.figures import save_figure
+from codedfedl.report.html import render_report
+from codedfedl.report.results import CLOCKS, best, outcomes
+from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
+from codedfedl.report.tables import outcome_view
+from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import axis, cells
+
+__all__ = ["sweep_command"]
+
+
+def sweep_command(
+    experiment: Annotated[
+        str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")
+    ] = "redundancy",
+    fleet: Annotated[
+        Path | None, typer.Option(help="Your fleet or device file (.csv, .parquet).")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An axis of the grid, such as redundancy=0.1,0.2 or erasure=0.1,0.3; repeat it "
+            "for more. In place of the experiment's own [grid].",
+            metavar="KEY=V1,V2",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds; the experiment's own if not said.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/sweep"),
+    overrides: Overrides = None,
+    data: Data = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Run every combination of some settings, and say which is best.
+
+    `codedfedl sweep --fleet my.csv` answers which redundancy is best for a fleet, on digits. KEY is
+    any key of an experiment (erasure, k1, k2, clients, sigma, step, …; with its table where that
+    is unclear, such as training.step), a setting of a scheme (redundancy, drop, mixing, …), scheme
+    or seeds. Settings that share their data are played in lock-step.
+
+    --out gets sweep.parquet (a row per setting and seed), sweep.png, report.html and all that a
+    run directory holds. A sweep that was interrupted goes on with --resume.
+    """
+    chosen = _with_grid(named_experiment(experiment, overrides), vary, seeds, fleet)
+    directory = RunDirectory(out)
+    run_experiment(chosen, directory, data, device, resume)
+    directory.write("sweep.parquet", sweep_columns(directory))
+    save_figure(sweep_figure(directory), out / "sweep.png")
+    found = outcomes(directory)
+    if as_json:
+        winners = {clock: best(found, clock) for clock in CLOCKS}
+        names = {clock: None if one is None else one.setting for clock, one in winners.items()}
+        print_json({"run": str(out), "best": names, "rows": outcome_rows(found)})
+    else:
+        results.print(outcome_view(found, results.width))
+        results.print("\n" + "\n".join(sweep_verdict(directory)), soft_wrap=True)
+    for name in ("sweep.parquet", "sweep.png"):
+        wrote(out / name)
+    wrote(directory.write_text("report.html", render_report(directory)))
+
+
+def _with_grid(
+    experiment: Experiment, vary: list[str] | None, seeds: int | None, fleet: Path | None
+) -> Experiment:
+    """Put the command line's grid, seeds and fleet into an experiment, and check every cell."""
+    axes = dict(axis(text) for text in vary or [])
+    if len(axes) < len(vary or []):
+        raise InputError("--vary has a key twice: give all its values at once")
+    document = experiment.model_dump(exclude_none=True)
+    if "seeds" in axes:
+        document["seeds"] = axes.pop("seeds")
+    if seeds is not None:
+        if seeds < 1:
+            raise InputError(f"--seeds is {seeds}: must be at least 1")
+        document["seeds"] = list(range(seeds))
+    if vary:
+        document["grid"] = axes
+    if fleet is not None:
+        document["fleet"]["name"] = str(fleet)
+    chosen = check(document, "--vary")
+    if not chosen.grid:
+        raise InputError("there is no grid: say what to vary, such as --vary redundancy=0.1,0.2")
+    cells(chosen)
+    return chosen
