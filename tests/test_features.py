@@ -3,7 +3,14 @@ import pytest
 from sklearn.kernel_approximation import RBFSampler  # type: ignore[import-untyped]
 
 from codedfedl import InputError
-from codedfedl.features import FeatureMap, Identity, RandomFourier, Structured, feature_map
+from codedfedl.features import (
+    FeatureMap,
+    Identity,
+    RandomFourier,
+    Structured,
+    feature_map,
+    typical_sigma,
+)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -56,9 +63,26 @@ def test_error_falls_like_one_over_root_q(kind: str, points: np.ndarray) -> None
 
 def test_identity_is_the_points() -> None:
     points = np.random.default_rng(0).random((10, 4))
-    assert (Identity().transform(points) == points.astype(np.float32)).all()
+    assert (Identity().transform(points) == points).all()
     assert Identity().size(4) == 4
     assert Identity().macs(4) == 0
+
+
+@pytest.mark.parametrize("kind", ["fourier", "structured", "identity"])
+def test_double_points_have_double_features(kind: str) -> None:
+    points = np.random.default_rng(0).random((9, 20))
+    maps = feature_map(kind, 50, 1.0, 0)
+    double, single = maps.transform(points), maps.transform(points.astype(np.float32))
+    assert (double.dtype, single.dtype) == (np.float64, np.float32)
+    np.testing.assert_allclose(single, double, atol=2e-6)
+
+
+def test_typical_sigma() -> None:
+    """Half the root mean square distance of two points, which is what the paper has on MNIST."""
+    points = np.random.default_rng(0).standard_normal((2000, 8)) * 3
+    apart = points[:1000] - points[1000:]
+    assert typical_sigma(points) == pytest.approx(np.sqrt((apart**2).sum(1).mean()) / 2, rel=0.05)
+    assert typical_sigma(np.ones((5, 2))) == 1.0
 
 
 def test_costs() -> None:
@@ -88,7 +112,7 @@ def test_structured_features_equal_the_product_with_their_frequencies() -> None:
 @pytest.mark.parametrize("inputs", [1, 3, 64, 100])
 @pytest.mark.parametrize("size", [1, 10, 200])
 def test_structured_features_take_any_sizes(inputs: int, size: int) -> None:
-    points = np.random.default_rng(0).random((5, inputs))
+    points = np.random.default_rng(0).random((5, inputs)).astype(np.float32)
     maps: FeatureMap = Structured(size, 1.0, 0)
     features = maps.transform(points)
     assert features.shape == (5, size)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from codedfedl.costs import BlockSetup, Setup
     from codedfedl.delays import DelayModel, FleetDelays, expected_maximum
     from codedfedl.errors import InputError
+    from codedfedl.estimators import CodedFedLClassifier, CodedFedLRegressor
     from codedfedl.fleet import Devices, Fleet, Workload, read_fleet
     from codedfedl.measured import MeasuredDelays, MixedDelays
     from codedfedl.planning import Plan, Server, cheapest_plan, plan
@@ -25,6 +26,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockSetup",
+    "CodedFedLClassifier",
+    "CodedFedLRegressor",
     "ColdStart",
     "DelayModel",
     "Devices",
@@ -62,6 +65,7 @@ _MODULES = {
     "costs": ("BlockSetup", "Setup"),
     "delays": ("DelayModel", "FleetDelays", "expected_maximum"),
     "errors": ("InputError",),
+    "estimators": ("CodedFedLClassifier", "CodedFedLRegressor"),
     "fleet": ("Devices", "Fleet", "Workload", "read_fleet"),
     "measured": ("MeasuredDelays", "MixedDelays"),
     "planning": ("Plan", "Server", "cheapest_plan", "plan"),

@@ -42,7 +42,7 @@ class FeatureMap(Protocol):
         """Return the multiply-accumulates that one point costs."""
 
     def transform(self, points: Array) -> Array:
-        """Map raw points to float32 features, on the same device."""
+        """Map raw points to features, on the same device: float32, or float64 where they are."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Identity:
         return 0
 
     def transform(self, points: Array) -> Array:
-        """Return the points as float32."""
-        return _float32(points)
+        """Return the points as they are, in floating point."""
+        return _floating(points)
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class _Fourier:
         return self.n_components
 
     def _cosines(self, points: Array, project: Callable[[Array], Array], phases: Array) -> Array:
-        """Map float32 points some rows at a time, so that memory stays bounded."""
+        """Map points some rows at a time, so that memory stays bounded."""
         xp = array_namespace(points)
         shape = (points.shape[0], self.n_components)
-        features = xp.empty(shape, dtype=xp.float32, device=device(points))
+        features = xp.empty(shape, dtype=points.dtype, device=device(points))
         scale = (2.0 / self.n_components) ** 0.5
         step = _ROWS_AT_ONCE if is_numpy_array(points) else _ROWS_AT_ONCE_ON_GPU
         for start in range(0, points.shape[0], step):
@@ -113,10 +113,10 @@ class RandomFourier(_Fourier):
         return omega, random.uniform(0, 2 * np.pi, size=self.n_components)
 
     def transform(self, points: Array) -> Array:
-        """Return √(2/q)·cos(xω + δ), float32."""
-        points = _float32(points)
+        """Return √(2/q)·cos(xω + δ)."""
+        points = _floating(points)
         draws = self.frequencies(points.shape[1])
-        omega, delta = (beside(drawn.astype(np.float32), points) for drawn in draws)
+        omega, delta = (_beside(drawn, points) for drawn in draws)
         return self._cosines(points, lambda rows: rows @ omega, delta)
 
 
@@ -150,18 +150,18 @@ class Structured(_Fourier):
         return shared, own, lengths, random.uniform(0, 2 * np.pi, self.n_components)
 
     def transform(self, points: Array) -> Array:
-        """Return √(2/q)·cos(xω + δ) without ever forming ω, float32."""
-        points = _float32(points)
+        """Return √(2/q)·cos(xω + δ) without ever forming ω."""
+        points = _floating(points)
         xp = array_namespace(points)
         shared, own, lengths, delta = (
-            beside(draws.astype(np.float32), points) for draws in self.draws(points.shape[1])
+            _beside(draws, points) for draws in self.draws(points.shape[1])
         )
         blocks, n = own.shape
         lengths = lengths / n  # both transforms as rotations
 
         def project(rows: Array) -> Array:
             width = (rows.shape[0], n - rows.shape[1])
-            padding = xp.zeros(width, dtype=xp.float32, device=device(rows))
+            padding = xp.zeros(width, dtype=rows.dtype, device=device(rows))
             padded = xp.concat([rows, padding], axis=1)
             spread = _hadamard(padded * shared)
             mixed = _hadamard(spread[:, None, :] * own)
@@ -182,16 +182,24 @@ def _hadamard(rows: Array) -> Array:
     xp = array_namespace(rows)
     *shape, n = rows.shape
     right = 1 << (n.bit_length() // 2)
-    small = (beside(hadamard(size).astype(np.float32), rows) for size in (right, n // right))
+    small = (_beside(hadamard(size), rows) for size in (right, n // right))
     halves = xp.reshape(rows, (prod(shape), n // right, right))
     for matrix in small:
         halves = xp.permute_dims(halves @ matrix, (0, 2, 1))
     return xp.reshape(halves, (*shape, n))
 
 
-def _float32(points: Array) -> Array:
+def _beside(drawn: npt.NDArray[Any], points: Array) -> Array:
+    """Put what was drawn on the host where the points are, in their precision."""
+    double = points.dtype == array_namespace(points).float64
+    return beside(drawn.astype(np.float64 if double else np.float32), points)
+
+
+def _floating(points: Array) -> Array:
+    """Return float64 as it is, and everything else as float32."""
     xp = array_namespace(points)
-    return xp.astype(points, xp.float32, copy=False)
+    kind = xp.float64 if points.dtype == xp.float64 else xp.float32
+    return xp.astype(points, kind, copy=False)
 
 
 _KINDS: dict[str, type[RandomFourier] | type[Structured]] = {

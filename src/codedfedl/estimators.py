@@ -1,0 +1,327 @@
+"""Federated training in scikit-learn's manner: `fit`, `predict`, `score`.
+
+All data are in one place here, and the fleet is simulated: an estimator tells what a federation
+would learn, and how long that would take. What it learns is an ordinary model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import (  # type: ignore[import-untyped]
+    BaseEstimator,
+    ClassifierMixin,
+    MultiOutputMixin,
+    RegressorMixin,
+)
+from sklearn.utils import check_random_state  # type: ignore[import-untyped]
+from sklearn.utils.multiclass import (  # type: ignore[import-untyped]
+    check_classification_targets,
+)
+from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from codedfedl.calibration import paper_devices
+from codedfedl.codes import LEAST_MIXING
+from codedfedl.cold_start import ColdStart
+from codedfedl.data import Dataset, mini_batches, partition
+from codedfedl.errors import InputError
+from codedfedl.features import FeatureMap, feature_map, typical_sigma
+from codedfedl.fleet import Devices, Fleet, FloatArray, IntArray, Workload, read_fleet
+from codedfedl.planning import Plan
+from codedfedl.schemes import Scheme, make_scheme, settings_of
+from codedfedl.schemes.coded import CodedState
+from codedfedl.schemes.coded_newton import NewtonState
+from codedfedl.simulate.engine import Setting, Simulation, entries
+from codedfedl.simulate.problem import embedded, task_of
+from codedfedl.streams import stream
+from codedfedl.training import Schedule
+
+__all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
+
+_CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's, and what each has at least
+_SCORED = 2000  # points on which every round is scored
+_ROWS_AT_ONCE = 4096
+
+
+class _CodedFedL(BaseEstimator):  # type: ignore[misc]
+    """What classifier and regressor share."""
+
+    # `clients` is routed through pipelines, searches and cross-validation without being asked for.
+    __metadata_request__fit: ClassVar[dict[str, bool]] = {"clients": True}
+
+    def __init__(
+        self,
+        scheme: str | Scheme = "coded-newton",
+        *,
+        fleet: Fleet | Devices | str | Path | None = None,
+        features: str = "fourier",
+        n_components: int = 500,
+        sigma: float | None = None,
+        ridge: float = 1e-4,
+        epochs: int = 100,
+        step: float = 1.0,
+        batches: int = 1,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.scheme = scheme
+        self.fleet = fleet
+        self.features = features
+        self.n_components = n_components
+        self.sigma = sigma
+        self.ridge = ridge
+        self.epochs = epochs
+        self.step = step
+        self.batches = batches
+        self.random_state = random_state
+
+    def _train(
+        self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None, clients: Any
+    ) -> None:
+        """Simulate the federation on these points, and keep what came of it."""
+        seed = self._seed()
+        scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
+        single = points.astype(np.float32)
+        dataset = Dataset("X", single, labels, single[scored], labels[scored], classes)
+        names, shards = self._dealt(clients, dataset.labels, seed)
+        parts = mini_batches(shards, self.batches)
+        scheme = self._scheme(max(len(shard) for shard in shards))
+        self.sigma_ = typical_sigma(points) if self.sigma is None else float(self.sigma)
+        given = feature_map(self.features, self.n_components, self.sigma_, seed)
+        self.feature_map_: FeatureMap = getattr(scheme, "features", given)
+        schedule = Schedule(self.step, 1.0, ())
+        task = task_of(
+            dataset,
+            parts,
+            self.feature_map_,
+            epochs=self.epochs,
+            schedule=schedule,
+            ridge=self.ridge,
+        )
+        fleet = self._fleet(names, task.workload, task.points[0], seed)
+        problem = embedded(dataset, parts, self.feature_map_, "cpu")
+        simulation = Simulation(problem, entries(task, fleet, {scheme.name: scheme}), seed)
+        for _ in simulation.run():
+            pass
+        self._keep(simulation.settings[0], fleet)
+
+    def _seed(self) -> int:
+        """Return the seed itself where there is one: it means the same everywhere."""
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def _scheme(self, most_points: int) -> Scheme:
+        """Return the scheme; one that is only named mixes less where no client has many points."""
+        if not isinstance(self.scheme, str):
+            return self.scheme
+        few = most_points < 4 * LEAST_MIXING and "mixing" in settings_of(self.scheme)
+        return make_scheme(self.scheme, {"mixing": max(1, most_points // 4)} if few else {})
+
+    def _dealt(
+        self, clients: Any, labels: npt.NDArray[Any], seed: int
+    ) -> tuple[npt.NDArray[Any] | None, list[IntArray]]:
+        """Return the names of those who have points, and which; at random where nobody says."""
+        if clients is None:
+            count = self._fleet_size()
+            if count is None:
+                count = min(_CLIENTS, max(1, len(labels) // _LEAST_POINTS))
+            return None, partition(labels, min(count, len(labels)), "iid", seed=seed)
+        given = column_or_1d(clients)
+        if len(given) != len(labels):
+            raise InputError(
+                f"clients has {len(given)} entries where there are {len(labels)} points: "
+                "name the client of every point"
+            )
+        names, owner = np.unique(given, return_inverse=True)
+        order = stream(seed, "partition").permutation(len(owner))
+        grouped = order[np.argsort(owner[order], kind="stable")]
+        return names, np.split(grouped, np.cumsum(np.bincount(owner))[:-1])
+
+    def _fleet_size(self) -> int | None:
+        if self.fleet is None:
+            return None
+        if isinstance(self.fleet, Fleet | Devices):
+            return len(self.fleet)
+        return len(read_fleet(self.fleet, points=1))
+
+    def _fleet(
+        self, names: npt.NDArray[Any] | None, workload: Workload, points: IntArray, seed: int
+    ) -> Fleet:
+        """Return the clients that have points, with those points, in the order of their names."""
+        if self.fleet is None:
+            # The paper's ladders from the fastest to the slowest, with a rung for every client.
+            between = (_CLIENTS - 1) / max(len(points) - 1, 1)
+            devices = paper_devices(len(points), k1=0.95**between, k2=0.8**between, seed=seed)
+            fleet = devices.fleet(workload, points)
+        elif isinstance(self.fleet, Fleet):
+            fleet = self.fleet
+        elif isinstance(self.fleet, Devices):
+            fleet = self.fleet.fleet(workload, 1)
+        else:
+            fleet = read_fleet(self.fleet, workload, points=1)
+        if self.fleet is not None:
+            fleet = fleet.take(_places(fleet, names, len(points)))
+        client = fleet.client if names is None else names
+        return replace(fleet, points=points.astype(np.float64), client=client)
+
+    def _keep(self, setting: Setting, fleet: Fleet) -> None:
+        """Keep the model and the records: nothing here holds a training point."""
+        state = setting.state
+        self.coef_ = np.asarray(state.model, dtype=np.float64)
+        self.fleet_ = fleet
+        self.plan_: Plan | ColdStart | None = None
+        if isinstance(state, CodedState):
+            self.plan_ = state.plans[0]
+        elif isinstance(state, NewtonState):
+            self.plan_ = state.plan
+        training = np.cumsum(setting.seconds) / 3600
+        total = training + setting.setup.seconds / 3600
+        self.history_: Mapping[str, npt.NDArray[Any]] = {
+            "round": np.arange(len(training)) + (0 if setting.seconds[0] == 0 else 1),
+            "training_hours": training,
+            "total_hours": total,
+            "arrived": np.array([int(who.sum()) for who in setting.arrived]),
+            "score": np.array([float(value) for value in setting.metric]),
+        }
+        self.training_hours_, self.total_hours_ = float(training[-1]), float(total[-1])
+        self.n_iter_ = int(self.history_["round"][-1])
+
+    def _outputs(self, points: Any) -> FloatArray:
+        """Return the model's numbers for raw points, shape (n, c), some rows at a time."""
+        check_is_fitted(self)
+        rows = validate_data(self, points, reset=False, dtype=np.float64)
+        outputs = np.empty((len(rows), self.coef_.shape[1]))
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            outputs[part] = self.feature_map_.transform(rows[part]) @ self.coef_
+        return outputs
+
+
+def _places(fleet: Fleet, names: npt.NDArray[Any] | None, clients: int) -> IntArray:
+    """Return where the named clients are in the fleet; the first ones where none is named."""
+    if names is None:
+        return np.arange(clients)
+    where = {str(name): place for place, name in enumerate(fleet.client)}
+    for name in names:
+        if str(name) not in where:
+            known = ", ".join(list(where)[:5])
+            raise InputError(
+                f"clients names {str(name)!r}, which is not in the fleet ({known}, …): add it there"
+            )
+    return np.array([where[str(name)] for name in names])
+
+
+class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
+    """A classifier trained by a simulated federation of slow clients with lossy links.
+
+    Parameters
+    ----------
+    scheme
+        A scheme's name, or a scheme with its settings, such as ``Coded(redundancy=0.2)`` from
+        `codedfedl.schemes.coded`.
+    fleet
+        The clients: a `Fleet`, `Devices`, or the path of a file of either. By default the paper's
+        thirty, or as many as `fit` names, or fewer where there is little data; from the fastest
+        processor and link of the paper's to the slowest.
+    features
+        ``fourier``, ``structured`` (cheaper on the clients) or ``identity`` (a linear model).
+    n_components
+        How many features.
+    sigma
+        Width of the RBF kernel; half the typical distance between two points if None.
+    ridge
+        λ, per point.
+    epochs, step, batches
+        For schemes that descend along gradients: passes over the data, step size (at most 1 is safe
+        for Fourier features), and mini-batches of every pass. `coded-newton` plans its own rounds.
+    random_state
+        Of features, codes, delays, and of who has which points.
+
+    Attributes
+    ----------
+    classes_ : array of shape (c,)
+    coef_ : array of shape (q, c)
+        The model, on the features of `feature_map_`.
+    plan_ : Plan, ColdStart or None
+        Deadline and loads of `coded`, deadlines and rounds of `coded-newton`.
+    history_ : dict of arrays
+        Round by round: ``round``, ``training_hours``, ``total_hours``, ``arrived`` (how many
+        clients answered in time) and ``score`` (on at most 2,000 of the training points).
+    training_hours_, total_hours_ : float
+        What the training would have taken on the fleet: rounds alone, and with the set-up.
+    sigma_, feature_map_, fleet_, n_iter_, n_features_in_, feature_names_in_
+        What was used.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = CodedFedLClassifier(n_components=200).fit(X[:1500], y[:1500])
+    >>> bool(model.score(X[1500:], y[1500:]) > 0.85)
+    True
+    """
+
+    def fit(self, X: Any, y: Any, clients: Any = None) -> Self:  # noqa: N803
+        """Train on the points of all clients.
+
+        Parameters
+        ----------
+        X : array or data frame of shape (n, d)
+        y : array of shape (n,)
+            Classes of any kind.
+        clients : array of shape (n,), optional
+            The name of each point's client, as in the fleet; dealt at random if not given.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        self._train(X, numbers, len(self.classes_), clients)
+        return self
+
+    def decision_function(self, X: Any) -> FloatArray:  # noqa: N803
+        """Return a number per class, shape (n, c); of two classes, how far the second is ahead."""
+        outputs = self._outputs(X)
+        return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
+        """Return the class with the largest output, shape (n,)."""
+        outputs = self._outputs(X)
+        return np.asarray(self.classes_[outputs.argmax(axis=1)])
+
+
+class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type: ignore[misc]
+    """A regressor trained by a simulated federation of slow clients with lossy links.
+
+    Targets are moved and scaled to mean 0 and variance 1 for training, by sums that clients could
+    add up. All else is as in `CodedFedLClassifier`, but `classes_`.
+    """
+
+    def fit(self, X: Any, y: Any, clients: Any = None) -> Self:  # noqa: N803
+        """Train on the points of all clients.
+
+        Parameters
+        ----------
+        X : array or data frame of shape (n, d)
+        y : array of shape (n,) or (n, c)
+        clients : array of shape (n,), optional
+            The name of each point's client, as in the fleet; dealt at random if not given.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)  # noqa: N806
+        columns = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+        self.offset_, spread = columns.mean(axis=0), columns.std(axis=0)
+        self.scale_ = np.where(spread > 0, spread, 1.0)
+        self._flat = np.ndim(y) == 1
+        self._train(X, (columns - self.offset_) / self.scale_, None, clients)
+        return self
+
+    def predict(self, X: Any) -> FloatArray:  # noqa: N803
+        """Return the predicted numbers, in the shape of the training targets."""
+        found: FloatArray = self._outputs(X) * self.scale_ + self.offset_
+        return found[:, 0] if self._flat else found
