@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from codedfedl.report.figures import STYLE
+from codedfedl.report.figures import PAGE, STYLE
 from codedfedl.report.results import Curve
 
-__all__ = ["COLOURS", "cold_start_figure", "curve_figure", "log_axis"]
+__all__ = ["COLOURS", "cold_start_figure", "curve_figure", "curve_panel", "log_axis"]
 
 COLOURS = ("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c", "#5b6570", "#c2407e", "#1397a8")
 
@@ -40,6 +40,31 @@ def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Fi
         axes[0].set(ylabel=f"{found[0].metric_name} on the test set", title=title)
         axes[0].set_ylim(_lowest(found, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def curve_panel(
+    drawn: Sequence[tuple[str, Sequence[Curve]]], clock: str, label: str, target: float | None
+) -> Figure:
+    """Draw the metric against one clock, for a page that has its own legend.
+
+    Parameters
+    ----------
+    drawn
+        The colour and the seeds of each line.
+    """
+    everything = [curve for _, seeds in drawn for curve in seeds]
+    with mpl.rc_context(PAGE):
+        figure = Figure(figsize=(5, 3.6), layout="constrained")
+        ax = figure.subplots()
+        for colour, seeds in drawn:
+            _draw(ax, seeds, clock, colour)
+        if target is not None:
+            ax.axhline(target, color="#8a94a0", lw=0.8, ls=":")
+        ax.set(xlabel=label, ylabel=f"{everything[0].metric_name} on the test set")
+        ax.set_ylim(_lowest(everything, target), None)
+        if clock != "rounds":
+            log_axis(ax)
     return figure
 
 

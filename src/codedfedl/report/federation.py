@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from codedfedl.report.figures import STYLE
+from codedfedl.report.figures import PAGE
 from codedfedl.runs.journal import ARRIVED, LATE, SETUP, Exchange
 
 __all__ = ["federation_figure", "federation_headline"]
@@ -20,7 +20,7 @@ def federation_figure(exchanges: Sequence[Exchange], metric: str) -> Figure:
     """Draw every round's answers and its deadline, and the metric against real seconds."""
     rounds = [exchange for exchange in exchanges if exchange.round != SETUP]
     set_up = sum(exchange.seconds for exchange in exchanges if exchange.round == SETUP)
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PAGE):
         height = min(max(3.2, 0.16 * len(rounds) + 1.6), 14.0)
         figure = Figure(figsize=(12, height), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))

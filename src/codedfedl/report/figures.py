@@ -16,7 +16,7 @@ from codedfedl.fleet import Fleet, IntArray
 from codedfedl.planning import Plan
 from codedfedl.tables import FIGURE_SUFFIXES, check_destination, replacing
 
-__all__ = ["STYLE", "plan_figure", "return_figure", "save_figure"]
+__all__ = ["INK", "PAGE", "STYLE", "plan_figure", "return_figure", "save_figure"]
 
 _BLUE, _ORANGE, _GREY, _LIGHT = "#1f5fa8", "#d9541e", "#5b6570", "#c9d6e6"
 STYLE: dict[Any, Any] = {
@@ -31,6 +31,15 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "codedfedl",
     "svg.fonttype": "path",
 }
+INK = "#0a0b0c"  # stands for the colour of a page's text
+PAGE: dict[Any, Any] = STYLE | {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+"""For figures in a page, light or dark."""
 _DRAWN_CLIENTS = 120  # with more, a bar stands for many
 _CURVE_CLIENTS = 4096  # with more, a sample gives the curve
 
@@ -51,7 +60,9 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
     stamps = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}
     without = dict.fromkeys(stamps.get(form or "", ()))
     with mpl.rc_context(STYLE):
-        figure.savefig(path, format=form, dpi=160, metadata=without or None)
+        figure.savefig(
+            path, format=form, dpi=160, metadata=without or None, transparent=form == "svg"
+        )
 
 
 def plan_figure(plan: Plan, model: DelayModel) -> Figure:

@@ -1,117 +1,185 @@
-"""`report.html`: one self-contained page for one run."""
+"""`report.html`: one self-contained page for one run, or for several compared."""
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from codedfedl.report.curves import curve_figure
+from codedfedl.errors import InputError
+from codedfedl.report.curves import COLOURS, curve_figure, curve_panel
 from codedfedl.report.federation import federation_figure, federation_headline
-from codedfedl.report.figures import save_figure
-from codedfedl.report.results import curves, outcomes, read_columns, verdict, written
+from codedfedl.report.figures import INK, save_figure
+from codedfedl.report.results import Curve, Outcome, median_of_all, span, verdict, written
+from codedfedl.report.story import Story, distinct
+from codedfedl.report.sweep import sweep_figure
+from codedfedl.report.timeline import timeline_figure
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Journal
 
 __all__ = ["main_figure", "render_report"]
 
-_FEDERATION = ("rounds", "refusals")
+_LINES = len(COLOURS)  # as many curves as there are colours
 
 
-def render_report(directory: RunDirectory) -> str:
-    """Return the page: who won, the curves, the clients, the set-up, and how to reproduce it."""
-    experiment = directory.experiment()
-    found = outcomes(directory)
-    headline = " ".join(verdict(found))
-    if experiment.federation is not None:
-        exchanges = list(Journal(directory.path).exchanges(gradients=False))
-        final = written(found[0].metric, found[0].final[0])
-        reached = "" if np.isnan(found[0].final[0]) else f"{found[0].metric} {final} after "
-        headline = federation_headline(found[0].setting, exchanges, reached)
+def render_report(*directories: RunDirectory) -> str:
+    """Return the page: who won, the curves, the clients, the rounds, the set-up, the plans."""
+    names = distinct(directories)
+    if len(set(names)) < len(names):
+        raise InputError(f"the run {directories[0].path} is named twice: compare different runs")
+    stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]
     pages = Environment(
-        loader=PackageLoader("codedfedl", "report"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("codedfedl", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    pages.filters["times"] = lambda value: "–" if value is None else f"{value:.2f}×"
-    pages.filters["middle"] = _middle
-    pages.filters["number"] = lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    pages.filters["score"] = lambda value: written(found[0].metric, float(value))
-    pages.filters["final"] = lambda o: written(o.metric, float(np.median(o.final)))
+    pages.filters |= {
+        "times": lambda gain: "–" if gain is None else _three_digits(gain) + "×",
+        "middle": _middle,
+        "number": lambda value: "–" if value is None else _three_digits(value),
+        "percent": lambda share: "–" if share is None else f"{share:.1%}",
+        "score": written,
+        "hours": lambda value: "–" if value is None else span(value),
+    }
+    lines = _lines(stories)
     return pages.get_template("report.html.j2").render(
-        title=experiment.title or experiment.data.name,
-        outcomes=found,
-        headline=headline,
-        metric=found[0].metric,
-        target=written(found[0].metric, found[0].target),
-        curves=_svg(main_figure(directory)),
-        clients=_client_rows(directory),
-        setups=_setups(directory),
-        config=(directory.path / "config.toml").read_text("utf-8"),
-        environment=directory.environment(),
-        seeds=experiment.seeds,
-        federation=_federation(directory),
+        title=" against ".join(dict.fromkeys(story.title for story in stories)),
+        headlines=_headlines(stories),
+        race=_race(stories, lines),
+        lines=lines,
+        stories=stories,
+        panels=_panels(stories, lines),
+        grids={s.name: _svg(sweep_figure(s.directory)) for s in stories if s.experiment.grid},
+        timelines={story.name: _timelines(story) for story in stories},
+        answers={
+            s.name: _svg(federation_figure(s.exchanges, s.curves[0].metric_name))
+            for s in stories
+            if s.exchanges
+        },
+        median=lambda values: float(np.median(values)),
     )
 
 
 def main_figure(directory: RunDirectory) -> Figure:
-    """Draw what a run is about: curves against time, or when a federation's answers came."""
-    experiment, found = directory.experiment(), curves(directory)
-    if experiment.federation is not None:
-        return federation_figure(
-            list(Journal(directory.path).exchanges(gradients=False)), found[0].metric_name
-        )
-    return curve_figure(found, experiment.title, outcomes(directory)[0].target)
+    """Draw what a run is about: its grid, curves against time, or a federation's answers."""
+    story = Story("", directory)
+    if story.exchanges:
+        return federation_figure(story.exchanges, story.curves[0].metric_name)
+    if story.experiment.grid:
+        return sweep_figure(directory)
+    return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
 
 
-def _federation(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return what only a federation has: who was late or refused in which round."""
-    if directory.experiment().federation is None:
-        return None
-    tables = {name: read_columns(directory.path / f"{name}.parquet") for name in _FEDERATION}
-    return {
-        name: [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        for name, columns in tables.items()
+def _headlines(stories: Sequence[Story]) -> list[str]:
+    """Say who won: among all runs where they can be compared, and in each run otherwise."""
+    told = []
+    races = {(o.dataset, o.target) for story in stories for o in story.outcomes}
+    simulated = [story for story in stories if not story.exchanges]
+    if len(races) == 1 and len(simulated) == len(stories) > 1:
+        everybody = [_renamed(o, story) for story in stories for o in story.outcomes]
+        return verdict(everybody)
+    for story in stories:
+        prefix = f"{story.name}: " if len(stories) > 1 else ""
+        told += [prefix + sentence for sentence in _headline(story)]
+    return told
+
+
+def _headline(story: Story) -> list[str]:
+    if not story.exchanges:
+        return verdict(story.outcomes)
+    first = story.outcomes[0]
+    final = first.final[0]
+    reached = "" if np.isnan(final) else f"{first.metric} {written(first.metric, final)} after "
+    return [federation_headline(first.setting, story.exchanges, reached)]
+
+
+def _renamed(outcome: Outcome, story: Story) -> Outcome:
+    from dataclasses import replace
+
+    return replace(outcome, setting=f"{outcome.setting} of {story.name}")
+
+
+def _race(stories: Sequence[Story], lines: dict[tuple[str, str], str]) -> list[dict[str, Any]]:
+    """Return every setting of every run, its share of the longest time, and who is first."""
+    found = [(story, o) for story in stories if not story.exchanges for o in story.outcomes]
+    hours = [median_of_all(o.total_hours) for _, o in found]
+    met = [hour for hour in hours if hour is not None]
+    return [
+        {
+            "run": story.name,
+            "colour": lines.get((story.name, o.setting)),
+            "outcome": o,
+            "share": 0.0 if hour is None else hour / max(met),
+            "first": hour is not None and hour == min(met),
+        }
+        for (story, o), hour in zip(found, hours, strict=True)
+    ]
+
+
+def _lines(stories: Sequence[Story]) -> dict[tuple[str, str], str]:
+    """Choose which settings are drawn, and in which colour: the soonest, where there are many."""
+    keys = [(story.name, o.setting) for story in stories for o in story.outcomes]
+    if len(keys) > _LINES:
+        hours = {
+            (story.name, o.setting): median_of_all(o.total_hours) or np.inf
+            for story in stories
+            for o in story.outcomes
+        }
+        soonest = sorted(keys, key=lambda key: hours[key])[:_LINES]
+        keys = [key for key in keys if key in soonest]
+    return dict(zip(keys, COLOURS, strict=False))
+
+
+def _panels(stories: Sequence[Story], lines: dict[tuple[str, str], str]) -> dict[str, str]:
+    """Draw the metric against both clocks and the rounds, each on its own."""
+    drawn: list[tuple[str, list[Curve]]] = [
+        (colour, [c for s in stories if s.name == run for c in s.curves if c.setting == setting])
+        for (run, setting), colour in lines.items()
+    ]
+    targets = {o.target for story in stories for o in story.outcomes}
+    target = targets.pop() if len(targets) == 1 else None
+    clocks = {
+        "total_hours": "hours with set-up charged",
+        "training_hours": "hours of training alone, the paper's clock",
+        "rounds": "rounds",
     }
+    return {
+        clock: _svg(curve_panel(drawn, clock, label, target)) for clock, label in clocks.items()
+    }
+
+
+def _timelines(story: Story) -> dict[str, str]:
+    """Draw the first rounds of the shown settings, as much as the busiest of them has."""
+    found = story.timelines
+    coded = [setting for setting in found if not setting.startswith("uncoded")] or list(found)
+    if not coded:
+        return {}
+    lengths = {}
+    for setting in coded:
+        rounds = found[setting]["round"]
+        clients = int((rounds == rounds[0]).sum())
+        lengths[setting] = float(found[setting]["round_seconds"][::clients].sum())
+    longest = max(lengths.values())
+    return {setting: _svg(timeline_figure(rows, longest)) for setting, rows in found.items()}
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _middle(values: list[float | None]) -> str:
     met = [value for value in values if value is not None]
     if len(met) < len(values):
         return f"{len(met)} of {len(values)} seeds" if met else "not met"
-    return f"{np.median(met):,.4g}"
+    return _three_digits(float(np.median(met)))
 
 
 def _svg(figure: Figure) -> str:
+    """Return a figure for the page: its ink is the page's, in the dark too."""
     buffer = io.BytesIO()
     save_figure(figure, buffer, "svg")
     text = buffer.getvalue().decode("utf-8")
-    return text[text.index("<svg") :]
-
-
-def _client_rows(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Return the clients of the first seed and the first coded scheme, slowest first."""
-    columns = read_columns(directory.path / "clients.parquet")
-    settings = list(dict.fromkeys(columns["setting"].tolist()))
-    shown = next((s for s in settings if s.startswith("coded")), settings[0])
-    rows = np.flatnonzero(
-        (columns["setting"] == shown) & (columns["seed"] == columns["seed"].min())
-    )
-    slowest = rows[np.argsort(-columns["compute_s"][rows], kind="stable")]
-    return [{name: columns[name][row] for name in columns} for row in slowest[:40]]
-
-
-def _setups(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Return every setting's set-up hours: the longest client's, median over seeds."""
-    columns = read_columns(directory.path / "clients.parquet")
-    found = []
-    for setting in dict.fromkeys(columns["setting"].tolist()):
-        longest = []
-        for seed in np.unique(columns["seed"]):
-            rows = (columns["setting"] == setting) & (columns["seed"] == seed)
-            together = columns["setup_compute_s"][rows] + columns["setup_upload_s"][rows]
-            slowest = int(np.argmax(together))
-            parts = ("setup_compute_s", "setup_upload_s")
-            longest.append([columns[part][rows][slowest] / 3600 for part in parts])
-        compute, upload = np.median(longest, axis=0)
-        found.append({"setting": setting, "compute": compute, "upload": upload})
-    return found
+    return text[text.index("<svg") :].replace(INK, "currentColor")

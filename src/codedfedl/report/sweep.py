@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from codedfedl.report.curves import COLOURS, log_axis
-from codedfedl.report.figures import STYLE
+from codedfedl.report.figures import PAGE
 from codedfedl.report.results import CLOCKS, Outcome, best, median_of_all, outcomes, span, verdict
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import SCHEME, cells, short
@@ -61,7 +61,7 @@ def sweep_figure(directory: RunDirectory) -> Figure:
     placed = [(cell.values, found[cell.label]) for cell in cells(experiment)]
     axes = {key: list(dict.fromkeys(values[key] for values, _ in placed)) for key in placed[0][0]}
     chosen = next((key for key, values in axes.items() if len(values) > 1), next(iter(axes)))
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PAGE):
         figure = Figure(figsize=(11, 4.6), layout="constrained")
         panels = figure.subplots(1, 2)
         for ax, (clock, name) in zip(panels, CLOCKS.items(), strict=True):
