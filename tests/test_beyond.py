@@ -68,6 +68,7 @@ def test_settings_tell_all_schemes(job: beyond.Job, caplog: pytest.LogCaptureFix
 def _curve(**changes: Any) -> Curve:
     columns = {
         "setting": "coded-newton",
+        "group": "",
         "scheme": "coded-newton",
         "redundancy": None,
         "seed": 0,

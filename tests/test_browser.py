@@ -6,18 +6,20 @@ They need Chromium; `make test-browser` runs them, and says how to install it wh
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate.run import simulate
 from tests.test_simulate import small
 
-playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 SCHEMES = [
     {"name": "uncoded"},
     {"name": "coded", "redundancy": 0.2},
@@ -66,19 +68,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
+def browser() -> Iterator[Browser]:
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
     if found is None:
-        pytest.fail("Chromium is not installed: apt-get install chromium, or say CHROMIUM=no")
-    with playwright.sync_playwright() as engine:
+        pytest.fail("Chromium is not installed: apt-get install chromium, for these tests")
+    with sync_playwright() as engine:
         started = engine.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield started
         started.close()
 
 
 def opened(
-    browser: "playwright.Browser", path: Path, size: dict[str, int], scheme: str = "light"
-) -> tuple["playwright.Page", list[str]]:
+    browser: Browser, path: Path, size: ViewportSize, scheme: Literal["light", "dark"] = "light"
+) -> tuple[Page, list[str]]:
     """Open a page, and return what it complained about and what it asked others for."""
     page = browser.new_page(viewport=size, color_scheme=scheme)
     complaints: list[str] = []
@@ -94,11 +96,11 @@ def opened(
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_loads_fits_and_can_be_read(
-    browser: "playwright.Browser",
+    browser: Browser,
     pages: dict[str, Path],
     name: str,
-    size: dict[str, int],
-    scheme: str,
+    size: ViewportSize,
+    scheme: Literal["light", "dark"],
 ) -> None:
     page, complaints = opened(browser, pages[name], size, scheme)
     assert complaints == []
@@ -119,7 +121,7 @@ def test_it_loads_fits_and_can_be_read(
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_first_screen_says_who_won(
-    browser: "playwright.Browser", pages: dict[str, Path], size: dict[str, int]
+    browser: Browser, pages: dict[str, Path], size: ViewportSize
 ) -> None:
     page, _ = opened(browser, pages["one"], size)
     for place in (".headline", "tr.win"):
@@ -130,7 +132,7 @@ def test_the_first_screen_says_who_won(
     page.close()
 
 
-def test_the_order_of_the_story(browser: "playwright.Browser", pages: dict[str, Path]) -> None:
+def test_the_order_of_the_story(browser: Browser, pages: dict[str, Path]) -> None:
     page, _ = opened(browser, pages["one"], DESKTOP)
     assert [heading.split(" ")[:2] for heading in page.locator("h2").all_inner_texts()] == [
         ["Accuracy", "against"],
@@ -143,9 +145,7 @@ def test_the_order_of_the_story(browser: "playwright.Browser", pages: dict[str, 
     page.close()
 
 
-def test_on_paper_nothing_is_folded_away(
-    browser: "playwright.Browser", pages: dict[str, Path]
-) -> None:
+def test_on_paper_nothing_is_folded_away(browser: Browser, pages: dict[str, Path]) -> None:
     page, _ = opened(browser, pages["one"], DESKTOP)
     assert page.locator("pre").bounding_box() is None or not page.locator("pre").is_visible()
     page.emulate_media(media="print")

@@ -327,7 +327,7 @@ class TestSimulate:
             )
             assert code == 0
             assert json.loads(out)["rows"][1]["gain"] > 0
-            assert "<td>d3</td>" in (directory / "report.html").read_text("utf-8")
+            assert '<td class="left">d3</td>' in (directory / "report.html").read_text("utf-8")
 
     def test_demo(self, run: Run, tmp_path: Path) -> None:
         code, out, _ = run("demo", "--out", tmp_path / "demo", "--json")

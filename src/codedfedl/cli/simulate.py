@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-from codedfedl.cli.output import messages, print_json, results, wrote
+from codedfedl.cli.output import messages, print_json, progress, results, wrote
 from codedfedl.errors import InputError
 from codedfedl.experiments import BUILT_IN, built_in
 from codedfedl.report.figures import save_figure
@@ -22,7 +23,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate import engine
 from codedfedl.simulate.replay import replay as replay_federation
 from codedfedl.simulate.run import Watch, simulate
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination, nearest
+from codedfedl.tables import FIGURE_SUFFIXES, check_destination, nearest, replacing
 
 __all__ = [
     "Data",
@@ -31,6 +32,7 @@ __all__ = [
     "Overrides",
     "Resume",
     "demo_command",
+    "known_experiments",
     "named_experiment",
     "outcome_rows",
     "report_command",
@@ -51,12 +53,19 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
+def known_experiments(begun: str) -> list[str]:
+    """Complete the name of a built-in experiment, or of a file, in a shell."""
+    files = [str(path) for path in Path().glob(f"{begun}*") if path.suffix == ".toml"]
+    return [name for name in BUILT_IN if name.startswith(begun)] + files
+
+
 def simulate_command(
     experiment: Annotated[
         str | None,
         typer.Argument(
             help="A TOML file that describes the run, or the name of a built-in experiment.",
             show_default=False,
+            autocompletion=known_experiments,
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/run"),
@@ -128,18 +137,44 @@ def demo_command(
 
 
 def report_command(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    runs: Annotated[list[Path], typer.Argument(help="A run directory, or several to compare.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page; report.html in the run directory, or comparison.html here for several.",
+            show_default=False,
+        ),
+    ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Save its main picture (.png, .svg or .pdf).")
+        Path | None, typer.Option(help="Save a run's main picture (.png, .svg or .pdf).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write report.html of a run anew, and show its table."""
+    """Write the page of a run anew, or one that compares several, and show the table.
+
+    Runs with the same data and target race against one another; others are told side by side.
+    """
+    page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
+    directories = [RunDirectory(run) for run in runs]
+    found = {str(run.path): outcomes(run) for run in directories}
+    check_destination(page, (".html",))
     if figure is not None:
+        if len(runs) > 1:
+            raise InputError(f"--figure {figure} is of one run, and {len(runs)} are given")
         check_destination(figure, FIGURE_SUFFIXES)
-    _finish(RunDirectory(run), as_json)
+    with progress("drawing"), replacing(page) as partial:
+        partial.write_text(render_report(*directories), "utf-8")
+    if as_json:
+        told = [{"run": run, "rows": outcome_rows(rows)} for run, rows in found.items()]
+        print_json(told[0] if len(told) == 1 else {"runs": told})
+    else:
+        for run, rows in found.items():
+            if len(runs) > 1:
+                results.print(Text(run, style="bold"))
+            results.print(outcome_view(rows, results.width))
+    wrote(page)
     if figure is not None:
-        save_figure(main_figure(RunDirectory(run)), figure)
+        save_figure(main_figure(directories[0]), figure)
         wrote(figure)
 
 
@@ -151,7 +186,9 @@ def run_experiment(
         with _shown() as watch:
             simulate(experiment, directory, data=data, device=device, resume=resume, watch=watch)
     except KeyboardInterrupt:
-        messages.print(f"stopped; go on with --resume --out {directory.path}", soft_wrap=True)
+        if (directory.path / "config.toml").is_file():
+            again = "the same command" if resume else "the same command and --resume"
+            messages.print(f"stopped: {directory.path} is kept; {again} goes on", soft_wrap=True)
         raise
 
 

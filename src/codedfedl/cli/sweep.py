@@ -12,6 +12,7 @@ from codedfedl.cli.simulate import (
     Json,
     Overrides,
     Resume,
+    known_experiments,
     named_experiment,
     outcome_rows,
     run_experiment,
@@ -31,7 +32,11 @@ __all__ = ["sweep_command"]
 
 def sweep_command(
     experiment: Annotated[
-        str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")
+        str,
+        typer.Argument(
+            help="A TOML file, or the name of a built-in experiment.",
+            autocompletion=known_experiments,
+        ),
     ] = "redundancy",
     fleet: Annotated[
         Path | None, typer.Option(help="Your fleet or device file (.csv, .parquet).")
@@ -40,7 +45,7 @@ def sweep_command(
         list[str] | None,
         typer.Option(
             help="An axis of the grid, such as redundancy=0.1,0.2 or erasure=0.1,0.3; repeat it "
-            "for more. In place of the experiment's own [grid].",
+            "for more. In place of the experiment's own grid.",
             metavar="KEY=V1,V2",
         ),
     ] = None,

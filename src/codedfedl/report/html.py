@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,16 +76,19 @@ def main_figure(directory: RunDirectory) -> Figure:
 
 def _headlines(stories: Sequence[Story]) -> list[str]:
     """Say who won: among all runs where they can be compared, and in each run otherwise."""
+    if _comparable(stories) and len(stories) > 1:
+        return verdict([_renamed(o, story) for story in stories for o in story.outcomes])
     told = []
-    races = {(o.dataset, o.target) for story in stories for o in story.outcomes}
-    simulated = [story for story in stories if not story.exchanges]
-    if len(races) == 1 and len(simulated) == len(stories) > 1:
-        everybody = [_renamed(o, story) for story in stories for o in story.outcomes]
-        return verdict(everybody)
     for story in stories:
         prefix = f"{story.name}: " if len(stories) > 1 else ""
         told += [prefix + sentence for sentence in _headline(story)]
     return told
+
+
+def _comparable(stories: Sequence[Story]) -> bool:
+    """Whether all race on the same data to the same target, on a virtual clock."""
+    races = {(o.dataset, o.target) for story in stories for o in story.outcomes}
+    return len(races) == 1 and not any(story.exchanges for story in stories)
 
 
 def _headline(story: Story) -> list[str]:
@@ -97,8 +101,6 @@ def _headline(story: Story) -> list[str]:
 
 
 def _renamed(outcome: Outcome, story: Story) -> Outcome:
-    from dataclasses import replace
-
     return replace(outcome, setting=f"{outcome.setting} of {story.name}")
 
 
@@ -106,14 +108,19 @@ def _race(stories: Sequence[Story], lines: dict[tuple[str, str], str]) -> list[d
     """Return every setting of every run, its share of the longest time, and who is first."""
     found = [(story, o) for story in stories if not story.exchanges for o in story.outcomes]
     hours = [median_of_all(o.total_hours) for _, o in found]
-    met = [hour for hour in hours if hour is not None]
+    together = _comparable(stories)
+
+    def rivals(story: Story) -> list[float]:
+        runs = zip(found, hours, strict=True)
+        return [h for (other, _), h in runs if h is not None and (together or other is story)]
+
     return [
         {
             "run": story.name,
             "colour": lines.get((story.name, o.setting)),
             "outcome": o,
-            "share": 0.0 if hour is None else hour / max(met),
-            "first": hour is not None and hour == min(met),
+            "share": 0.0 if hour is None else hour / max(rivals(story)),
+            "first": hour is not None and hour == min(rivals(story)),
         }
         for (story, o), hour in zip(found, hours, strict=True)
     ]

@@ -60,12 +60,11 @@ class RunDirectory:
         if resume and config.is_file():
             self._check_same(experiment)
             return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or self._in_use()):
             raise InputError(
                 f"{self.path} is not empty: say --resume to go on with its run, or choose another"
             )
         make_folder(self.path)
-        self._write_config(experiment)
         environment = {
             "python": platform.python_version(),
             "machine": platform.machine(),
@@ -73,6 +72,11 @@ class RunDirectory:
         }
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
+        self._write_config(experiment)  # last: with this the directory is a run's
+
+    def _in_use(self) -> bool:
+        """Whether there is more than what a run leaves that was killed before it began."""
+        return any(path.name != "environment.json" for path in self.path.iterdir())
 
     @contextmanager
     def opened(self, experiment: Experiment) -> Iterator[None]:

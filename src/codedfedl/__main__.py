@@ -1,0 +1,6 @@
+"""`python -m codedfedl` is `codedfedl`."""
+
+from codedfedl.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Grids: which settings they are made of, that they share what they can, and which is best."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from codedfedl import Fleet, InputError
+from codedfedl.report.results import outcomes
+from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import axis, cells
+from codedfedl.simulate.problem import Problem
+from codedfedl.simulate.problem import embedded as original
+from codedfedl.simulate.run import simulate
+from tests.test_cli import Run, run  # noqa: F401
+from tests.test_simulate import small
+
+SCHEMES = [{"name": "uncoded"}, {"name": "coded", "redundancy": 0.1}]
+
+
+def gridded(grid: dict[str, list[Any]], **changes: Any) -> Experiment:
+    return small(schemes=SCHEMES, grid=grid, **changes)
+
+
+class TestCells:
+    def test_every_combination_once(self) -> None:
+        found = cells(gridded({"redundancy": [0.1, 0.2], "fleet.erasure": [0.1, 0.3]}))
+        assert [cell.label for cell in found] == [
+            "uncoded, erasure 0.1",
+            "coded 10%, erasure 0.1",
+            "coded 20%, erasure 0.1",
+            "uncoded, erasure 0.3",
+            "coded 10%, erasure 0.3",
+            "coded 20%, erasure 0.3",
+        ]
+        assert found[0].values == {"redundancy": None, "fleet.erasure": 0.1}
+        assert found[5].values == {"redundancy": 0.2, "fleet.erasure": 0.3}
+        assert found[5].experiment.fleet.erasure == 0.3
+        assert found[5].scheme.settings == {"redundancy": 0.2}
+
+    def test_without_a_grid_a_cell_is_a_scheme(self) -> None:
+        assert [cell.label for cell in cells(small(schemes=SCHEMES))] == ["uncoded", "coded 10%"]
+
+    def test_schemes_are_an_axis(self) -> None:
+        found = cells(gridded({"scheme": ["coded", "one-shot"]}))
+        assert [cell.label for cell in found] == ["coded 10%", "one-shot"]
+        assert [cell.values["scheme"] for cell in found] == ["coded", "one-shot"]
+
+    @pytest.mark.parametrize(
+        ("text", "key"),
+        [
+            ("erasure=0.1,0.2", "fleet.erasure"),
+            ("fleet=a.csv,b.csv", "fleet.name"),
+            ("training.step=1,2", "training.step"),
+            ("step=1,2", "step"),  # a scheme's own: fedavg has one
+            ("k2=0.8", "fleet.k2"),
+            ("seeds=0,1", "seeds"),
+            ("scheme=coded", "scheme"),
+            ("redundancy=0.1", "redundancy"),
+        ],
+    )
+    def test_short_names(self, text: str, key: str) -> None:
+        assert axis(text)[0] == key
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("redundance=0.1", "did you mean 'redundancy'"),
+            ("redundancy", "write key=value,value"),
+            ("redundancy=", "write key=value,value"),
+            ("erasure=0.1,0.1", "a value twice"),
+        ],
+    )
+    def test_bad_axes(self, text: str, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            axis(text)
+
+    def test_bad_values_are_named(self) -> None:
+        with pytest.raises(InputError, match=r"fleet\.erasure is 1\.5"):
+            cells(gridded({"fleet.erasure": [0.1, 1.5]}))
+        with pytest.raises(InputError, match="none of the schemes has such a setting"):
+            cells(gridded({"mixing": [10]}))
+
+
+class TestSharing:
+    def test_a_cell_is_the_run_it_stands_for(self, tmp_path: Path) -> None:
+        """In lock-step with other fleets, and alone: the same hours and metrics."""
+        grid = {"fleet.erasure": [0.1, 0.5], "training.ridge": [1e-5, 1e-2]}
+        simulate(gridded(grid, seeds=[0, 1]), RunDirectory(tmp_path / "grid"))
+        alone = small(
+            schemes=SCHEMES,
+            seeds=[0, 1],
+            fleet={"clients": 6, "erasure": 0.5},
+            training={"epochs": 4, "step": 2.0, "target": 0.5, "ridge": 1e-2},
+        )
+        simulate(alone, RunDirectory(tmp_path / "alone"))
+        together, single = (
+            pyarrow.parquet.read_table(tmp_path / name / "rounds.parquet").to_pydict()
+            for name in ("grid", "alone")
+        )
+        for scheme in ("uncoded", "coded 10%"):
+            label = f"{scheme}, erasure 0.5, ridge 0.01"
+            mine = [k for k, setting in enumerate(together["setting"]) if setting == label]
+            theirs = [k for k, setting in enumerate(single["setting"]) if setting == scheme]
+            for column in ("seed", "round", "total_hours", "arrived"):
+                assert [together[column][k] for k in mine] == [single[column][k] for k in theirs]
+            np.testing.assert_allclose(
+                [together["metric"][k] for k in mine],
+                [single["metric"][k] for k in theirs],
+                atol=0.003,  # a point of the test set may fall either way in float32
+            )
+
+    def test_points_are_embedded_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        embedded = []
+
+        def counted(*given: Any) -> Problem:
+            embedded.append(given)
+            return original(*given)
+
+        monkeypatch.setattr("codedfedl.simulate.run.embedded", counted)
+        grid = {"redundancy": [0.1, 0.3], "fleet.k2": [0.5, 0.9], "training.step": [1.0, 2.0]}
+        simulate(gridded(grid), RunDirectory(tmp_path / "run"))
+        assert len(embedded) == 1
+        simulate(gridded({"fleet.clients": [4, 5]}), RunDirectory(tmp_path / "other"))
+        assert len(embedded) == 3  # another number of clients is another deal
+
+    def test_gains_are_against_waiting_in_the_same_group(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        simulate(gridded({"fleet.erasure": [0.1, 0.8]}), directory)
+        found = {o.setting: o for o in outcomes(directory)}
+        for erasure in (0.1, 0.8):
+            waiting, coded = (found[f"{s}, erasure {erasure}"] for s in ("uncoded", "coded 10%"))
+            assert waiting.gain == 1.0
+            assert waiting.training_hours[0] is not None
+            assert coded.training_hours[0] is not None
+            assert coded.gain == waiting.training_hours[0] / coded.training_hours[0]
+
+    def test_sigma_from_the_data(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        simulate(small(schemes=SCHEMES, features={"n_components": 60, "sigma": "auto"}), directory)
+        facts = pyarrow.parquet.read_table(directory.path / "settings.parquet").to_pydict()
+        assert facts["sigma"] == pytest.approx([1.53, 1.53], abs=0.01)
+        assert directory.experiment().features.sigma == "auto"
+
+
+class TestSweep:
+    def test_which_redundancy_is_best_for_my_fleet(
+        self,
+        run: Run,  # noqa: F811
+        tmp_path: Path,
+    ) -> None:
+        rates = np.geomspace(1, 400, 8)
+        fleet = Fleet(points=1, rate=rates, alpha=2, packet_time=0.5, erasure=0.1)
+        fleet.write(tmp_path / "fleet.csv")
+        out = tmp_path / "sweep"
+        options = ("--vary", "redundancy=0.05,0.3", "--seeds", 2, "--set", "training.epochs=30")
+        code, text, err = run(
+            "sweep", "--fleet", tmp_path / "fleet.csv", *options, "--out", out, "--json"
+        )
+        assert code == 0, err
+        document = json.loads(text)
+        labels = ["uncoded", "coded 5%, sparse 32", "coded 30%, sparse 32", "coded-newton"]
+        assert [row["setting"] for row in document["rows"]] == labels
+        table = pyarrow.parquet.read_table(out / "sweep.parquet").to_pydict()
+        assert len(table["redundancy"]) == 4 * 2
+        assert set(table["redundancy"]) == {None, 0.05, 0.3}
+        assert (out / "sweep.png").stat().st_size > 10_000
+        assert "The grid" in (out / "report.html").read_text("utf-8")
+        fewest = min(
+            (hours, setting)
+            for setting, hours in zip(table["setting"], table["total_hours"], strict=True)
+            if hours is not None
+        )
+        assert document["best"]["total_hours"] == fewest[1]
+        sentences = sweep_verdict(RunDirectory(out))
+        assert sentences[-1].startswith("The best redundancy is 0.3")  # so much slower are some
+        assert run("sweep", "--out", out)[0] == 2  # which is not empty
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--vary", "redundancy=0.1,2"], "coded.redundancy is 2"),
+            (["--vary", "erasure=0.1", "--vary", "erasure=0.2"], "a key twice"),
+            (["--seeds", "0"], "--seeds is 0"),
+            (["--fleet", "nowhere.csv"], "nowhere.csv: there is no such file"),
+            (["nothing"], "neither a TOML file nor a built-in"),
+            (["demo"], "there is no grid: say what to vary"),
+        ],
+    )
+    def test_refused_before_any_work(
+        self,
+        run: Run,  # noqa: F811
+        tmp_path: Path,
+        options: list[str],
+        message: str,
+    ) -> None:
+        code, out, err = run("sweep", *options, "--out", tmp_path / "sweep")
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+        assert not (tmp_path / "sweep").exists()
+
+    def test_words_on_an_axis(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        simulate(gridded({"data.partition": ["iid", "sorted"]}), directory)
+        columns = sweep_columns(directory)
+        assert columns["partition"] == ["iid", "iid", "sorted", "sorted"]
+        labels = [text.get_text() for text in sweep_figure(directory).axes[0].get_xticklabels()]
+        assert labels == ["iid", "sorted"]
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
+    """As a person would: Ctrl-C, then the same command with --resume; and all is as without."""
+    command = [sys.executable, "-m", "codedfedl", "sweep", "--json", "--seeds", "2"]
+    command += ["--set", "features.n_components=100", "--set", "training.target=0.9"]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    out, whole = tmp_path / "stopped", tmp_path / "whole"
+    process = subprocess.Popen(
+        [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    while not (out / "config.toml").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command and --resume goes on" in err
+    assert "Traceback" not in err
+    for folder, more in ((out, ["--resume"]), (whole, [])):
+        subprocess.run(
+            [*command, "--out", str(folder), *more],
+            check=True,
+            capture_output=True,
+            env=environment,
+        )
+    for path in sorted(whole.iterdir()):
+        if path.name != "checkpoint.npz":  # a zip file with times in it
+            assert path.read_bytes() == (out / path.name).read_bytes(), path.name
