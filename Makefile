@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEV := .venv/.ready-dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-engine lint types imports tests bench clean
+.PHONY: help demo test test-browser test-engine lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -13,34 +15,45 @@ demo: $(READY) ## All schemes on embedded data; the report is demo/run/report.ht
 	$(BIN)/codedfedl plan paper --redundancy 0.1 --figure demo/plan.png
 	$(BIN)/codedfedl demo --out demo/run
 
-test: lint types imports tests ## All checks: lint, format, types, import directions, tests
+test: lint types imports docs tests ## All checks: lint, format, types, import directions, docs, tests
 
-lint: $(READY)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(DEV)
 	$(BIN)/mypy
 
-imports: $(READY)
+imports: $(DEV)
 	$(BIN)/lint-imports --no-cache
 
-tests: $(READY)
+docs: $(DEV) ## The site, in build/docs
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+
+tests: $(DEV)
 	$(BIN)/pytest
 
-test-engine: $(READY) ## What takes minutes on the real engine: kills, restarts, many nodes
+test-browser: $(DEV) ## The pages in a real browser; needs Chromium
+	$(BIN)/pytest tests/test_browser.py -m browser
+
+test-engine: $(DEV) ## What takes minutes on the real engine: kills, restarts, many nodes
 	$(BIN)/pytest tests/test_engine.py -m long
 
-bench: $(READY) ## Measure speed: ratios to the naive version in one run
+bench: $(DEV) ## Measure speed: ratios to the naive version in one run
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment and everything made
-	rm -rf .venv demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "codedfedl needs Python 3.11 or newer: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "setting up .venv, once"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -r requirements.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): requirements-dev.txt $(READY)
+	@$(PIP) -r requirements-dev.txt
 	@touch $@
