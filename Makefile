@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-engine lint types imports tests bench clean
+.PHONY: help demo test test-engine lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -13,7 +13,7 @@ demo: $(READY) ## All schemes on embedded data; the report is demo/run/report.ht
 	$(BIN)/codedfedl plan paper --redundancy 0.1 --figure demo/plan.png
 	$(BIN)/codedfedl demo --out demo/run
 
-test: lint types imports tests ## All checks: lint, format, types, import directions, tests
+test: lint types imports docs tests ## All checks: lint, format, types, import directions, docs, tests
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -25,6 +25,9 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
+docs: $(READY) ## The site, in build/docs
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+
 tests: $(READY)
 	$(BIN)/pytest
 
@@ -35,7 +38,7 @@ bench: $(READY) ## Measure speed: ratios to the naive version in one run
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment and everything made
-	rm -rf .venv demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo runs dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
