@@ -154,14 +154,12 @@ def _paragraphs(text: str) -> str:
 
 def _row(parameter: click.Parameter, context: click.Context) -> str:
     """Return a line of the table: name, default and meaning of a parameter."""
+    name, kind = f"`{(parameter.name or '').upper()}`", ""
     if isinstance(parameter, click.Option):
         name = ", ".join(f"`{form}`" for form in parameter.opts)
-        kind = parameter.make_metavar(context) if not parameter.is_flag else ""
-    else:
-        name, kind = f"`{parameter.make_metavar(context)}`", ""
+        kind = "" if parameter.is_flag else parameter.make_metavar(context).replace("|", ", ")
     default = parameter.default
-    known = not (default in (None, False, ()) or callable(default) or parameter.required)
-    kind = kind.replace("|", ", ")
+    known = not (default is None or isinstance(default, bool) or parameter.required)
     cells = [f"{name} {kind}".strip(), f"`{default}`" if known else "", _help(parameter)]
     return "| " + " | ".join(cells) + " |"
 
