@@ -3,7 +3,6 @@
 import inspect
 import re
 import tomllib
-from dataclasses import is_dataclass
 from pathlib import Path
 
 import click
@@ -36,7 +35,7 @@ autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
 python_maximum_signature_line_length = 80
 napoleon_google_docstring = False
-napoleon_use_ivar = True  # what a class has is told once, by the class
+napoleon_custom_sections = [("Attributes", "params_style")]  # a list, with names as they are
 napoleon_use_rtype = False
 
 html_theme = "furo"
@@ -52,7 +51,6 @@ def setup(app: Sphinx) -> None:
     """Ask to see every page and signature on the way."""
     app.connect("source-read", _prepare)
     app.connect("autodoc-process-signature", _shorten)
-    app.connect("autodoc-process-docstring", _fields_are_parameters, priority=400)
     app.connect("autodoc-process-docstring", _colons_stay, priority=600)  # napoleon: 500
     app.connect("doctree-read", _tidy)
 
@@ -91,14 +89,6 @@ def _shorten(
     return signature and _short(signature), result and _short(result)
 
 
-def _fields_are_parameters(
-    _app: Sphinx, what: str, _name: str, thing: object, _options: object, lines: list[str]
-) -> None:
-    """Tell a dataclass's fields as what its constructor takes."""
-    if what == "class" and (is_dataclass(thing) or hasattr(thing, "model_fields")):
-        lines[:] = ["Parameters" if line == "Attributes" else line for line in lines]
-
-
 def _colons_stay(
     _app: Sphinx, what: str, _name: str, thing: object, _options: object, lines: list[str]
 ) -> None:
@@ -116,9 +106,8 @@ def _tidy(_app: Sphinx, page: nodes.document) -> None:
         if (short := _short(kind.astext())) != kind.astext():
             kind.children = [nodes.Text(short)]
     for text in list(page.findall(nodes.Text)):
-        if " -- " in text or text == "Variables":
-            new = text.replace(" -- ", " – ").replace("Variables", "Attributes")
-            text.parent.replace(text, nodes.Text(new))
+        if " -- " in text:
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", " – ")))
 
 
 def _all_commands() -> str:
