@@ -36,11 +36,10 @@ def test_readme() -> None:
 
 
 def test_the_scheme_in_the_docs_trains() -> None:
-    (block,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/schemes.md").read_text("utf-8"), re.S
-    )
+    text = (ROOT / "docs/tutorials/own-scheme.md").read_text("utf-8")
+    block = re.findall(r"```python\n(.*?)```", text, re.S)[0]
     names: dict[str, Any] = {"__name__": "momentum"}
-    exec(compile(block, "docs/schemes.md", "exec"), names)
+    exec(compile(block, "own-scheme.md", "exec"), names)
     run = simulation(small(training={"epochs": 15, "step": 0.3}))
     first = run.settings[0]
     mine = {"momentum": names["Momentum"]()}

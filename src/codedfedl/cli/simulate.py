@@ -97,7 +97,8 @@ def simulate_command(
             "a federation's run"
         )
     directory = RunDirectory(out)
-    run_experiment(named_experiment(experiment, overrides), directory, data, device, resume)
+    found = named_experiment(experiment, overrides).model_copy(update={"federation": None})
+    run_experiment(found, directory, data, device, resume)
     _finish(directory, as_json)
 
 

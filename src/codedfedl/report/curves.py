@@ -14,7 +14,10 @@ from codedfedl.report.results import Curve
 
 __all__ = ["COLOURS", "cold_start_figure", "curve_figure", "curve_panel", "log_axis"]
 
-COLOURS = ("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c", "#5b6570", "#c2407e", "#1397a8")
+COLOURS = (
+    *("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c"),
+    *("#5b6570", "#c2407e", "#1397a8", "#7b3f1d", "#8fae1b"),
+)
 
 
 def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Figure:

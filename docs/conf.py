@@ -1,0 +1,157 @@
+"""How the site is built from these pages: `make docs`."""
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import typer
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+import codedfedl
+from codedfedl.cli import app as commands
+
+_ROOT = Path(__file__).parent.parent
+_PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+project = _PROJECT["name"]
+author = _PROJECT["authors"][0]["name"]
+release = version = _PROJECT["version"]
+project_copyright = author
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = [] if hasattr(codedfedl, "CodedFedLClassifier") else ["api-estimators.md"]
+highlight_language = "none"  # output and formulas; blocks of code say what they are
+smartquotes = False  # `--json` is no dash
+default_role = "code"  # docstrings write names in single backticks
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True}
+python_maximum_signature_line_length = 80
+napoleon_google_docstring = False
+napoleon_custom_sections = [("Attributes", "params_style")]  # a list, with names as they are
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = "codedfedl"
+html_show_sphinx = False
+html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_theme_options = {"navigation_with_keys": True}
+
+
+def setup(app: Sphinx) -> None:
+    """Ask to see every page and signature on the way."""
+    app.connect("source-read", _prepare)
+    app.connect("autodoc-process-signature", _shorten)
+    app.connect("autodoc-process-docstring", _colons_stay, priority=600)  # napoleon: 500
+    app.connect("doctree-read", _tidy)
+
+
+def _prepare(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Fill in the commands, and send links that leave this folder to their pages here."""
+    text = source[0].replace("../benchmarks/README.md", "benchmarks.md")
+    if page == "commands":
+        text = text.replace("<!-- commands -->", _all_commands())
+    source[0] = text
+
+
+_ARRAYS = {"float64": "FloatArray", "int64": "IntArray", "bool": "Mask", "Any": "Array"}
+_ARRAY = re.compile(
+    r"~?(?:numpy\.)?ndarray\[~?tuple\[~?(?:typing\.)?Any, \.\.\.\], "
+    r"~?(?:numpy\.)?dtype\[~?(?:numpy\.|typing\.)?(\w+)\]\]"
+)
+_ARRAY_LIKE = re.compile(r"[~\w.]*_Buffer \| .*?\[complex \| bytes \| str\]")
+
+
+def _short(text: str) -> str:
+    """Call arrays what the code calls them."""
+    text = _ARRAY_LIKE.sub("ArrayLike", text)
+    return _ARRAY.sub(lambda found: _ARRAYS.get(found[1], "Array"), text)
+
+
+def _shorten(
+    _app: Sphinx,
+    _what: str,
+    _name: str,
+    _thing: object,
+    _options: object,
+    signature: str | None,
+    result: str | None,
+) -> tuple[str | None, str | None]:
+    return signature and _short(signature), result and _short(result)
+
+
+def _colons_stay(
+    _app: Sphinx, what: str, _name: str, thing: object, _options: object, lines: list[str]
+) -> None:
+    """Undo that what stands before a colon in a property's docstring becomes its type."""
+    if what == "property":
+        lines[:] = (inspect.getdoc(thing) or "").splitlines()
+
+
+def _tidy(_app: Sphinx, page: nodes.document) -> None:
+    """Let a type say "seconds" without a link to something of that name, and the like."""
+    for link in list(page.findall(addnodes.pending_xref)):
+        if link["refdomain"] == "py" and link["reftarget"].islower():
+            link.replace_self(link.children)
+    for kind in list(page.findall(addnodes.desc_annotation)):
+        if (short := _short(kind.astext())) != kind.astext():
+            kind.children = [nodes.Text(short)]
+    for text in list(page.findall(nodes.Text)):
+        if " -- " in text:
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", " – ")))
+
+
+def _all_commands() -> str:
+    """Return every command as Markdown, from what `--help` says of it."""
+    return "\n".join(_told(typer.main.get_command(commands), "codedfedl", 2))
+
+
+def _told(command: click.Command, path: str, level: int) -> list[str]:
+    """Return a command, its arguments and options, and then its own commands."""
+    context = click.Context(command, info_name=path)
+    lines = []
+    if path != "codedfedl":
+        usage = " ".join([path, *command.collect_usage_pieces(context)])
+        lines += ["#" * level + f" `{path}`", "", f"    {usage}", ""]
+        lines += [_paragraphs(command.help or ""), ""]
+    shown = [p for p in command.get_params(context) if p.name not in ("help", *_COMPLETION)]
+    if shown:
+        lines += ["| argument or option | default | meaning |", "| --- | --- | --- |"]
+        lines += [_row(parameter, context) for parameter in shown] + [""]
+    if isinstance(command, click.Group):
+        below = level if path == "codedfedl" else level + 1
+        for name, sub in command.commands.items():
+            lines += _told(sub, f"{path} {name}", below)
+    return lines
+
+
+_COMPLETION = ("install_completion", "show_completion")
+
+
+def _paragraphs(text: str) -> str:
+    return re.sub(r"[\f\b]", "", text).strip()
+
+
+def _row(parameter: click.Parameter, context: click.Context) -> str:
+    """Return a line of the table: name, default and meaning of a parameter."""
+    name, kind = f"`{(parameter.name or '').upper()}`", ""
+    if isinstance(parameter, click.Option):
+        name = ", ".join(f"`{form}`" for form in parameter.opts)
+        kind = "" if parameter.is_flag else parameter.make_metavar(context).replace("|", ", ")
+    default = parameter.default
+    known = not (default is None or isinstance(default, bool) or parameter.required)
+    cells = [f"{name} {kind}".strip(), f"`{default}`" if known else "", _help(parameter)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _help(parameter: click.Parameter) -> str:
+    return (getattr(parameter, "help", None) or "").replace("\n", " ").replace("|", "\\|")

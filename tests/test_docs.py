@@ -1,0 +1,98 @@
+"""The tutorials run from top to bottom, as a newcomer would who copies every block.
+
+Blocks in `sh` run in bash, blocks in `python` in one interpreter, all of a page in one folder. What
+a `>>>` prints must be what stands below it. Lines of a `text` block must come, in this order, from
+the `sh` block before it; spaces do not count. A block after the comment `<!-- not run: REASON -->`
+is not run.
+"""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from codedfedl import schemes
+
+TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
+PAGES = sorted(page.stem for page in TUTORIALS.glob("*.md"))
+SECONDS = 120
+
+_FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    reason: str | None
+
+
+def blocks(page: str) -> list[Block]:
+    text = (TUTORIALS / f"{page}.md").read_text("utf-8")
+    return [Block(m["language"], m["text"], m["reason"]) for m in _FENCE.finditer(text)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tutorial(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(schemes, "SCHEMES", dict(schemes.SCHEMES))  # a page may add its own
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    said = ""
+    for block in blocks(page):
+        if block.reason is not None:
+            said = ""
+        elif block.language == "sh":
+            said = shell(block.text, environment)
+        elif block.language == "python":
+            python(block.text, names, page)
+        elif block.language == "text":
+            assert_said(block.text, said)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_not_run_is_code(page: str) -> None:
+    assert all(b.language in ("sh", "python") for b in blocks(page) if b.reason is not None)
+    text = (TUTORIALS / f"{page}.md").read_text("utf-8")
+    assert text.count("<!-- not run") == sum(b.reason is not None for b in blocks(page))
+
+
+def shell(text: str, environment: dict[str, str]) -> str:
+    """Run a block, and return what it printed; a command that fails ends it."""
+    run = subprocess.run(
+        ["bash", "-e", "-c", text],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, f"{text}\nended with {run.returncode}:\n{run.stderr}\n{run.stdout}"
+    return run.stdout
+
+
+def python(text: str, names: dict[str, Any], page: str) -> None:
+    """Run a block as a doctest if it is one, and as it stands otherwise."""
+    if not text.startswith(">>>"):
+        exec(compile(text, page, "exec"), names)
+        return
+    test = doctest.DocTestParser().get_doctest(text, names, page, page, 0)
+    told: list[str] = []
+    doctest.DocTestRunner().run(test, out=told.append, clear_globs=False)
+    assert not told, "".join(told)
+    names.update(test.globs)
+
+
+def assert_said(shown: str, said: str) -> None:
+    """Find every line that is shown in what was printed, in the same order."""
+    printed = iter([" ".join(line.split()) for line in said.splitlines()])
+    for line in filter(None, (" ".join(line.split()) for line in shown.splitlines())):
+        assert line in printed, f"{line!r} is shown and was not printed, in this order, in:\n{said}"
