@@ -1,4 +1,4 @@
-"""The tutorials run from top to bottom, as a newcomer would who copies every block.
+"""The README and the tutorials run from top to bottom, as for a newcomer who copies every block.
 
 Blocks in `sh` run in bash, blocks in `python` in one interpreter, all of a page in one folder. What
 a `>>>` prints must be what stands below it. Lines of a `text` block must come, in this order, from
@@ -18,8 +18,8 @@ import pytest
 
 from codedfedl import schemes
 
-TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
-PAGES = sorted(page.stem for page in TUTORIALS.glob("*.md"))
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("docs/tutorials/*.md"))]
 SECONDS = 120
 
 _FENCE = re.compile(
@@ -35,12 +35,12 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    text = (TUTORIALS / f"{page}.md").read_text("utf-8")
+    text = (ROOT / page).read_text("utf-8")
     return [Block(m["language"], m["text"], m["reason"]) for m in _FENCE.finditer(text)]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_tutorial(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(schemes, "SCHEMES", dict(schemes.SCHEMES))  # a page may add its own
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -61,7 +61,7 @@ def test_tutorial(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_not_run_is_code(page: str) -> None:
     assert all(b.language in ("sh", "python") for b in blocks(page) if b.reason is not None)
-    text = (TUTORIALS / f"{page}.md").read_text("utf-8")
+    text = (ROOT / page).read_text("utf-8")
     assert text.count("<!-- not run") == sum(b.reason is not None for b in blocks(page))
 
 

@@ -1,4 +1,4 @@
-"""The examples in docstrings and in the README run, and say what they print."""
+"""The examples in docstrings and reference pages run, and say what they print."""
 
 import doctest
 import importlib
@@ -24,15 +24,6 @@ MODULES = ["codedfedl"] + [
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
-
-
-def test_readme() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
-    assert blocks
-    for block in blocks:
-        test = doctest.DocTestParser().get_doctest(block, {}, "README", "README.md", 0)
-        assert test.examples
-        assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_the_scheme_in_the_docs_trains() -> None:
