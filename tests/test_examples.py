@@ -12,6 +12,7 @@ import pytest
 
 import codedfedl
 from codedfedl.runs.config import check
+from codedfedl.runs.grid import cells
 from codedfedl.simulate.engine import Simulation, entries
 from tests.test_simulate import simulation, small
 
@@ -41,8 +42,8 @@ def test_the_scheme_in_the_docs_trains() -> None:
 
 
 def test_the_experiment_in_the_docs_is_valid() -> None:
-    (block,) = re.findall(
-        r"```toml\n(.*?)```", (ROOT / "docs/experiments.md").read_text("utf-8"), re.S
-    )
-    experiment = check(tomllib.loads(block), "docs/experiments.md")
+    text = (ROOT / "docs/experiments.md").read_text("utf-8")
+    whole = "\n".join(re.findall(r"```toml\n(.*?)```", text, re.S))
+    experiment = check(tomllib.loads(whole), "docs/experiments.md")
     assert experiment.training.target == 0.942
+    assert len(cells(experiment)) == 3 * 2 * 2
