@@ -33,7 +33,7 @@ docs: $(DEV) ## The site, in build/docs
 tests: $(DEV)
 	$(BIN)/pytest
 
-test-browser: $(DEV) ## The pages in a real browser; needs Chromium
+test-browser: docs ## The report and the docs in a real browser; needs Chromium
 	$(BIN)/pytest tests/test_browser.py -m browser
 
 test-engine: $(DEV) ## What takes minutes on the real engine: kills, restarts, many nodes

@@ -119,6 +119,17 @@ def test_it_loads_fits_and_can_be_read(
     page.close()
 
 
+@pytest.mark.parametrize("page_name", ["index", "tutorials/plan", "commands", "api-estimators"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_the_docs_need_nobody_else(browser: Browser, page_name: str, size: ViewportSize) -> None:
+    path = Path(__file__).parent.parent / "build" / "docs" / f"{page_name}.html"
+    assert path.is_file(), "the site is not built: make docs"
+    page, complaints = opened(browser, path, size)
+    assert [one for one in complaints if not one.startswith("file:")] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    page.close()
+
+
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_first_screen_says_who_won(
     browser: Browser, pages: dict[str, Path], size: ViewportSize
