@@ -4,29 +4,9 @@ from pathlib import Path
 import pytest
 
 from codedfedl import paper_fleet, plan
-from codedfedl.cli import main
+from tests.conftest import Run
 
 HEADER = "client,points,rate,alpha,packet_time,erasure"
-
-
-class Run:
-    """Run a command as a shell would, and keep what it printed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        self.monkeypatch.setattr("sys.argv", ["codedfedl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = self.capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("COLUMNS", "120")
-    return Run(monkeypatch, capsys)
 
 
 @pytest.fixture

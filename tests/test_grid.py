@@ -22,7 +22,7 @@ from codedfedl.runs.grid import axis, cells
 from codedfedl.simulate.problem import Problem
 from codedfedl.simulate.problem import embedded as original
 from codedfedl.simulate.run import simulate
-from tests.test_cli import Run, run  # noqa: F401
+from tests.conftest import Run
 from tests.test_simulate import small
 
 SCHEMES = [{"name": "uncoded"}, {"name": "coded", "redundancy": 0.1}]
@@ -85,6 +85,10 @@ class TestCells:
         with pytest.raises(InputError, match=message):
             axis(text)
 
+    def test_settings_that_could_not_be_told_apart(self) -> None:
+        with pytest.raises(InputError, match="both be called 'coded 10%'"):
+            cells(gridded({"redundancy": [0.1, 0.1000001]}))
+
     def test_bad_values_are_named(self) -> None:
         with pytest.raises(InputError, match=r"fleet\.erasure is 1\.5"):
             cells(gridded({"fleet.erasure": [0.1, 1.5]}))
@@ -133,8 +137,20 @@ class TestSharing:
         grid = {"redundancy": [0.1, 0.3], "fleet.k2": [0.5, 0.9], "training.step": [1.0, 2.0]}
         simulate(gridded(grid), RunDirectory(tmp_path / "run"))
         assert len(embedded) == 1
+        monkeypatch.setattr("codedfedl.simulate.run._SETTINGS_AT_ONCE", 2)
+        simulate(gridded(grid), RunDirectory(tmp_path / "few at once"))
+        assert len(embedded) == 2
+        for name in ("rounds", "clients", "settings"):
+            one, other = (
+                pyarrow.parquet.read_table(tmp_path / folder / f"{name}.parquet").to_pydict()
+                for folder in ("run", "few at once")
+            )
+            assert one["setting"] == other["setting"]
+            if name == "rounds":
+                assert one["total_hours"] == other["total_hours"]
+                np.testing.assert_allclose(one["metric"], other["metric"], atol=0.003)
         simulate(gridded({"fleet.clients": [4, 5]}), RunDirectory(tmp_path / "other"))
-        assert len(embedded) == 3  # another number of clients is another deal
+        assert len(embedded) == 4  # another number of clients is another deal
 
     def test_gains_are_against_waiting_in_the_same_group(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
@@ -156,11 +172,7 @@ class TestSharing:
 
 
 class TestSweep:
-    def test_which_redundancy_is_best_for_my_fleet(
-        self,
-        run: Run,  # noqa: F811
-        tmp_path: Path,
-    ) -> None:
+    def test_which_redundancy_is_best_for_my_fleet(self, run: Run, tmp_path: Path) -> None:
         rates = np.geomspace(1, 400, 8)
         fleet = Fleet(points=1, rate=rates, alpha=2, packet_time=0.5, erasure=0.1)
         fleet.write(tmp_path / "fleet.csv")
@@ -201,7 +213,7 @@ class TestSweep:
     )
     def test_refused_before_any_work(
         self,
-        run: Run,  # noqa: F811
+        run: Run,
         tmp_path: Path,
         options: list[str],
         message: str,

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.output import json_number, messages, print_json, results, wrote
+from codedfedl.cli.output import (
+    json_number,
+    messages,
+    print_json,
+    results,
+    told_how_to_go_on,
+    wrote,
+)
 from codedfedl.cli.simulate import Data, Json, Resume
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
@@ -105,7 +112,11 @@ def local_command(
     directory.open(experiment, resume=resume)
     shards = write_shards(experiment, loaded, folder / "data")
     held = Keys(keys) if keys else local_keys(folder / "keys", clients) if tls else None
-    with _ended_by_signals(), LocalFederation(folder, shards, keys=held, port=port) as running:
+    with (
+        told_how_to_go_on(out, resume),
+        _ended_by_signals(),
+        LocalFederation(folder, shards, keys=held, port=port) as running,
+    ):
         killed = _follow(running, directory, kill)
     _finish(directory, as_json, [node_name(j) for j in killed])
 
@@ -119,7 +130,7 @@ Authority = Annotated[
 @federate.command("run")
 def run_command(
     experiment: Annotated[
-        Path, typer.Argument(help="A TOML file with a [federation] table, on the server.")
+        Path, typer.Argument(help="A TOML file with a federation table, on the server.")
     ],
     superlink: Address,
     authority: Authority = None,

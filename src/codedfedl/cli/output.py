@@ -18,6 +18,7 @@ __all__ = [
     "progress",
     "results",
     "save_pictures",
+    "told_how_to_go_on",
     "wrote",
 ]
 
@@ -55,6 +56,18 @@ def save_pictures(figure: Any, stem: Path) -> list[Path]:
         save_figure(figure, path)
         wrote(path)
     return paths
+
+
+@contextmanager
+def told_how_to_go_on(run: Path, resumes: bool) -> Iterator[None]:
+    """Say how to go on with a run that is interrupted, where the same command would not do."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (run / "config.toml").is_file():
+            again = "the same command" if resumes else "the same command and --resume"
+            messages.print(f"stopped: {run} is kept; {again} goes on", soft_wrap=True)
+        raise
 
 
 def wrote(path: Path) -> None:

@@ -11,7 +11,14 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from codedfedl.cli.output import messages, print_json, progress, results, wrote
+from codedfedl.cli.output import (
+    messages,
+    print_json,
+    progress,
+    results,
+    told_how_to_go_on,
+    wrote,
+)
 from codedfedl.errors import InputError
 from codedfedl.experiments import BUILT_IN, built_in
 from codedfedl.report.figures import save_figure
@@ -183,14 +190,8 @@ def run_experiment(
     experiment: Experiment, directory: RunDirectory, data: str | None, device: str, resume: bool
 ) -> None:
     """Run with a progress bar, and say how to go on when interrupted."""
-    try:
-        with _shown() as watch:
-            simulate(experiment, directory, data=data, device=device, resume=resume, watch=watch)
-    except KeyboardInterrupt:
-        if (directory.path / "config.toml").is_file():
-            again = "the same command" if resume else "the same command and --resume"
-            messages.print(f"stopped: {directory.path} is kept; {again} goes on", soft_wrap=True)
-        raise
+    with told_how_to_go_on(directory.path, resume), _shown() as watch:
+        simulate(experiment, directory, data=data, device=device, resume=resume, watch=watch)
 
 
 def outcome_rows(found: list[Outcome]) -> list[dict[str, Any]]:

@@ -107,7 +107,9 @@ def cells(experiment: Experiment) -> list[Cell]:
             one = check(document, "the grid")
             label = ", ".join(word for word in (one.schemes[0].label, group) if word)
             axes = {key: (place | own).get(key) for key in grid}
-            found.setdefault(label, Cell(label, group, axes, one))
+            cell = found.setdefault(label, Cell(label, group, axes, one))
+            if cell.experiment != one:
+                raise InputError(f"two settings would both be called {label!r}: leave one out")
     if not found:
         raise InputError("schemes: there is none; add a [[schemes]] table")
     return list(found.values())

@@ -8,6 +8,7 @@ Models that share a Gram matrix, or miss the same client, go through one matrix 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
@@ -51,6 +52,11 @@ class Batch:
         """Number of clients."""
         return len(self.offsets) - 1
 
+    @cached_property
+    def everything(self) -> Quadratic:
+        """The quadratic of all its points."""
+        return Quadratic.of(self.features, self.targets)
+
 
 def answer(batch: Batch, client: int, ask: AskGradient, model: Array) -> Array:
     """Return what one client sends: the gradient over the first `load` of its points."""
@@ -71,21 +77,13 @@ class Evaluator:
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.batches = batches
-        self._all: dict[int, Quadratic] = {}
         self._asked: dict[tuple[int, bytes, int], tuple[Quadratic, Quadratic | None]] = {}
         self._stacked: dict[tuple[int, ...], Quadratic] = {}
         self._places: dict[int, tuple[Array, Array]] = {}
 
-    def everything(self, batch: int) -> Quadratic:
-        """Return the quadratic of all points of a mini-batch."""
-        if batch not in self._all:
-            data = self.batches[batch]
-            self._all[batch] = Quadratic.of(data.features, data.targets)
-        return self._all[batch]
-
     def gram(self) -> Quadratic:
         """Return the quadratic of all points there are."""
-        first, *others = (self.everything(batch) for batch in range(len(self.batches)))
+        first, *others = (batch.everything for batch in self.batches)
         for other in others:
             first = first + other
         return first
@@ -207,10 +205,10 @@ class Evaluator:
             if load < batch.offsets[j + 1] - batch.offsets[j]
         ]
         if not rest:
-            return self.everything(ask.batch)
+            return batch.everything
         xp = array_namespace(batch.features)
         left_out = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
-        return self.everything(ask.batch) - Quadratic.of(*left_out)
+        return batch.everything - Quadratic.of(*left_out)
 
 
 def _grouped(quadratics: Sequence[Quadratic]) -> list[list[int]]:

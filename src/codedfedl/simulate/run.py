@@ -28,6 +28,7 @@ from codedfedl.training import Schedule
 __all__ = ["Watch", "prepare", "simulate"]
 
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
+_SETTINGS_AT_ONCE = 16  # each may hold some Gram matrices
 _FORMAT = 3  # of checkpoints
 
 Watch = Callable[[str, Progress | None], None]
@@ -35,12 +36,16 @@ Watch = Callable[[str, Progress | None], None]
 
 @dataclass(frozen=True)
 class _Unit:
-    """What is simulated in one go: a seed, and the settings that share data and a feature map."""
+    """What is simulated in one go: a seed, and the settings that share data and a feature map.
+
+    One that is not `fresh` goes on with what the unit before it has embedded.
+    """
 
     seed: int
     features: FeatureMap
     dataset: Dataset
     cells: tuple[Cell, ...]
+    fresh: bool = True
 
 
 def simulate(
@@ -77,12 +82,14 @@ def simulate(
         raise InputError(
             f"{directory.path} holds a run of another version of codedfedl: choose another --out"
         )
+    problem = None
     for place, unit in enumerate(units):
         if f"{place}/done" in checkpoint:
             continue
         watch(f"seed {unit.seed}: features and parity", None)
         parts = _deal(unit)
-        problem = embedded(unit.dataset, parts, unit.features, device)
+        if problem is None or unit.fresh:
+            problem = embedded(unit.dataset, parts, unit.features, device)
         simulation = Simulation(problem, _entries(unit, parts), unit.seed)
         _restore(simulation, checkpoint, place)
         saved = time.monotonic()
@@ -135,7 +142,9 @@ def _units(
                 features = sized.feature_map(seed, cell.scheme)
             groups.setdefault((data, _clients(one.fleet), features), []).append(cell)
         for (data, _, features), members in groups.items():
-            yield _Unit(seed, features, datasets[data], tuple(members))
+            for first in range(0, len(members), _SETTINGS_AT_ONCE):
+                some = tuple(members[first : first + _SETTINGS_AT_ONCE])
+                yield _Unit(seed, features, datasets[data], some, fresh=first == 0)
 
 
 def _deal(unit: _Unit) -> Parts:
