@@ -1,8 +1,13 @@
 """What several test files share."""
 
 import pytest
+from hypothesis import settings
 
 from codedfedl.cli import main
+
+# The same examples every time: a red check means a changed program, not an unlucky draw.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)
+settings.load_profile("repeatable")
 
 
 class Run:

@@ -21,7 +21,7 @@ from codedfedl.calibration.fitting import Fit, fit
 from codedfedl.calibration.traces import Traces, read_traces
 from codedfedl.measured import MixedDelays, rows_by_client
 from codedfedl.report.fitting import fit_figure
-from tests.test_cli import Run
+from tests.conftest import Run
 
 Floats = npt.NDArray[np.float64]
 TRUTH = {"rate": 50.0, "alpha": 4.0, "overhead": 2.0}
