@@ -224,6 +224,15 @@ class TestSweep:
         assert err.count("\n") == 1
         assert not (tmp_path / "sweep").exists()
 
+    def test_a_folder_hides_no_built_in_experiment(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "redundancy").mkdir()
+        code, _, err = run("sweep", "redundancy", "--vary", "erasure=2", "--out", "sweep")
+        assert code == 2
+        assert "fleet.erasure is 2" in err
+
     def test_words_on_an_axis(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
         simulate(gridded({"data.partition": ["iid", "sorted"]}), directory)
@@ -240,7 +249,11 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     out, whole = tmp_path / "stopped", tmp_path / "whole"
     process = subprocess.Popen(
-        [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env=environment
+        [*command, "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also behind nohup
     )
     while not (out / "config.toml").exists():
         assert process.poll() is None

@@ -111,7 +111,7 @@ def simulate_command(
 
 def named_experiment(name: str, overrides: list[str] | None) -> Experiment:
     """Read a TOML file, or a built-in experiment where there is no such file."""
-    if not Path(name).exists() and name in BUILT_IN:
+    if not Path(name).is_file() and name in BUILT_IN:
         return built_in(name, overrides)
     if not Path(name).suffix:
         raise InputError(
