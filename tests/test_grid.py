@@ -248,13 +248,11 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     command += ["--set", "features.n_components=100", "--set", "training.target=0.9"]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     out, whole = tmp_path / "stopped", tmp_path / "whole"
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # which in the background is ignored
     process = subprocess.Popen(
-        [*command, "--out", str(out)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also behind nohup
+        [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env=environment
     )
+    signal.signal(signal.SIGINT, before)
     while not (out / "config.toml").exists():
         assert process.poll() is None
         time.sleep(0.01)
