@@ -34,9 +34,12 @@ CONTRAST = """() => {
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
   };
   const page = light(getComputedStyle(document.body).backgroundColor);
-  return ['body', '.soft', 'th', 'figure svg text, figure svg [style*="stroke: currentColor"]']
-    .map(place => document.querySelector(place)).filter(found => found)
-    .map(found => light(getComputedStyle(found).color))
+  const inked = document.querySelector('figure svg [style*="currentColor"]');
+  const drawn = getComputedStyle(inked);
+  const inks = ['body', '.soft', 'th']
+    .map(place => getComputedStyle(document.querySelector(place)).color)
+    .concat(drawn.stroke === 'none' ? drawn.fill : drawn.stroke);
+  return inks.map(light)
     .map(ink => (Math.max(ink, page) + 0.05) / (Math.min(ink, page) + 0.05));
 }"""
 

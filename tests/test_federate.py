@@ -20,6 +20,7 @@ from flwr.app import (
     RecordDict,
 )
 
+from codedfedl.cli.simulate import outcome_rows
 from codedfedl.errors import InputError
 from codedfedl.federate import checks, collect, server
 from codedfedl.federate.checks import RefusedError
@@ -27,11 +28,15 @@ from codedfedl.federate.collect import Arrival, Collector
 from codedfedl.federate.node import Answer
 from codedfedl.federate.server import federate
 from codedfedl.federate.wire import question_of
+from codedfedl.report.html import render_report
+from codedfedl.report.results import outcomes
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Exchange, Journal
 from codedfedl.simulate.replay import replay
+from codedfedl.simulate.run import simulate
 from tests.loopback import FIRST_NODE, LoopbackGrid, Script, experiment_of, grid_of
+from tests.test_simulate import small
 
 real_sleep = time.sleep
 
@@ -91,6 +96,23 @@ def test_the_run_directory_is_that_of_a_simulation(tmp_path: Path) -> None:
     rounds = pyarrow.parquet.read_table(tmp_path / "run" / "rounds.parquet").to_pydict()
     assert rounds["arrived"] == [3, 3, 3]
     assert rounds["late"] == rounds["dropped"] == rounds["refused"] == [0, 0, 0]
+
+
+def test_the_report_of_a_federation_without_test_data(tmp_path: Path) -> None:
+    """No accuracy, no race; and beside a simulation its seconds are not told as virtual ones."""
+    run(experiment_of(test=None), tmp_path)
+    directory = RunDirectory(tmp_path / "run")
+    page = render_report(directory)
+    assert "3 rounds in" in page
+    assert "The race is to" not in page
+    simulated = RunDirectory(tmp_path / "simulated")
+    simulate(small(schemes=[{"name": "uncoded"}]), simulated)
+    both = render_report(directory, simulated)
+    assert both.count("against time and against iteration") == 1
+    assert "When the answers came (run)" in both
+    rows = outcome_rows(outcomes(directory))
+    assert json.dumps(rows, allow_nan=False)
+    assert rows[0]["final"] == [None]
 
 
 def test_misses_are_replayed_too(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl import Fleet, InputError
+from codedfedl.report.figures import save_figure
 from codedfedl.report.results import outcomes
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.runs.config import Experiment
@@ -88,6 +89,25 @@ class TestCells:
     def test_settings_that_could_not_be_told_apart(self) -> None:
         with pytest.raises(InputError, match="both be called 'coded 10%'"):
             cells(gridded({"redundancy": [0.1, 0.1000001]}))
+
+    def test_what_a_fleet_file_says_is_no_axis(self, tmp_path: Path) -> None:
+        Fleet(points=1, rate=[1, 2], alpha=2, packet_time=1, erasure=0.1).write(tmp_path / "f.csv")
+        fleet = {"name": str(tmp_path / "f.csv")}
+        with pytest.raises(InputError, match=r"grid\.erasure: .*f.csv has its own"):
+            cells(gridded({"fleet.erasure": [0.1, 0.5]}, fleet=fleet))
+        assert len(cells(gridded({"fleet.slower": [1.0, 2.0]}, fleet=fleet))) == 4
+
+    def test_tables_in_the_grid(self) -> None:
+        """In TOML, `fleet.erasure` without quotes is a table in the table."""
+        found = cells(small(schemes=SCHEMES, grid={"fleet": {"erasure": [0.1, 0.2]}}))
+        assert [cell.values for cell in found][::2] == [
+            {"fleet.erasure": 0.1},
+            {"fleet.erasure": 0.2},
+        ]
+        with pytest.raises(InputError, match=r"grid\.fleet\.erasure is there twice"):
+            cells(gridded({"erasure": [0.1], "fleet.erasure": [0.2]}))
+        with pytest.raises(InputError, match="seeds are no axis"):
+            cells(gridded({"seeds": [0, 1]}))
 
     def test_bad_values_are_named(self) -> None:
         with pytest.raises(InputError, match=r"fleet\.erasure is 1\.5"):
@@ -196,7 +216,8 @@ class TestSweep:
             if hours is not None
         )
         assert document["best"]["total_hours"] == fewest[1]
-        sentences = sweep_verdict(RunDirectory(out))
+        directory = RunDirectory(out)
+        sentences = sweep_verdict(directory.experiment(), outcomes(directory))
         assert sentences[-1].startswith("The best redundancy is 0.3")  # so much slower are some
         assert run("sweep", "--out", out)[0] == 2  # which is not empty
 
@@ -209,6 +230,10 @@ class TestSweep:
             (["--fleet", "nowhere.csv"], "nowhere.csv: there is no such file"),
             (["nothing"], "neither a TOML file nor a built-in"),
             (["demo"], "there is no grid: say what to vary"),
+            (["--seeds", "2", "--vary", "seeds=0,1"], "say the same: leave one out"),
+            (["--set", "seeds=[0,0]"], "a seed stands there twice"),
+            (["--device", "gpu"], "--device gpu is unknown"),
+            (["--device", "cupy"], "needs the package cupy"),
         ],
     )
     def test_refused_before_any_work(
@@ -236,15 +261,50 @@ class TestSweep:
     def test_words_on_an_axis(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
         simulate(gridded({"data.partition": ["iid", "sorted"]}), directory)
-        columns = sweep_columns(directory)
+        experiment, found = directory.experiment(), outcomes(directory)
+        columns = sweep_columns(experiment, found)
         assert columns["partition"] == ["iid", "iid", "sorted", "sorted"]
-        labels = [text.get_text() for text in sweep_figure(directory).axes[0].get_xticklabels()]
+        figure = sweep_figure(experiment, found)
+        labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
         assert labels == ["iid", "sorted"]
+
+    def test_nobody_meets_the_target(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        training = {"epochs": 2, "step": 2.0, "target": 0.999}
+        simulate(gridded({"data.partition": ["iid", "sorted"]}, training=training), directory)
+        experiment, found = directory.experiment(), outcomes(directory)
+        save_figure(sweep_figure(experiment, found), tmp_path / "sweep.png")
+        assert sweep_verdict(experiment, found) == ["No setting met the target on every seed."]
+
+    def test_targets_and_data_are_axes(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        training = {"epochs": 20, "step": 2.0}
+        simulate(gridded({"training.target": [0.3, 0.88]}, training=training), directory)
+        found = {o.setting: o for o in outcomes(directory)}
+        assert found["uncoded, target 0.3"].target == 0.3
+        early, late = (found[f"uncoded, target {t}"].rounds[0] for t in (0.3, 0.88))
+        assert early is not None
+        assert late is not None
+        assert early < late
+        sentences = sweep_verdict(directory.experiment(), list(found.values()))
+        assert [s.partition(":")[0] for s in sentences[::2]] == [
+            "On digits, to 30.00%",
+            "On digits, to 88.00%",
+        ]
+
+    def test_axes_of_the_same_name_are_told_apart(self, tmp_path: Path) -> None:
+        schemes = [{"name": "fedavg", "local_steps": 2}]
+        grid = {"step": [0.25, 0.5], "training.step": [1.0, 2.0]}
+        directory = RunDirectory(tmp_path / "run")
+        simulate(small(schemes=schemes, grid=grid), directory)
+        columns = sweep_columns(directory.experiment(), outcomes(directory))
+        assert columns["step"] == [0.25, 0.5, 0.25, 0.5]
+        assert columns["training.step"] == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     """As a person would: Ctrl-C, then the same command with --resume; and all is as without."""
-    command = [sys.executable, "-m", "codedfedl", "sweep", "--json", "--seeds", "2"]
+    command = [sys.executable, "-m", "codedfedl", "sweep", "--json", "--seeds", "4"]
     command += ["--set", "features.n_components=100", "--set", "training.target=0.9"]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     out, whole = tmp_path / "stopped", tmp_path / "whole"
@@ -253,7 +313,9 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
         [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env=environment
     )
     signal.signal(signal.SIGINT, before)
-    while not (out / "config.toml").exists():
+    for _ in range(6000):
+        if (out / "checkpoint.npz").exists():  # the first seed is done
+            break
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

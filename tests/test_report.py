@@ -1,14 +1,19 @@
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
-from codedfedl import InputError
+from codedfedl import Fleet, InputError
 from codedfedl.calibration import gain_by_alpha
+from codedfedl.cli.simulate import outcome_rows
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.html import render_report
-from codedfedl.report.results import curves, outcomes
+from codedfedl.report.results import curves, outcomes, verdict
+from codedfedl.report.story import Story
 from codedfedl.report.tables import duration
+from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate.run import simulate
 from tests.test_simulate import small
@@ -84,3 +89,97 @@ def test_gain_is_robust_to_the_constant_that_was_fitted() -> None:
     gains = gain_by_alpha()
     assert all(2.3 < gain < 3.4 for gain in gains.values())
     assert gains[2.0] == pytest.approx(2.65, abs=0.02)
+
+
+def test_a_gain_names_whom_it_is_over(tmp_path: Path) -> None:
+    schemes = [{"name": "fedavg", "local_steps": 2, "step": 0.5}, {"name": "coded"}]
+    directory = RunDirectory(tmp_path / "run")
+    simulate(small(schemes=schemes), directory)
+    told = " ".join(verdict(outcomes(directory)))
+    assert "waiting for all" not in told
+    assert "than fedavg local steps 2, step 0.5" in told
+    assert "A gain is against fedavg local steps 2" in render_report(directory)
+
+
+@pytest.mark.parametrize("step", [1e3, 1e30])
+def test_what_diverges_is_told_so(tmp_path: Path, step: float) -> None:
+    """R² of a regression goes to −∞ or NaN: nobody is first, and JSON has null."""
+    rng = np.random.default_rng(0)
+    inputs = rng.random((200, 3))
+    np.savez(tmp_path / "own.npz", inputs=inputs, labels=inputs[:, :2] * 3.0)
+    experiment = small(
+        data={"name": str(tmp_path / "own.npz"), "batches": 1},
+        training={"epochs": 30, "step": step},
+        schemes=[{"name": "uncoded"}],
+    )
+    directory = RunDirectory(tmp_path / "run")
+    simulate(experiment, directory)
+    found = outcomes(directory)
+    assert verdict(found) == ["No setting met the target on every seed."]
+    assert "since the reference diverged" in render_report(directory)
+    assert json.loads(json.dumps(outcome_rows(found), allow_nan=False))[0]["target"] is None
+
+
+def test_a_negative_r_squared_can_be_met(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", inputs=rng.random((200, 3)), labels=rng.random((200, 2)) + 9)
+    experiment = small(
+        data={"name": str(tmp_path / "own.npz"), "batches": 1},
+        training={"epochs": 3, "step": 0.01},
+        schemes=[{"name": "uncoded"}],
+    )
+    directory = RunDirectory(tmp_path / "run")
+    simulate(experiment, directory)
+    (found,) = outcomes(directory)
+    assert found.final[0] < found.target + abs(found.target) * 0.02 < 0
+    assert found.rounds[0] is not None
+
+
+def test_who_starts_at_the_target_needs_no_round(run: RunDirectory) -> None:
+    first = outcomes(run, target=0.1)
+    newton = next(o for o in first if o.scheme == "coded-newton")
+    assert newton.training_hours == [0.0, 0.0, 0.0]
+    told = verdict(first)[0]
+    assert "its start meets the target, before any round" in told
+
+
+def test_the_clients_of_the_page(tmp_path: Path) -> None:
+    """The slowest are shown, even if nobody asks them, and all of their time."""
+    rates = np.array([1e-3, 50.0, 60.0, 70.0, 80.0, 90.0])
+    names = ["<b>slow</b>", *"abcde"]
+    fleet = Fleet(
+        points=1, rate=rates, alpha=2, packet_time=2, erasure=0.2, overhead=30, client=names
+    )
+    fleet.write(tmp_path / "fleet.csv")
+    experiment = small(
+        fleet={"name": str(tmp_path / "fleet.csv")},
+        schemes=[{"name": "coded", "redundancy": 0.3}],
+        data={"name": "digits", "batches": 1},
+    )
+    directory = RunDirectory(tmp_path / "run")
+    simulate(experiment, directory)
+    (rows,) = Story("run", directory).clients.values()
+    assert [row["client"] for row in rows] == names
+    assert rows[0]["load"] == rows[0]["seconds"] == 0
+    assert rows[1]["parts"]["overhead"] == 30
+    assert rows[1]["seconds"] > 30 + 4
+    page = render_report(directory)
+    assert "<b>slow" not in page
+    assert "&lt;b&gt;slow" in page
+
+
+def test_late_answers_that_count_are_not_called_cut_off(run: RunDirectory) -> None:
+    """Under `coded-newton` an answer to an earlier round may come in this one."""
+    rows = Story("run", run).timelines["coded-newton rounds 6, structured"]
+    later = ~rows["arrived"] & (rows["seconds"] <= rows["round_seconds"])
+    figure = timeline_figure(rows, 1e9)
+    bars = [c for c in figure.axes[0].collections if len(c.get_paths())]
+    faces = [np.asarray(collection.get_facecolor(), dtype=float) for collection in bars]
+    drawn = {tuple(face[0, :3].round(2).tolist()) for face in faces}
+    expected = tuple(np.round(to_rgb(TIMELINE["the answer to an earlier round"]), 2).tolist())
+    assert (expected in drawn) == bool(later.any())
+
+
+def test_a_run_is_not_compared_with_itself(run: RunDirectory) -> None:
+    with pytest.raises(InputError, match="named twice"):
+        render_report(run, RunDirectory(run.path / ".." / run.path.name))

@@ -1,6 +1,19 @@
-"""`python -m codedfedl` is `codedfedl`."""
+"""`codedfedl`, also as `python -m codedfedl`: what is imported can be interrupted too."""
 
-from codedfedl.cli import main
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from codedfedl.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

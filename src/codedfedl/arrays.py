@@ -18,6 +18,8 @@ def to_device(array: npt.NDArray[Any], name: str) -> Array:
     array = np.ascontiguousarray(array)
     if name == "cpu":
         return array
+    if name not in ("torch", "cupy") and name.partition(":")[0] != "cuda":
+        raise InputError(f"--device {name} is unknown: say cpu, torch, cuda or cupy")
     try:
         if name == "cupy":
             import cupy  # type: ignore[import-not-found]

@@ -23,7 +23,6 @@ from sklearn.utils.multiclass import (  # type: ignore[import-untyped]
 )
 from sklearn.utils.validation import (  # type: ignore[import-untyped]
     check_is_fitted,
-    column_or_1d,
     validate_data,
 )
 
@@ -38,7 +37,7 @@ from codedfedl.planning import Plan
 from codedfedl.schemes import Scheme, make_scheme, settings_of
 from codedfedl.schemes.coded import CodedState
 from codedfedl.schemes.coded_newton import NewtonState
-from codedfedl.simulate.engine import Setting, Simulation, entries
+from codedfedl.simulate.engine import Setting, Simulation, entries, first_round
 from codedfedl.simulate.problem import embedded, task_of
 from codedfedl.streams import stream
 from codedfedl.training import Schedule
@@ -85,14 +84,16 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None, clients: Any
     ) -> None:
         """Simulate the federation on these points, and keep what came of it."""
-        seed = self._seed()
+        seed = self._check_parameters()
+        # Far from 0, float32 would not tell points apart; an RBF kernel does not mind the move.
+        self.center_ = points.mean(axis=0) * (self.features != "identity")
+        near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
-        single = points.astype(np.float32)
-        dataset = Dataset("X", single, labels, single[scored], labels[scored], classes)
+        dataset = Dataset("X", near, labels, near[scored], labels[scored], classes)
         names, shards = self._dealt(clients, dataset.labels, seed)
         parts = mini_batches(shards, self.batches)
         scheme = self._scheme(max(len(shard) for shard in shards))
-        self.sigma_ = typical_sigma(points) if self.sigma is None else float(self.sigma)
+        self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
         given = feature_map(self.features, self.n_components, self.sigma_, seed)
         self.feature_map_: FeatureMap = getattr(scheme, "features", given)
         schedule = Schedule(self.step, 1.0, ())
@@ -111,16 +112,33 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             pass
         self._keep(simulation.settings[0], fleet)
 
-    def _seed(self) -> int:
-        """Return the seed itself where there is one: it means the same everywhere."""
+    def _check_parameters(self) -> int:
+        """Refuse what cannot be, before any work, and return the seed.
+
+        A seed that is given means the same everywhere.
+        """
+        for name in ("n_components", "epochs", "batches"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise InputError(f"{name} is {value!r}: must be a whole number above 0")
+        for name, least in (("ridge", 0.0), ("step", np.nextafter(0, 1)), ("sigma", 1e-300)):
+            value = getattr(self, name)
+            known = isinstance(value, int | float | np.number) and least <= value < np.inf
+            if not known and not (name == "sigma" and value is None):
+                raise InputError(f"{name} is {value!r}: must be a finite number above 0")
         if isinstance(self.random_state, int | np.integer):
+            if not 0 <= self.random_state < 2**32:
+                raise InputError(f"random_state is {self.random_state}: must be in [0, 2^32)")
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31))
 
     def _scheme(self, most_points: int) -> Scheme:
         """Return the scheme; one that is only named mixes less where no client has many points."""
         if not isinstance(self.scheme, str):
+            if not hasattr(self.scheme, "receive"):
+                raise InputError(f"scheme is {self.scheme!r}: give a scheme's name, or a scheme")
             return self.scheme
+        make_scheme(self.scheme, {})  # which refuses a name that it does not know
         few = most_points < 4 * LEAST_MIXING and "mixing" in settings_of(self.scheme)
         return make_scheme(self.scheme, {"mixing": max(1, most_points // 4)} if few else {})
 
@@ -133,13 +151,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             if count is None:
                 count = min(_CLIENTS, max(1, len(labels) // _LEAST_POINTS))
             return None, partition(labels, min(count, len(labels)), "iid", seed=seed)
-        given = column_or_1d(clients)
-        if len(given) != len(labels):
-            raise InputError(
-                f"clients has {len(given)} entries where there are {len(labels)} points: "
-                "name the client of every point"
-            )
-        names, owner = np.unique(given, return_inverse=True)
+        names, owner = np.unique(_names(clients, len(labels)), return_inverse=True)
         order = stream(seed, "partition").permutation(len(owner))
         grouped = order[np.argsort(owner[order], kind="stable")]
         return names, np.split(grouped, np.cumsum(np.bincount(owner))[:-1])
@@ -184,7 +196,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         training = np.cumsum(setting.seconds) / 3600
         total = training + setting.setup.seconds / 3600
         self.history_: Mapping[str, npt.NDArray[Any]] = {
-            "round": np.arange(len(training)) + (0 if setting.seconds[0] == 0 else 1),
+            "round": np.arange(len(training)) + first_round(setting.seconds),
             "training_hours": training,
             "total_hours": total,
             "arrived": np.array([int(who.sum()) for who in setting.arrived]),
@@ -196,7 +208,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, points: Any) -> FloatArray:
         """Return the model's numbers for raw points, shape (n, c), some rows at a time."""
         check_is_fitted(self)
-        rows = validate_data(self, points, reset=False, dtype=np.float64)
+        rows = validate_data(self, points, reset=False, dtype=np.float64) - self.center_
         outputs = np.empty((len(rows), self.coef_.shape[1]))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -204,18 +216,35 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         return outputs
 
 
+def _names(clients: Any, points: int) -> npt.NDArray[np.str_]:
+    """Return the name of each point's client as text; whole numbers are the same in any type."""
+    given = np.asarray(clients, dtype=object)
+    if given.shape != (points,):
+        raise InputError(
+            f"clients has shape {given.shape} where there are {points} points: name the client of "
+            "every point"
+        )
+    names = []
+    for row, name in enumerate(given.tolist()):
+        if str(name) in ("", "None", "nan", "<NA>", "NaT"):
+            raise InputError(f"clients, row {row} (counted from 0) is {name!r}: name the client")
+        whole = isinstance(name, float) and name.is_integer()
+        names.append(str(int(name)) if whole else str(name))
+    return np.array(names)
+
+
 def _places(fleet: Fleet, names: npt.NDArray[Any] | None, clients: int) -> IntArray:
     """Return where the named clients are in the fleet; the first ones where none is named."""
     if names is None:
         return np.arange(clients)
     where = {str(name): place for place, name in enumerate(fleet.client)}
-    for name in names:
-        if str(name) not in where:
+    for name in names.tolist():
+        if name not in where:
             known = ", ".join(list(where)[:5])
             raise InputError(
-                f"clients names {str(name)!r}, which is not in the fleet ({known}, …): add it there"
+                f"clients names {name!r}, which is not in the fleet ({known}, …): add it there"
             )
-    return np.array([where[str(name)] for name in names])
+    return np.array([where[name] for name in names.tolist()])
 
 
 class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
@@ -256,6 +285,8 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         clients answered in time) and ``score`` (on at most 2,000 of the training points).
     training_hours_, total_hours_ : float
         What the training would have taken on the fleet: rounds alone, and with the set-up.
+    center_ : array of shape (d,)
+        What is subtracted from every point first.
     sigma_, feature_map_, fleet_, n_iter_, n_features_in_, feature_names_in_
         What was used.
 

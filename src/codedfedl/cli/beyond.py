@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from codedfedl.calibration.paper import paper_result
-from codedfedl.cli.output import results, save_pictures, wrote
+from codedfedl.cli.output import results, save_pictures, told_how_to_go_on, wrote
 from codedfedl.cli.simulate import outcome_rows, run_experiment
 from codedfedl.experiments import built_in
 from codedfedl.report.results import Curve, curves, median_of_all, outcomes, written
@@ -42,7 +43,8 @@ class Job:
     def run(self, name: str, experiment: Experiment) -> RunDirectory:
         """Run an experiment, or go on with it, or find it done."""
         directory = RunDirectory(self.out / name)
-        run_experiment(experiment, directory, self.data, self.device, resume=True)
+        with told_how_to_go_on(directory.path, resumes=True):
+            run_experiment(experiment, directory, self.data, self.device, resume=True)
         return directory
 
     def built_in(self, name: str, overrides: list[str] | None = None) -> Experiment:
@@ -164,7 +166,7 @@ def settings(job: Job) -> dict[str, Any]:
         experiment = job.built_in(f"setting-{name}")
         found = outcomes(job.run(f"setting-{name}", experiment))
         if not job.quiet:
-            results.print(f"\n[bold]{experiment.title}[/bold]")
+            results.print(Text(f"\n{experiment.title}", style="bold"))
             results.print(outcome_view(found, results.width))
         document[name] = outcome_rows(found)
     return {"settings": document}

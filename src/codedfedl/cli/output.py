@@ -23,8 +23,8 @@ __all__ = [
 ]
 
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
-results = Console(highlight=False, width=_PIPED_WIDTH)  # stdout: in colour on a terminal only
-messages = Console(stderr=True, highlight=False)
+results = Console(highlight=False, markup=False, width=_PIPED_WIDTH)  # stdout
+messages = Console(stderr=True, highlight=False, markup=False)
 
 
 @contextmanager

@@ -9,7 +9,14 @@ import typer
 from codedfedl.allocation import expected_return
 from codedfedl.calibration import FIGURE_1_SECONDS, figure_1_client, gain_by_alpha
 from codedfedl.cli.beyond import BEYOND, Job
-from codedfedl.cli.output import print_json, progress, results, save_pictures, wrote
+from codedfedl.cli.output import (
+    print_json,
+    progress,
+    results,
+    save_pictures,
+    told_how_to_go_on,
+    wrote,
+)
 from codedfedl.cli.simulate import Data, Device, Json, outcome_rows, run_experiment
 from codedfedl.concave_pieces import piece_peaks
 from codedfedl.delays import FleetDelays
@@ -92,7 +99,8 @@ def reproduce_command(
     for dataset in _DATASETS[item]:
         directory = RunDirectory(out / dataset)
         experiment = built_in(f"table1-{dataset}", [f"seeds={list(range(seeds))}"])
-        run_experiment(experiment, directory, data, device, resume=True)
+        with told_how_to_go_on(directory.path, resumes=True):
+            run_experiment(experiment, directory, data, device, resume=True)
         found += outcomes(directory)
         _draw_curves(directory, out / _FIGURES[dataset])
     if found:

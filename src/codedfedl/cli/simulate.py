@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from codedfedl.cli.output import (
+    json_number,
     messages,
     print_json,
     progress,
@@ -105,8 +106,9 @@ def simulate_command(
         )
     directory = RunDirectory(out)
     found = named_experiment(experiment, overrides).model_copy(update={"federation": None})
-    run_experiment(found, directory, data, device, resume)
-    _finish(directory, as_json)
+    with told_how_to_go_on(out, resume):
+        run_experiment(found, directory, data, device, resume)
+        _finish(directory, as_json)
 
 
 def named_experiment(name: str, overrides: list[str] | None) -> Experiment:
@@ -140,8 +142,9 @@ def demo_command(
 ) -> None:
     """Tell the whole story on embedded data: all schemes on ten unequal clients."""
     directory = RunDirectory(out)
-    run_experiment(built_in("demo"), directory, None, "cpu", resume)
-    _finish(directory, as_json)
+    with told_how_to_go_on(out, resume):
+        run_experiment(built_in("demo"), directory, None, "cpu", resume)
+        _finish(directory, as_json)
 
 
 def report_command(
@@ -189,14 +192,20 @@ def report_command(
 def run_experiment(
     experiment: Experiment, directory: RunDirectory, data: str | None, device: str, resume: bool
 ) -> None:
-    """Run with a progress bar, and say how to go on when interrupted."""
-    with told_how_to_go_on(directory.path, resume), _shown() as watch:
+    """Run with a progress bar."""
+    with _shown() as watch:
         simulate(experiment, directory, data=data, device=device, resume=resume, watch=watch)
 
 
 def outcome_rows(found: list[Outcome]) -> list[dict[str, Any]]:
-    """Return outcomes as plain rows, for JSON."""
-    return [asdict(outcome) for outcome in found]
+    """Return outcomes as plain rows, for JSON, in which there is no NaN."""
+    return [{key: _plain(value) for key, value in asdict(outcome).items()} for outcome in found]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return json_number(value) if isinstance(value, float) else value
 
 
 def _finish(directory: RunDirectory, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.output import print_json, results, wrote
+from codedfedl.cli.output import print_json, results, told_how_to_go_on, wrote
 from codedfedl.cli.simulate import (
     Data,
     Device,
@@ -20,7 +20,7 @@ from codedfedl.cli.simulate import (
 from codedfedl.errors import InputError
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import render_report
-from codedfedl.report.results import CLOCKS, best, outcomes
+from codedfedl.report.results import CLOCKS, Outcome, best, outcomes, races
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment, check
@@ -71,20 +71,26 @@ def sweep_command(
     """
     chosen = _with_grid(named_experiment(experiment, overrides), vary, seeds, fleet)
     directory = RunDirectory(out)
-    run_experiment(chosen, directory, data, device, resume)
-    directory.write("sweep.parquet", sweep_columns(directory))
-    save_figure(sweep_figure(directory), out / "sweep.png")
-    found = outcomes(directory)
+    with told_how_to_go_on(out, resume):
+        run_experiment(chosen, directory, data, device, resume)
+        found = outcomes(directory)
+        directory.write("sweep.parquet", sweep_columns(chosen, found))
+        save_figure(sweep_figure(chosen, found), out / "sweep.png")
+        page = directory.write_text("report.html", render_report(directory))
     if as_json:
-        winners = {clock: best(found, clock) for clock in CLOCKS}
-        names = {clock: None if one is None else one.setting for clock, one in winners.items()}
-        print_json({"run": str(out), "best": names, "rows": outcome_rows(found)})
+        print_json({"run": str(out), "best": _winners(found), "rows": outcome_rows(found)})
     else:
         results.print(outcome_view(found, results.width))
-        results.print("\n" + "\n".join(sweep_verdict(directory)), soft_wrap=True)
-    for name in ("sweep.parquet", "sweep.png"):
-        wrote(out / name)
-    wrote(directory.write_text("report.html", render_report(directory)))
+        results.print("\n" + "\n".join(sweep_verdict(chosen, found)), soft_wrap=True)
+    for path in (out / "sweep.parquet", out / "sweep.png", page):
+        wrote(path)
+
+
+def _winners(found: list[Outcome]) -> dict[str, str | None]:
+    """Return who is first on each clock; nobody where not all race for the same."""
+    race = found if len(races(found)) == 1 else []
+    winners = {clock: best(race, clock) for clock in CLOCKS}
+    return {clock: None if one is None else one.setting for clock, one in winners.items()}
 
 
 def _with_grid(
@@ -96,12 +102,14 @@ def _with_grid(
         raise InputError("--vary has a key twice: give all its values at once")
     document = experiment.model_dump(exclude_none=True)
     if "seeds" in axes:
+        if seeds is not None:
+            raise InputError("--seeds and --vary seeds=… say the same: leave one out")
         document["seeds"] = axes.pop("seeds")
     if seeds is not None:
         if seeds < 1:
             raise InputError(f"--seeds is {seeds}: must be at least 1")
         document["seeds"] = list(range(seeds))
-    if vary:
+    if axes:
         document["grid"] = axes
     if fleet is not None:
         document["fleet"]["name"] = str(fleet)

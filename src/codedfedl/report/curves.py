@@ -62,7 +62,7 @@ def curve_panel(
         ax = figure.subplots()
         for colour, seeds in drawn:
             _draw(ax, seeds, clock, colour)
-        if target is not None:
+        if target is not None and np.isfinite(target):
             ax.axhline(target, color="#8a94a0", lw=0.8, ls=":")
         ax.set(xlabel=label, ylabel=f"{everything[0].metric_name} on the test set")
         ax.set_ylim(_lowest(everything, target), None)
@@ -114,7 +114,13 @@ def _mark_paper(ax: Axes, hours: Sequence[float], target: float) -> None:
 
 
 def log_axis(ax: Axes, which: Literal["x", "y"] = "x") -> None:
-    """Make an axis logarithmic, with plain numbers, and more of them on a short one."""
+    """Make an axis logarithmic, with plain numbers, and more of them on a short one.
+
+    Where nothing above 0 is drawn it stays as it is.
+    """
+    low, high = getattr(ax.dataLim, f"interval{which}")
+    if not 0 < high < np.inf:
+        return
     ax.set(**{f"{which}scale": "log"})
     axis = ax.xaxis if which == "x" else ax.yaxis
     low, high = axis.get_view_interval()
@@ -131,10 +137,14 @@ def _cycle(count: int) -> list[str]:
     return [COLOURS[k % len(COLOURS)] for k in range(count)]
 
 
-def _lowest(found: Sequence[Curve], target: float | None) -> float:
-    """Begin a little below where it becomes interesting."""
-    top = max(float(np.nanmax(curve.metric)) for curve in found)
-    return max(0.0, (target if target is not None else top) - 0.25)
+def _lowest(found: Sequence[Curve], target: float | None) -> float | None:
+    """Begin a little below where it becomes interesting; an accuracy is never below 0."""
+    tops = [curve.metric[np.isfinite(curve.metric)].max(initial=-np.inf) for curve in found]
+    wanted = float(max(tops)) if target is None or not np.isfinite(target) else target
+    if not np.isfinite(wanted):
+        return None
+    least = wanted - max(0.25, 0.25 * abs(wanted))
+    return max(0.0, least) if found[0].metric_name == "accuracy" else least
 
 
 def _draw(ax: Axes, seeds: Sequence[Curve], clock: str, colour: str) -> None:

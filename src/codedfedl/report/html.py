@@ -1,7 +1,7 @@
 """`report.html`: one self-contained page for one run, or for several compared."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,27 +9,48 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from codedfedl.errors import InputError
 from codedfedl.report.curves import COLOURS, curve_figure, curve_panel
 from codedfedl.report.federation import federation_figure, federation_headline
 from codedfedl.report.figures import INK, save_figure
-from codedfedl.report.results import Curve, Outcome, median_of_all, span, verdict, written
-from codedfedl.report.story import Story, distinct
+from codedfedl.report.results import (
+    Outcome,
+    median_of_all,
+    races,
+    three_digits,
+    verdict,
+    written,
+)
+from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, distinct
 from codedfedl.report.sweep import sweep_figure
-from codedfedl.report.timeline import timeline_figure
+from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.directory import RunDirectory
 
 __all__ = ["main_figure", "render_report"]
 
-_LINES = len(COLOURS)  # as many curves as there are colours
+Lines = dict[tuple[str, str], str]  # run and setting, and the colour of its line
+
+
+def _middle(values: list[float | None]) -> str:
+    met = [value for value in values if value is not None]
+    if len(met) < len(values):
+        return f"{len(met)} of {len(values)} seeds" if met else "not met"
+    return three_digits(float(np.median(met)))
+
+
+_FILTERS: dict[str, Callable[..., str]] = {
+    "times": lambda gain: "–" if gain is None else three_digits(gain) + "×",
+    "middle": _middle,
+    "number": lambda value: "–" if value is None else three_digits(value),
+    "percent": lambda share: "–" if share is None else f"{share:.1%}",
+    "score": written,
+}
 
 
 def render_report(*directories: RunDirectory) -> str:
     """Return the page: who won, the curves, the clients, the rounds, the set-up, the plans."""
     names = distinct(directories)
-    if len(set(names)) < len(names):
-        raise InputError(f"the run {directories[0].path} is named twice: compare different runs")
     stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]
+    simulated = [story for story in stories if not story.exchanges]
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"),
         autoescape=True,
@@ -37,30 +58,31 @@ def render_report(*directories: RunDirectory) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= {
-        "times": lambda gain: "–" if gain is None else _three_digits(gain) + "×",
-        "middle": _middle,
-        "number": lambda value: "–" if value is None else _three_digits(value),
-        "percent": lambda share: "–" if share is None else f"{share:.1%}",
-        "score": written,
-        "hours": lambda value: "–" if value is None else span(value),
-    }
-    lines = _lines(stories)
+    pages.filters |= _FILTERS
+    lines = _lines(simulated)
     return pages.get_template("report.html.j2").render(
         title=" against ".join(dict.fromkeys(story.title for story in stories)),
         headlines=_headlines(stories),
-        race=_race(stories, lines),
+        goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
+        race=_race(simulated, lines),
         lines=lines,
         stories=stories,
-        panels=_panels(stories, lines),
-        grids={s.name: _svg(sweep_figure(s.directory)) for s in stories if s.experiment.grid},
+        panels=_panels(simulated, lines),
+        grids={
+            story.name: _svg(sweep_figure(story.experiment, story.outcomes))
+            for story in stories
+            if story.experiment.grid
+        },
         timelines={story.name: _timelines(story) for story in stories},
         answers={
-            s.name: _svg(federation_figure(s.exchanges, s.curves[0].metric_name))
-            for s in stories
-            if s.exchanges
+            story.name: _svg(federation_figure(story.exchanges, story.curves[0].metric_name))
+            for story in stories
+            if story.exchanges
         },
         median=lambda values: float(np.median(values)),
+        colours=TIMELINE,
+        parts=PARTS,
+        shown_clients=SHOWN_CLIENTS,
     )
 
 
@@ -70,8 +92,14 @@ def main_figure(directory: RunDirectory) -> Figure:
     if story.exchanges:
         return federation_figure(story.exchanges, story.curves[0].metric_name)
     if story.experiment.grid:
-        return sweep_figure(directory)
+        return sweep_figure(story.experiment, story.outcomes)
     return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
+
+
+def _goal(outcome: Outcome) -> str:
+    if not np.isfinite(outcome.target):
+        return "more than anybody reached, since the reference diverged"
+    return f"an {outcome.metric} of {written(outcome.metric, outcome.target)} on the test set"
 
 
 def _headlines(stories: Sequence[Story]) -> list[str]:
@@ -87,8 +115,8 @@ def _headlines(stories: Sequence[Story]) -> list[str]:
 
 def _comparable(stories: Sequence[Story]) -> bool:
     """Whether all race on the same data to the same target, on a virtual clock."""
-    races = {(o.dataset, o.target) for story in stories for o in story.outcomes}
-    return len(races) == 1 and not any(story.exchanges for story in stories)
+    found = [outcome for story in stories for outcome in story.outcomes]
+    return len(races(found)) == 1 and not any(story.exchanges for story in stories)
 
 
 def _headline(story: Story) -> list[str]:
@@ -104,58 +132,65 @@ def _renamed(outcome: Outcome, story: Story) -> Outcome:
     return replace(outcome, setting=f"{outcome.setting} of {story.name}")
 
 
-def _race(stories: Sequence[Story], lines: dict[tuple[str, str], str]) -> list[dict[str, Any]]:
+def _race(stories: Sequence[Story], lines: Lines) -> list[dict[str, Any]]:
     """Return every setting of every run, its share of the longest time, and who is first."""
-    found = [(story, o) for story in stories if not story.exchanges for o in story.outcomes]
-    hours = [median_of_all(o.total_hours) for _, o in found]
+    found = [(story.name, o) for story in stories for o in story.outcomes]
     together = _comparable(stories)
+    hours: dict[tuple[Any, ...], list[float]] = {}
+    for name, o in found:
+        if (hour := median_of_all(o.total_hours)) is not None:
+            hours.setdefault(("" if together else name, o.dataset, o.target), []).append(hour)
+    told = []
+    for name, o in found:
+        hour = median_of_all(o.total_hours)
+        rivals = hours.get(("" if together else name, o.dataset, o.target), [])
+        told.append(
+            {
+                "run": name,
+                "colour": lines.get((name, o.setting)),
+                "outcome": o,
+                "share": 0.0 if hour is None else hour / max(rivals),
+                "first": hour is not None and hour == min(rivals),
+            }
+        )
+    return told
 
-    def rivals(story: Story) -> list[float]:
-        runs = zip(found, hours, strict=True)
-        return [h for (other, _), h in runs if h is not None and (together or other is story)]
 
-    return [
-        {
-            "run": story.name,
-            "colour": lines.get((story.name, o.setting)),
-            "outcome": o,
-            "share": 0.0 if hour is None else hour / max(rivals(story)),
-            "first": hour is not None and hour == min(rivals(story)),
-        }
-        for (story, o), hour in zip(found, hours, strict=True)
-    ]
-
-
-def _lines(stories: Sequence[Story]) -> dict[tuple[str, str], str]:
+def _lines(stories: Sequence[Story]) -> Lines:
     """Choose which settings are drawn, and in which colour: the soonest, where there are many."""
-    keys = [(story.name, o.setting) for story in stories for o in story.outcomes]
-    if len(keys) > _LINES:
-        hours = {
-            (story.name, o.setting): median_of_all(o.total_hours) or np.inf
-            for story in stories
-            for o in story.outcomes
-        }
-        soonest = sorted(keys, key=lambda key: hours[key])[:_LINES]
-        keys = [key for key in keys if key in soonest]
-    return dict(zip(keys, COLOURS, strict=False))
+    hours: dict[tuple[str, str], float] = {}
+    for story in stories:
+        for o in story.outcomes:
+            hour = median_of_all(o.total_hours)
+            hours[story.name, o.setting] = np.inf if hour is None else hour
+    soonest = sorted(hours, key=lambda key: hours[key])
+    drawn = [key for key in hours if key in soonest[: len(COLOURS)]]
+    return dict(zip(drawn, COLOURS, strict=False))
 
 
-def _panels(stories: Sequence[Story], lines: dict[tuple[str, str], str]) -> dict[str, str]:
-    """Draw the metric against both clocks and the rounds, each on its own."""
-    drawn: list[tuple[str, list[Curve]]] = [
-        (colour, [c for s in stories if s.name == run for c in s.curves if c.setting == setting])
-        for (run, setting), colour in lines.items()
-    ]
-    targets = {o.target for story in stories for o in story.outcomes}
-    target = targets.pop() if len(targets) == 1 else None
+def _panels(stories: Sequence[Story], lines: Lines) -> dict[str, list[str]]:
+    """Draw each metric against both clocks and the rounds, each on its own."""
     clocks = {
         "total_hours": "hours with set-up charged",
         "training_hours": "hours of training alone, the paper's clock",
         "rounds": "rounds",
     }
-    return {
-        clock: _svg(curve_panel(drawn, clock, label, target)) for clock, label in clocks.items()
-    }
+    targets: dict[str, set[float]] = {}
+    for o in (o for story in stories for o in story.outcomes):
+        targets.setdefault(o.metric, set()).add(o.target)
+    panels = {}
+    for metric, wanted in targets.items():
+        drawn = []
+        for (run, setting), colour in lines.items():
+            mine = next(story for story in stories if story.name == run).curves
+            seeds = [c for c in mine if c.setting == setting and c.metric_name == metric]
+            drawn += [(colour, seeds)] if seeds else []
+        target = next(iter(wanted)) if len(wanted) == 1 else None
+        if drawn:
+            panels[metric] = [
+                _svg(curve_panel(drawn, clock, label, target)) for clock, label in clocks.items()
+            ]
+    return panels
 
 
 def _timelines(story: Story) -> dict[str, str]:
@@ -171,17 +206,6 @@ def _timelines(story: Story) -> dict[str, str]:
         lengths[setting] = float(found[setting]["round_seconds"][::clients].sum())
     longest = max(lengths.values())
     return {setting: _svg(timeline_figure(rows, longest)) for setting, rows in found.items()}
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _middle(values: list[float | None]) -> str:
-    met = [value for value in values if value is not None]
-    if len(met) < len(values):
-        return f"{len(met)} of {len(values)} seeds" if met else "not met"
-    return _three_digits(float(np.median(met)))
 
 
 def _svg(figure: Figure) -> str:

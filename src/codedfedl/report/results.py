@@ -12,6 +12,7 @@ import pyarrow.parquet
 from codedfedl.calibration.paper import paper_result
 from codedfedl.errors import InputError
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import cells
 
 __all__ = [
     "CLOCKS",
@@ -21,8 +22,10 @@ __all__ = [
     "curves",
     "median_of_all",
     "outcomes",
+    "races",
     "read_columns",
     "span",
+    "three_digits",
     "verdict",
     "written",
 ]
@@ -85,6 +88,7 @@ class Outcome:
     final: list[float]
     gain: float | None
     gain_total: float | None
+    reference: str
     paper_hours: float | None
     paper_gain: float | None
     points_per_parity_row: float | None
@@ -96,6 +100,11 @@ class Outcome:
     predicted_hours: list[float | None]
     predicted_start_loss: list[float | None]
     start_loss: list[float | None]
+
+    @property
+    def reference_name(self) -> str:
+        """Whom the gain is over."""
+        return "waiting for all" if self.reference.startswith("uncoded") else self.reference
 
 
 def median_of_all(values: Sequence[float | None]) -> float | None:
@@ -112,31 +121,52 @@ def written(metric: str, value: float) -> str:
 def best(found: Sequence[Outcome], clock: str) -> Outcome | None:
     """Return who met the target first on every seed, by the median; nobody if nobody did."""
     hours = {id(o): median_of_all(getattr(o, clock)) for o in found}
-    met = [o for o in found if hours[id(o)]]  # without any training there is no race
-    return min(met, key=lambda o: hours[id(o)] or np.inf, default=None)
+    met = [o for o in found if hours[id(o)] is not None]
+    return min(met, key=lambda o: hours[id(o)] or 0.0, default=None)
+
+
+def races(found: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Group outcomes by their data and target: others cannot be compared."""
+    groups: dict[tuple[str, float], list[Outcome]] = {}
+    for outcome in found:
+        groups.setdefault((outcome.dataset, outcome.target), []).append(outcome)
+    return list(groups.values())
 
 
 def verdict(found: Sequence[Outcome]) -> list[str]:
     """Say on each clock which setting is best, and how much sooner it is than waiting for all."""
+    told = []
+    every = races(found)
+    for race in every:
+        goal = f"On {race[0].dataset}, to {written(race[0].metric, race[0].target)}: "
+        told += [(goal if len(every) > 1 else "") + sentence for sentence in _verdict(race)]
+    return told
+
+
+def _verdict(race: Sequence[Outcome]) -> list[str]:
     sentences = []
     for clock, name in CLOCKS.items():
-        first = best(found, clock)
+        first = best(race, clock)
         if first is None:
-            continue
+            return ["No setting met the target on every seed."]
+        hours = median_of_all(getattr(first, clock)) or 0.0
+        took = span(hours) if hours else "its start meets the target, before any round"
         gain = first.gain if clock == "training_hours" else first.gain_total
         versus = ""
-        if gain is not None and gain != 1:
-            versus = f", {_times(gain)} waiting for all"
-        hours = median_of_all(getattr(first, clock)) or 0.0
-        sentences.append(f"With {name}, {first.setting} is first: {span(hours)}{versus}.")
-    return sentences or ["No setting met the target on every seed."]
+        if gain is not None and first.setting != first.reference:
+            versus = f", {_times(gain)} {first.reference_name}"
+        sentences.append(f"With {name}, {first.setting} is first: {took}{versus}.")
+    return sentences
 
 
 def _times(gain: float) -> str:
-    digits = 0 if gain >= 100 else 1
-    if gain >= 1:
-        return f"{gain:,.{digits}f} times sooner than"
-    return f"{1 / gain:,.{digits}f} times later than"
+    much, word = (gain, "sooner") if gain >= 1 else (1 / gain, "later")
+    return f"{much:,.{0 if much >= 100 else 1}f} times {word} than"
+
+
+def three_digits(value: float) -> str:
+    """Write a number as briefly as its reader needs it."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def span(hours: float) -> str:
@@ -202,27 +232,35 @@ def _facts(directory: RunDirectory) -> dict[tuple[str, int], dict[str, float]]:
 def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outcome]:
     """Summarise a run: one outcome per setting, gains as medians over seeds."""
     experiment = directory.experiment()
-    found = curves(directory)
-    if target is None:
-        target = experiment.training.target
-    if target is None:  # what the reference reaches in the end, less a little
-        target = float(np.median([c.metric[-1] for c in _reference(found, found[0].group)])) * 0.99
-    settings = dict.fromkeys(curve.setting for curve in found)
-    by_setting = {s: [curve for curve in found if curve.setting == s] for s in settings}
-    references = {curve.group: _reference(found, curve.group) for curve in found}
-    return [
-        _outcome(experiment.data.name, target, seeds, references[seeds[0].group])
-        for seeds in by_setting.values()
-    ]
+    own = {cell.label: cell.experiment for cell in cells(experiment)}
+    by_setting: dict[str, list[Curve]] = {}
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves(directory):
+        by_setting.setdefault(curve.setting, []).append(curve)
+        groups.setdefault(curve.group, []).append(curve)
+    references = {group: _reference(rivals) for group, rivals in groups.items()}
+    found = []
+    for setting, seeds in by_setting.items():
+        config = own.get(setting, experiment)
+        reference = references[seeds[0].group]
+        wanted = config.training.target if target is None else target
+        wanted = _reached(reference) if wanted is None else wanted
+        found.append(_outcome(config.data.name, wanted, seeds, reference))
+    return found
 
 
-def _reference(found: Sequence[Curve], group: str) -> list[Curve]:
-    """Return the curves of a group's `uncoded`, or of its first setting where there is none."""
-    rivals = [curve for curve in found if curve.group == group]
-    names = [curve.setting for curve in rivals]
+def _reference(rivals: Sequence[Curve]) -> list[Curve]:
+    """Return the curves of `uncoded`, or of the first setting where there is none."""
+    group = rivals[0].group
     waiting = ", ".join(word for word in ("uncoded", group) if word)
-    name = waiting if waiting in names else names[0]
+    name = waiting if any(curve.setting == waiting for curve in rivals) else rivals[0].setting
     return [curve for curve in rivals if curve.setting == name]
+
+
+def _reached(reference: Sequence[Curve]) -> float:
+    """Return what the reference reaches in the end, less a little; ∞ where it diverged."""
+    final = float(np.median([curve.metric[-1] for curve in reference]))
+    return final - 0.01 * abs(final) if np.isfinite(final) else np.inf
 
 
 def _outcome(
@@ -255,6 +293,7 @@ def _outcome(
         final=[float(curve.metric[-1]) for curve in seeds],
         gain=_gain(target, seeds, reference, "training_hours"),
         gain_total=_gain(target, seeds, reference, "total_hours"),
+        reference=reference[0].setting,
         paper_hours=paper[0] if paper else None,
         paper_gain=paper[1] if paper else None,
         points_per_parity_row=min(mixing) if mixing else None,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.errors import InputError
 from codedfedl.report.results import (
     Curve,
     Outcome,
@@ -21,9 +22,16 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Exchange, Journal
 
-__all__ = ["Story"]
+__all__ = ["PARTS", "SHOWN_CLIENTS", "Story", "distinct"]
 
-_SHOWN_CLIENTS = 40
+SHOWN_CLIENTS = 40
+PARTS = {
+    "compute": "compute_s",
+    "link": "link_s",
+    "retransmissions": "retransmission_s",
+    "overhead": "overhead_s",
+}
+"""Where a client's time goes, and in which column that is."""
 _SHOWN_SCHEMES = ("uncoded", "coded", "coded-newton")  # of whom rounds and clients are shown
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -103,8 +111,9 @@ class Story:
         first = columns["seed"] == columns["seed"].min()
         for setting in reversed(self.shown):
             rows = np.flatnonzero((columns["setting"] == setting) & first)
-            slowest = rows[np.argsort(-columns["compute_s"][rows], kind="stable")]
-            told[setting] = [_client(columns, row) for row in slowest[:_SHOWN_CLIENTS]]
+            fast = columns["rate"] if "rate" in columns else -columns["compute_s"]
+            slowest = rows[np.argsort(fast[rows], kind="stable")]
+            told[setting] = [_client(columns, row) for row in slowest[:SHOWN_CLIENTS]]
         return told
 
     @property
@@ -193,17 +202,19 @@ def _mean(values: npt.NDArray[np.float64]) -> float | None:
 def _client(columns: Columns, row: int) -> Row:
     """Return a client's row, with its time in a round and the share of each part of it."""
     told = {name: columns[name][row] for name in columns}
-    parts = ("compute_s", "link_s", "retransmission_s")
-    total = float(sum(told[part] for part in parts))
-    told["seconds"] = total
-    told["shares"] = [float(told[part]) / total if total else 0.0 for part in parts]
+    parts = {name: float(told.get(column, 0.0)) for name, column in PARTS.items()}
+    told["seconds"] = sum(parts.values())
+    told["parts"] = parts
     told["load_share"] = float(told["load"] / told["points"]) if told["points"] else 0.0
     planned = float(told.get("planned_share", np.nan))
     told["planned"] = None if np.isnan(planned) or told["load"] == 0 else planned
     return told
 
 
-def distinct(paths: Sequence[RunDirectory]) -> list[str]:
+def distinct(runs: Sequence[RunDirectory]) -> list[str]:
     """Name runs by their folders, or by whole paths where two folders have the same name."""
-    names = [run.path.resolve().name for run in paths]
-    return names if len(set(names)) == len(names) else [str(run.path) for run in paths]
+    places = [run.path.resolve() for run in runs]
+    if len(set(places)) < len(places):
+        raise InputError("a run is named twice: compare different ones")
+    names = [place.name for place in places]
+    return names if len(set(names)) == len(names) else [str(place) for place in places]

@@ -1,6 +1,7 @@
 """A grid in a table and a picture: which setting is best, on either clock."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -10,103 +11,149 @@ from matplotlib.figure import Figure
 
 from codedfedl.report.curves import COLOURS, log_axis
 from codedfedl.report.figures import PAGE
-from codedfedl.report.results import CLOCKS, Outcome, best, median_of_all, outcomes, span, verdict
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import SCHEME, cells, short
+from codedfedl.report.results import CLOCKS, Outcome, best, median_of_all, races, span, verdict
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.grid import RESULTS, SCHEME, cells, names
 
 __all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
 
 
-def sweep_columns(directory: RunDirectory) -> dict[str, list[Any]]:
+@dataclass(frozen=True)
+class _Place:
+    """A setting and where it is in the grid."""
+
+    values: Mapping[str, Any]
+    outcome: Outcome
+
+
+def _placed(experiment: Experiment, found: Sequence[Outcome]) -> list[_Place]:
+    by_name = {outcome.setting: outcome for outcome in found}
+    return [_Place(cell.values, by_name[cell.label]) for cell in cells(experiment)]
+
+
+def sweep_columns(experiment: Experiment, found: Sequence[Outcome]) -> dict[str, list[Any]]:
     """Return the grid as a table: a row per setting and seed, with its place on every axis."""
-    experiment = directory.experiment()
-    places = {cell.label: cell.values for cell in cells(experiment)}
-    rows = [
-        {short(key).replace(" ", "_"): value for key, value in axes}
-        | {
-            "setting": o.setting,
-            "scheme": o.scheme,
-            "seed": seed,
-            "rounds": o.rounds[s],
-            "training_hours": o.training_hours[s],
-            "total_hours": o.total_hours[s],
-            "final": o.final[s],
-        }
-        for o in outcomes(directory)
-        for axes in [[(k, v) for k, v in places[o.setting].items() if k != SCHEME]]
-        for s, seed in enumerate(experiment.seeds)
-    ]
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    placed = _placed(experiment, found)
+    said = names(placed[0].values)
+    columns: dict[str, list[Any]] = {}
+    for place in placed:
+        o = place.outcome
+        for s, seed in enumerate(experiment.seeds):
+            axes = {said[key]: value for key, value in place.values.items() if key != SCHEME}
+            results = (
+                o.setting,
+                o.scheme,
+                seed,
+                o.rounds[s],
+                o.training_hours[s],
+                o.total_hours[s],
+            )
+            row = axes | dict(zip(RESULTS, (*results, o.final[s]), strict=True))
+            for name, value in row.items():
+                columns.setdefault(name.replace(" ", "_"), []).append(value)
+    return columns
 
 
-def sweep_verdict(directory: RunDirectory) -> list[str]:
+def sweep_verdict(experiment: Experiment, found: Sequence[Outcome]) -> list[str]:
     """Say who is first of all, and of each axis that not all schemes have, which value is best."""
-    found = {o.setting: o for o in outcomes(directory)}
-    sentences = verdict(list(found.values()))
-    placed = [(cell.values, found[cell.label]) for cell in cells(directory.experiment())]
-    for key in placed[0][0]:
-        having = [(values[key], outcome) for values, outcome in placed if values[key] is not None]
-        first = best([outcome for _, outcome in having], "total_hours")
-        if first is not None and len(having) < len(placed):
-            value = next(value for value, outcome in having if outcome is first)
+    sentences, placed = verdict(found), _placed(experiment, found)
+    said = names(placed[0].values)
+    for key in placed[0].values:
+        having = [place for place in placed if place.values[key] is not None]
+        if len(races(found)) > 1 or len(having) == len(placed):
+            continue
+        first = best([place.outcome for place in having], "total_hours")
+        if first is not None:
+            value = next(place.values[key] for place in having if place.outcome is first)
             hours = span(median_of_all(first.total_hours) or 0.0)
-            sentences.append(f"The best {short(key)} is {value}: {hours} with set-up charged.")
+            which = f" ({first.setting})" if len(said) > 1 else ""
+            sentences.append(
+                f"The best {said[key]} is {value}{which}: {hours} with set-up charged."
+            )
     return sentences
 
 
-def sweep_figure(directory: RunDirectory) -> Figure:
+def sweep_figure(experiment: Experiment, found: Sequence[Outcome]) -> Figure:
     """Draw the hours to the target against the grid's first axis, a line for all else."""
-    experiment = directory.experiment()
-    found = {o.setting: o for o in outcomes(directory)}
-    placed = [(cell.values, found[cell.label]) for cell in cells(experiment)]
-    axes = {key: list(dict.fromkeys(values[key] for values, _ in placed)) for key in placed[0][0]}
+    placed = _placed(experiment, found)
+    axes = {key: dict.fromkeys(p.values[key] for p in placed) for key in placed[0].values}
     chosen = next((key for key, values in axes.items() if len(values) > 1), next(iter(axes)))
+    lines = _lines(placed, chosen)
+    below = -(-len(lines) // 3)  # rows of the legend
     with mpl.rc_context(PAGE):
-        figure = Figure(figsize=(11, 4.6), layout="constrained")
+        figure = Figure(figsize=(11, 4.6 + 0.2 * below), layout="constrained")
         panels = figure.subplots(1, 2)
         for ax, (clock, name) in zip(panels, CLOCKS.items(), strict=True):
-            _draw(ax, placed, chosen, clock)
-            ax.set(xlabel=short(chosen), title=name.capitalize())
-        first = placed[0][1]
-        panels[0].set_ylabel(f"hours to {first.metric} {first.target:g}")
-        panels[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+            _draw(ax, lines, clock)
+            ax.set(xlabel=names(axes)[chosen], title=name.capitalize())
+        panels[0].set_ylabel("hours to the target")
+        figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def _draw(
-    ax: Axes, placed: Sequence[tuple[Mapping[str, Any], Outcome]], chosen: str, clock: str
-) -> None:
-    ticks = list(dict.fromkeys(v[chosen] for v, _ in placed if v[chosen] is not None))
+_Line = list[tuple[Any, Outcome]]  # where on the axis, and what came of it
+
+
+def _lines(placed: Sequence[_Place], chosen: str) -> dict[str, _Line]:
+    """Return what is drawn, by its label: the soonest lines, where there are more than colours."""
+    said = names(placed[0].values)
+    lines: dict[str, _Line] = {}
+    for place in placed:
+        o, where = place.outcome, place.values[chosen]
+        others = [
+            f"{said[key]} {value}"
+            for key, value in place.values.items()
+            if key not in (chosen, SCHEME) and value is not None
+        ]
+        label = o.setting if where is None else ", ".join([o.scheme, *others])
+        if chosen == SCHEME:
+            label = ", ".join(others) or "all"
+        lines.setdefault(label, []).append((where, o))
+    soonest = {
+        label: min((median_of_all(o.total_hours) or np.inf for _, o in line))
+        for label, line in lines.items()
+    }
+    drawn = sorted(lines, key=lambda label: soonest[label])[: len(COLOURS)]
+    return {label: line for label, line in lines.items() if label in drawn}
+
+
+def _draw(ax: Axes, lines: Mapping[str, _Line], clock: str) -> None:
+    ticks = list(dict.fromkeys(x for line in lines.values() for x, _ in line if x is not None))
     numbers = all(isinstance(tick, int | float) for tick in ticks)
     where = {str(tick): tick if numbers else place for place, tick in enumerate(ticks)}
-    lines: dict[str, list[tuple[Any, Outcome]]] = {}
-    for values, outcome in placed:
-        others = [
-            f"{short(k)} {v}"
-            for k, v in values.items()
-            if k not in (chosen, SCHEME) and v is not None
-        ]
-        label = (
-            ", ".join([outcome.scheme, *others]) if values[chosen] is not None else outcome.setting
-        )
-        lines.setdefault(label, []).append((values[chosen], outcome))
-    for k, (label, points) in enumerate(lines.items()):
-        colour = COLOURS[k % len(COLOURS)]
-        met = [(x, [h for h in getattr(o, clock) if h is not None]) for x, o in points]
-        middle = [
-            (x, float(np.median(hours))) for x, hours in met if hours and np.median(hours) > 0
-        ]
-        if not middle:
-            ax.plot([], [], color=colour, label=f"{label}: not met")
-        elif middle[0][0] is None:  # a scheme without such a setting
-            ax.axhline(middle[0][1], color=colour, lw=1.2, ls="--", label=label)
-        else:
-            places = [where[str(x)] for x, _ in middle]
-            ax.plot(places, [hours for _, hours in middle], "o-", color=colour, ms=5, label=label)
-            low, high = ([f(h) for _, h in met if h and np.median(h) > 0] for f in (min, max))
-            ax.fill_between(places, low, high, color=colour, alpha=0.15, lw=0)
-            best_x, best_hours = min(middle, key=lambda point: point[1])
-            ax.plot(where[str(best_x)], best_hours, "o", ms=12, mfc="none", mec=colour)
+    for colour, (label, line) in zip(COLOURS, lines.items(), strict=False):
+        if line[0][0] is None:  # a scheme without such a setting
+            hours = median_of_all(getattr(line[0][1], clock))
+            ax.plot([], [], color=colour, ls="--", label=label)
+            if hours:
+                ax.axhline(hours, color=colour, lw=1.2, ls="--")
+            continue
+        points = sorted((where[str(x)], getattr(o, clock)) for x, o in line)
+        _draw_line(ax, points, colour, label)
     if not numbers:
         ax.set_xticks(list(where.values()), list(where))
+        ax.margins(x=0.2)
     log_axis(ax, "y")
+    if not ax.has_data():
+        ax.text(0.5, 0.5, "nobody met the target", ha="center", transform=ax.transAxes)
+
+
+def _draw_line(
+    ax: Axes, points: Sequence[tuple[float, list[float | None]]], colour: str, label: str
+) -> None:
+    """Draw the median over seeds where all met the target, and a hollow point where some did."""
+    whole = [(x, hours) for x, hours in points if median_of_all(hours)]
+    for x, hours in points:
+        met = [hour for hour in hours if hour]
+        if met and len(met) < len(hours):
+            ax.plot(x, np.median(met), "o", mfc="none", mec=colour, ms=5, alpha=0.6)
+    ax.plot([], [], "o-", color=colour, ms=5, label=label)
+    if not whole:
+        return
+    places = [x for x, _ in whole]
+    every = np.array([hours for _, hours in whole], dtype=float)
+    middle = np.median(every, axis=1)
+    ax.plot(places, middle, "o-", color=colour, ms=5)
+    ax.fill_between(places, every.min(1), every.max(1), color=colour, alpha=0.15, lw=0)
+    soonest = int(np.argmin(middle))
+    ax.plot(places[soonest], middle[soonest], "o", ms=12, mfc="none", mec=colour)

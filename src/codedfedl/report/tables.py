@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.planning import Plan
-from codedfedl.report.results import Outcome, median_of_all, written
+from codedfedl.report.results import Outcome, median_of_all, three_digits, written
 
 __all__ = ["duration", "outcome_view", "plan_view", "rounds_view"]
 
@@ -166,21 +166,17 @@ def _is_first(outcome: Outcome, found: Sequence[Outcome]) -> bool:
     return hours is not None and hours == min(rival for rival in rivals if rival is not None)
 
 
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _spread(values: Sequence[float | None], wide: bool) -> str:
     """Write the median, and where there is room how far the seeds lie apart."""
     met = [value for value in values if value is not None]
     if not met:
         return "not met"
-    middle = _three_digits(float(np.median(met)))
+    middle = three_digits(float(np.median(met)))
     if len(met) < len(values):
         return f"{middle} ({len(met)}/{len(values)})"
     if len(met) == 1 or not wide:
         return middle
-    return f"{middle} ({_three_digits(min(met))}–{_three_digits(max(met))})"
+    return f"{middle} ({three_digits(min(met))}–{three_digits(max(met))})"
 
 
 def _times(gain: float | None) -> str:

@@ -13,10 +13,15 @@ from matplotlib.patches import Rectangle
 
 from codedfedl.report.figures import PAGE
 
-__all__ = ["timeline_figure"]
+__all__ = ["TIMELINE", "timeline_figure"]
 
 _LANES = 30  # a larger fleet is shown by as many of its clients
-_IN_TIME, _CUT_OFF = "#3d7cc9", "#d9541e"
+TIMELINE = {
+    "busy, and there in time": "#3d7cc9",
+    "the answer to an earlier round": "#8fb8e8",
+    "cut off by the deadline": "#d9541e",
+}
+"""What a bar stands for, and its colour."""
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -64,7 +69,9 @@ def _draw_round(
     end: float,
     unit: float,
 ) -> None:
-    for colour, chosen in ((_IN_TIME, arrived), (_CUT_OFF, ~arrived)):
+    there = begin + when / unit <= end * (1 + 1e-9)
+    kinds = (arrived, ~arrived & there, ~arrived & ~there)
+    for colour, chosen in zip(TIMELINE.values(), kinds, strict=True):
         bars = [
             Rectangle((begin, lane - 0.36), min(begin + when[j] / unit, end) - begin, 0.72)
             for lane, j in enumerate(lanes)

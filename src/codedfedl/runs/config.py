@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    field_validator,
+)
 
 from codedfedl.data import partition
 from codedfedl.errors import InputError
@@ -167,6 +174,23 @@ class Experiment(_Table):
     schemes: list[SchemeConfig] = [SchemeConfig(name="uncoded"), SchemeConfig(name="coded")]
     grid: dict[str, Annotated[list[bool | int | float | str], Field(min_length=1)]] = {}
     federation: FederationConfig | None = None
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed stands there twice; leave one out")
+        return seeds
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _flat(cls, grid: Any) -> Any:
+        """Let ``fleet.erasure`` stand without quotes, which TOML takes for a table in the table."""
+        if not isinstance(grid, dict):
+            return grid
+        tables = {key: table for key, table in grid.items() if isinstance(table, dict)}
+        nested = {f"{key}.{name}": v for key, table in tables.items() for name, v in table.items()}
+        return {key: values for key, values in grid.items() if key not in tables} | nested
 
     def feature_map(self, seed: int, scheme: SchemeConfig) -> FeatureMap:
         """Return the feature map of a scheme: its own kind, or the experiment's."""

@@ -54,16 +54,21 @@ class RunDirectory:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def open(self, experiment: Experiment, *, resume: bool) -> None:
-        """Make the directory for a new run, or check that it belongs to this one."""
-        config = self.path / "config.toml"
-        if resume and config.is_file():
+    def check(self, experiment: Experiment, *, resume: bool) -> None:
+        """Refuse a directory that another run is in, before any work."""
+        if resume and self._is_run:
             self._check_same(experiment)
-            return
-        if self.path.exists() and (not self.path.is_dir() or self._in_use()):
+        elif self.path.exists() and (not self.path.is_dir() or self._in_use()):
             raise InputError(
                 f"{self.path} is not empty: say --resume to go on with its run, or choose another"
             )
+
+    def open(self, experiment: Experiment, *, resume: bool) -> None:
+        """Make the directory for a new run, or check that it belongs to this one."""
+        self.check(experiment, resume=resume)
+        if self._is_run:
+            self._write_config(experiment)  # for how long one waits may have changed
+            return
         make_folder(self.path)
         environment = {
             "python": platform.python_version(),
@@ -73,6 +78,10 @@ class RunDirectory:
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
         self._write_config(experiment)  # last: with this the directory is a run's
+
+    @property
+    def _is_run(self) -> bool:
+        return (self.path / "config.toml").is_file()
 
     def _in_use(self) -> bool:
         """Whether there is more than what a run leaves that was killed before it began."""
@@ -148,7 +157,6 @@ class RunDirectory:
                     f"{self.path} holds a run with {key} = {before[key]!r}, not {value!r}: "
                     "resume it with its own configuration, or choose another --out"
                 )
-        self._write_config(experiment)
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, if there is one."""

@@ -1,6 +1,6 @@
 """A grid of settings: every combination of some values, where a key is any of an experiment's."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -10,12 +10,16 @@ from codedfedl.runs.config import Experiment, SchemeConfig, check, parse_value, 
 from codedfedl.schemes import SCHEMES, settings_of
 from codedfedl.tables import nearest
 
-__all__ = ["SCHEME", "Cell", "axis", "cells", "short"]
+__all__ = ["RESULTS", "SCHEME", "Cell", "axis", "cells", "names"]
 
 SCHEME = "scheme"
 """The axis of schemes."""
 
+RESULTS = ("setting", "scheme", "seed", "rounds", "training_hours", "total_hours", "final")
+"""What a table of a grid has besides its axes."""
+
 _TABLES = ("data", "fleet", "features", "training")
+_OF_THE_PAPER = ("clients", "k1", "k2", "alpha", "erasure")  # a fleet file says these itself
 _WORDS = {"data": "data.name", "fleet": "fleet.name", "features": "features.kind"}
 
 
@@ -66,10 +70,14 @@ def axis(text: str) -> tuple[str, list[Any]]:
     return _full_key(key.strip()), values
 
 
-def short(key: str) -> str:
-    """Say a key of the grid in a word or two: ``fleet.name`` is the fleet."""
+def names(grid: Iterable[str]) -> dict[str, str]:
+    """Say each key of a grid in a word or two, or in full where two would be called the same."""
     words = {path: word for word, path in _WORDS.items()}
-    return words.get(key, key.rpartition(".")[2].replace("_", " "))
+    short = {key: words.get(key, key.rpartition(".")[2].replace("_", " ")) for key in grid}
+    every = [*short.values(), *RESULTS]
+    return {
+        key: word if every.count(word) == 1 or key == SCHEME else key for key, word in short.items()
+    }
 
 
 def _full_key(key: str) -> str:
@@ -89,7 +97,8 @@ def _full_key(key: str) -> str:
 
 def cells(experiment: Experiment) -> list[Cell]:
     """Return every setting of an experiment: its schemes, at every point of its grid."""
-    grid = {_full_key(key): values for key, values in experiment.grid.items()}
+    grid = _checked(experiment)
+    said = names(grid)
     shared = [key for key in grid if "." in key]
     tables = list(_schemes(experiment, grid))
     for key in grid:
@@ -98,13 +107,14 @@ def cells(experiment: Experiment) -> list[Cell]:
     found: dict[str, Cell] = {}
     for values in product(*(grid[key] for key in shared)):
         place = dict(zip(shared, values, strict=True))
-        group = ", ".join(f"{short(key)} {value}" for key, value in place.items())
+        group = ", ".join(f"{said[key]} {value}" for key, value in place.items())
         document = experiment.model_dump(exclude_none=True, exclude={"grid"})
         for key, value in place.items():
             set_key(document, key, value)
         for scheme, own in tables:
             document["schemes"] = [scheme]
             one = check(document, "the grid")
+            _refuse_void_axes(one, shared)
             label = ", ".join(word for word in (one.schemes[0].label, group) if word)
             axes = {key: (place | own).get(key) for key in grid}
             cell = found.setdefault(label, Cell(label, group, axes, one))
@@ -113,6 +123,31 @@ def cells(experiment: Experiment) -> list[Cell]:
     if not found:
         raise InputError("schemes: there is none; add a [[schemes]] table")
     return list(found.values())
+
+
+def _checked(experiment: Experiment) -> dict[str, list[Any]]:
+    """Return the grid by full keys."""
+    grid: dict[str, list[Any]] = {}
+    for key, values in experiment.grid.items():
+        full = _full_key(key)
+        if full == "seeds":
+            raise InputError("grid.seeds: seeds are no axis; write seeds = [0, 1] at the top")
+        if full in grid:
+            raise InputError(f"grid.{key} is there twice: leave one out")
+        grid[full] = values
+    return grid
+
+
+def _refuse_void_axes(one: Experiment, shared: Sequence[str]) -> None:
+    """Refuse to vary what a fleet file says by itself."""
+    if one.fleet.name == "paper":
+        return
+    for key in shared:
+        table, _, name = key.partition(".")
+        if table == "fleet" and name in _OF_THE_PAPER:
+            raise InputError(
+                f"grid.{name}: {one.fleet.name} has its own; vary fleet=a.csv,b.csv instead"
+            )
 
 
 def _schemes(

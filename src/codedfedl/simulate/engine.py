@@ -33,7 +33,16 @@ from codedfedl.simulate.objective import Objective
 from codedfedl.simulate.problem import Problem
 from codedfedl.training import accuracy, r_squared
 
-__all__ = ["FACTS", "SHOWN_ROUNDS", "Entry", "Progress", "Setting", "Simulation", "entries"]
+__all__ = [
+    "FACTS",
+    "SHOWN_ROUNDS",
+    "Entry",
+    "Progress",
+    "Setting",
+    "Simulation",
+    "entries",
+    "first_round",
+]
 
 SHOWN_ROUNDS = 8
 """Of so many rounds it is kept when each answer came, or would have come."""
@@ -309,18 +318,26 @@ class Simulation:
         compute = loads / fleet.rate * (1 + chance.slowness[:rounds].mean(0) / fleet.alpha)
         link = fleet.packet_time + fleet.packet_time_up
         sent = chance.down[:rounds] * fleet.packet_time + chance.up[:rounds] * fleet.packet_time_up
+        asked = loads > 0
         return {
             "client": fleet.client,
+            "rate": fleet.rate,
             "points": points,
             "load": np.asarray(loads, dtype=np.float64),
             "planned_share": _planned_share(setting.state),
             "arrived_share": np.mean(arrived, axis=0),
             "compute_s": compute,
-            "link_s": link,
-            "retransmission_s": sent.mean(0) - link,
+            "link_s": np.where(asked, link, 0.0),
+            "retransmission_s": np.where(asked, sent.mean(0) - link, 0.0),
+            "overhead_s": np.where(asked, fleet.overhead, 0.0),
             "setup_compute_s": setting.setup.compute,
             "setup_upload_s": setting.setup.upload,
         }
+
+
+def first_round(seconds: Sequence[float] | FloatArray) -> int:
+    """Return the number of the first record: 0 where it is the end of the set-up, and no round."""
+    return 0 if seconds[0] == 0 else 1
 
 
 def _planned_share(state: State) -> FloatArray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import beside, to_host
+from codedfedl.arrays import beside, to_device, to_host
 from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.delays import FleetDelays
@@ -20,7 +20,7 @@ from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell, cells
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.base import Task
-from codedfedl.simulate.engine import FACTS, Entry, Progress, Simulation
+from codedfedl.simulate.engine import FACTS, Entry, Progress, Simulation, first_round
 from codedfedl.simulate.problem import Parts, Problem, embedded, task_of
 from codedfedl.tables import repeated
 from codedfedl.training import Schedule
@@ -29,7 +29,7 @@ __all__ = ["Watch", "prepare", "simulate"]
 
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
 _SETTINGS_AT_ONCE = 16  # each may hold some Gram matrices
-_FORMAT = 3  # of checkpoints
+_FORMAT = 4  # of checkpoints
 
 Watch = Callable[[str, Progress | None], None]
 
@@ -70,6 +70,13 @@ def simulate(
     watch
         Called with what is being done, and after every round.
     """
+    directory.check(experiment, resume=resume)
+    checkpoint = directory.checkpoint() or {"format": np.array(_FORMAT)}
+    if int(checkpoint.get("format", 1)) != _FORMAT:
+        raise InputError(
+            f"{directory.path} holds a run of another version of codedfedl: choose another --out"
+        )
+    to_device(np.zeros(1), device)
     found = cells(experiment)
     units = list(_units(found, experiment.seeds, _datasets(found, data)))
     for unit in units:
@@ -77,11 +84,6 @@ def simulate(
             for entry in _entries(unit, _deal(unit)):
                 entry.scheme.start(entry.task, entry.fleet, None)
     directory.open(experiment, resume=resume)
-    checkpoint = directory.checkpoint() or {"format": np.array(_FORMAT)}
-    if int(checkpoint.get("format", 1)) != _FORMAT:
-        raise InputError(
-            f"{directory.path} holds a run of another version of codedfedl: choose another --out"
-        )
     problem = None
     for place, unit in enumerate(units):
         if f"{place}/done" in checkpoint:
@@ -297,7 +299,7 @@ def _write_tables(directory: RunDirectory, units: Sequence[_Unit], stored: Check
 def _timeline_columns(stored: Checkpoint, clients: npt.NDArray[Any]) -> dict[str, Any]:
     """Return when each client's answer came in the first rounds, one row per client and round."""
     when = stored["when"]
-    first = int(stored["seconds"][0] == 0)  # the end of some set-ups is a record too
+    first = 1 - first_round(stored["seconds"])
     shown = slice(first, first + len(when))
     return {
         "round": np.repeat(np.arange(len(when)) + 1, len(clients)),
@@ -318,7 +320,7 @@ def _as_in_paper(features: FeatureMap, scheme: SchemeConfig) -> bool:
 def _round_columns(stored: Checkpoint) -> dict[str, Any]:
     training = np.cumsum(stored["seconds"]) / 3600
     return {
-        "round": np.arange(len(training)) + (0 if stored["seconds"][0] == 0 else 1),
+        "round": np.arange(len(training)) + first_round(stored["seconds"]),
         "deadline_s": stored["deadlines"],
         "seconds": stored["seconds"],
         "training_hours": training,
