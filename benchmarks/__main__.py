@@ -2,11 +2,12 @@
 
 import os
 
-from benchmarks import planner, setup, simulator
+from benchmarks import grid, planner, setup, simulator
 
 planner.main()
 setup.main("cpu")
 if "CODEDFEDL_DATA" in os.environ:
     simulator.main([])
+    grid.main()
 else:
     print("The simulator's benchmark needs MNIST: set CODEDFEDL_DATA to its folder.")
