@@ -12,7 +12,7 @@ from codedfedl.cli import beyond
 from codedfedl.experiments import built_in
 from codedfedl.report.results import Curve
 from codedfedl.runs.config import Experiment, FleetConfig
-from codedfedl.simulate.run import _slowed
+from codedfedl.simulate.units import _slowed
 
 _SMALL = [
     "training.epochs=60",

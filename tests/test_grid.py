@@ -157,7 +157,7 @@ class TestSharing:
         grid = {"redundancy": [0.1, 0.3], "fleet.k2": [0.5, 0.9], "training.step": [1.0, 2.0]}
         simulate(gridded(grid), RunDirectory(tmp_path / "run"))
         assert len(embedded) == 1
-        monkeypatch.setattr("codedfedl.simulate.run._SETTINGS_AT_ONCE", 2)
+        monkeypatch.setattr("codedfedl.simulate.units._SETTINGS_AT_ONCE", 2)
         simulate(gridded(grid), RunDirectory(tmp_path / "few at once"))
         assert len(embedded) == 2
         for name in ("rounds", "clients", "settings"):

@@ -10,10 +10,11 @@ from codedfedl.calibration import gain_by_alpha
 from codedfedl.cli.simulate import outcome_rows
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.html import render_report
-from codedfedl.report.results import curves, outcomes, verdict
+from codedfedl.report.results import curves, outcomes
 from codedfedl.report.story import Story
 from codedfedl.report.tables import duration
 from codedfedl.report.timeline import TIMELINE, timeline_figure
+from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate.run import simulate
 from tests.test_simulate import small

@@ -26,6 +26,7 @@ from codedfedl.report.figures import save_figure
 from codedfedl.report.html import main_figure, render_report
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.report.tables import outcome_view
+from codedfedl.report.verdict import verdict
 from codedfedl.runs.config import Experiment, read_experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate import engine
@@ -214,6 +215,7 @@ def _finish(directory: RunDirectory, as_json: bool) -> None:
         print_json({"run": str(directory.path), "rows": outcome_rows(found)})
     else:
         results.print(outcome_view(found, results.width))
+        results.print("\n" + "\n".join(verdict(found)), soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
 
 

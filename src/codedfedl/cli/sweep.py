@@ -20,9 +20,10 @@ from codedfedl.cli.simulate import (
 from codedfedl.errors import InputError
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import render_report
-from codedfedl.report.results import CLOCKS, Outcome, best, outcomes, races
+from codedfedl.report.results import Outcome, outcomes
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.report.tables import outcome_view
+from codedfedl.report.verdict import CLOCKS, best, races
 from codedfedl.runs.config import Experiment, check
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import axis, cells

@@ -12,17 +12,11 @@ from matplotlib.figure import Figure
 from codedfedl.report.curves import COLOURS, curve_figure, curve_panel
 from codedfedl.report.federation import federation_figure, federation_headline
 from codedfedl.report.figures import INK, save_figure
-from codedfedl.report.results import (
-    Outcome,
-    median_of_all,
-    races,
-    three_digits,
-    verdict,
-    written,
-)
+from codedfedl.report.results import Outcome, median_of_all, written
 from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, distinct
 from codedfedl.report.sweep import sweep_figure
 from codedfedl.report.timeline import TIMELINE, timeline_figure
+from codedfedl.report.verdict import races, three_digits, verdict
 from codedfedl.runs.directory import RunDirectory
 
 __all__ = ["main_figure", "render_report"]

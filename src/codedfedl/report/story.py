@@ -9,15 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.errors import InputError
-from codedfedl.report.results import (
-    Curve,
-    Outcome,
-    best,
-    curves,
-    median_of_all,
-    outcomes,
-    read_columns,
-)
+from codedfedl.report.results import Curve, Outcome, curves, median_of_all, outcomes, read_columns
+from codedfedl.report.verdict import best
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Exchange, Journal

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from codedfedl.report.curves import COLOURS, log_axis
 from codedfedl.report.figures import PAGE
-from codedfedl.report.results import CLOCKS, Outcome, best, median_of_all, races, span, verdict
+from codedfedl.report.results import Outcome, median_of_all
+from codedfedl.report.verdict import CLOCKS, best, races, span, verdict
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import RESULTS, SCHEME, cells, names
 

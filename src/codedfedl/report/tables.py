@@ -1,7 +1,7 @@
 """Tables in the terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.planning import Plan
-from codedfedl.report.results import Outcome, median_of_all, three_digits, written
+from codedfedl.report.results import Outcome, median_of_all, written
+from codedfedl.report.verdict import three_digits
 
 __all__ = ["duration", "outcome_view", "plan_view", "rounds_view"]
 
@@ -151,9 +152,12 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
         gains = ["" if o.paper_gain is None else _times(o.paper_gain) for o in found]
         columns |= {"paper h": hours, "gain  ": gains}
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    for heading in columns:
-        justify: Literal["left", "right"] = "left" if heading in ("data", "scheme") else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)
+    for heading, cells in columns.items():
+        if heading in ("data", "scheme"):  # these give way where there is little room
+            table.add_column(heading, overflow="fold", min_width=12)
+        else:
+            whole = max(len(cell) for cell in (heading, *cells))
+            table.add_column(heading, justify="right", no_wrap=True, min_width=whole)
     for row, outcome in zip(zip(*columns.values(), strict=True), found, strict=True):
         table.add_row(*row, style="bold green" if _is_first(outcome, found) else "")
     return table
