@@ -225,6 +225,8 @@ class TestSweep:
         ("options", "message"),
         [
             (["--vary", "redundancy=0.1,2"], "coded.redundancy is 2"),
+            (["--vary", "redundancy=a,b"], "scheme 'coded' cannot have"),
+            (["--vary", "sigma=auto,big"], "features.sigma is 'big'"),
             (["--vary", "erasure=0.1", "--vary", "erasure=0.2"], "a key twice"),
             (["--seeds", "0"], "--seeds is 0"),
             (["--fleet", "nowhere.csv"], "nowhere.csv: there is no such file"),

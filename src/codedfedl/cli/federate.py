@@ -192,7 +192,10 @@ def keys_command(
 
     if not 0 < days < math.inf:
         raise InputError(f"--days is {days:g}: must be above 0")
-    make_keys(folder, host, [name.strip() for name in nodes.split(",")], days=days)
+    named = [name.strip() for name in nodes.split(",")]
+    if len(set(named)) < len(named):
+        raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
+    make_keys(folder, host, named, days=days)
     wrote(folder)
 
 

@@ -86,7 +86,6 @@ def reproduce_command(
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: must be at least 1")
     client = figure_1_client(alpha)
-    make_folder(out)
     if item in BEYOND:
         found_beyond = BEYOND[item](Job(out, seeds, data, device, as_json))
         if as_json:
@@ -136,6 +135,7 @@ def _draw_curves(directory: RunDirectory, stem: Path) -> None:
 def _fig1(client: Any, out: Path, *, quiet: bool) -> dict[str, Any]:
     from codedfedl.report.figures import return_figure
 
+    make_folder(out)
     peaks = piece_peaks(client, FIGURE_1_SECONDS)
     returns = expected_return(FleetDelays(client), peaks[:, None], FIGURE_1_SECONDS)[:, 0]
     files = save_pictures(return_figure(client, FIGURE_1_SECONDS), out / "fig1")

@@ -188,8 +188,8 @@ def _reference(rivals: Sequence[Curve]) -> list[Curve]:
 
 
 def _reached(reference: Sequence[Curve]) -> float:
-    """Return what the reference reaches in the end, less a little; ∞ where it diverged."""
-    final = float(np.median([curve.metric[-1] for curve in reference]))
+    """Return what the reference reaches in the end on every seed, less a little; ∞ if diverged."""
+    final = float(min(curve.metric[-1] for curve in reference))
     return final - 0.01 * abs(final) if np.isfinite(final) else np.inf
 
 

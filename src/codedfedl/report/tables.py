@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.planning import Plan
-from codedfedl.report.results import Outcome, median_of_all, written
-from codedfedl.report.verdict import three_digits
+from codedfedl.report.results import Outcome, written
+from codedfedl.report.verdict import best, races, three_digits
 
 __all__ = ["duration", "outcome_view", "plan_view", "rounds_view"]
 
@@ -151,7 +151,11 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
         hours = ["" if o.paper_hours is None else f"{o.paper_hours:.0f}" for o in found]
         gains = ["" if o.paper_gain is None else _times(o.paper_gain) for o in found]
         columns |= {"paper h": hours, "gain  ": gains}
-    table = Table(box=None, padding=(0, 1), header_style="bold")
+    goals = {written(o.metric, o.target) for o in found}
+    if len(goals) > 1:
+        columns["target"] = [written(o.metric, o.target) for o in found]
+    goal = f"Time to {found[0].metric} {goals.pop()} on the test set" if len(goals) == 1 else None
+    table = Table(title=goal, title_justify="left", box=None, padding=(0, 1), header_style="bold")
     for heading, cells in columns.items():
         if heading in ("data", "scheme"):  # these give way where there is little room
             table.add_column(heading, overflow="fold", min_width=12)
@@ -164,10 +168,9 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
 
 
 def _is_first(outcome: Outcome, found: Sequence[Outcome]) -> bool:
-    """Say whether nobody on these data was sooner with the set-up charged."""
-    rivals = [median_of_all(o.total_hours) for o in found if o.dataset == outcome.dataset]
-    hours = median_of_all(outcome.total_hours)
-    return hours is not None and hours == min(rival for rival in rivals if rival is not None)
+    """Say whether nobody in the same race was sooner with the set-up charged."""
+    (race,) = (race for race in races(found) if outcome in race)
+    return outcome is best(race, "total_hours")
 
 
 def _spread(values: Sequence[float | None], wide: bool) -> str:

@@ -153,7 +153,9 @@ class SchemeConfig(BaseModel):
         """A name that tells two settings of one scheme apart."""
         shares = ("redundancy", "drop")  # what a percentage says by itself
         values = [
-            f"{100 * value:.4g}%" if key in shares else f"{key.replace('_', ' ')} {value}"
+            f"{100 * value:.4g}%"
+            if key in shares and isinstance(value, int | float)
+            else f"{key.replace('_', ' ')} {value}"
             for key, value in self.settings.items()
             if key not in ("code", "nonzeros")
         ]
@@ -246,12 +248,19 @@ def check(document: dict[str, Any], where: str) -> Experiment:
         return Experiment.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        # Where a value may be of several types, pydantic adds the one that it tried.
+        known = [part for part in first["loc"] if _names_a_key(part)]
+        key = ".".join(str(part) for part in known)
         if first["type"] == "extra_forbidden":
             table = _table_at(first["loc"][:-1])
             hint = nearest(str(first["loc"][-1]), list(table.model_fields))
             raise InputError(f"{where}: unknown key {key!r}: {hint}") from None
         raise InputError(f"{where}: {key} is {first['input']!r}: {first['msg']}") from None
+
+
+def _names_a_key(part: int | str) -> bool:
+    types = ("bool", "int", "float", "str")
+    return isinstance(part, int) or (part.isidentifier() and part not in types)
 
 
 def table_keys(name: str) -> list[str]:
