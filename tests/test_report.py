@@ -184,3 +184,18 @@ def test_late_answers_that_count_are_not_called_cut_off(run: RunDirectory) -> No
 def test_a_run_is_not_compared_with_itself(run: RunDirectory) -> None:
     with pytest.raises(InputError, match="named twice"):
         render_report(run, RunDirectory(run.path / ".." / run.path.name))
+
+
+def test_runs_that_race_with_one_another(run: RunDirectory, tmp_path: Path) -> None:
+    """Waiting for all is no gain over itself, whatever the run is called."""
+    other = RunDirectory(tmp_path / "alone")
+    training = {"epochs": 20, "step": 2.0, "target": 0.85}
+    schemes = [{"name": "uncoded"}, {"name": "greedy", "drop": 0.2}]
+    simulate(small(seeds=[0, 1, 2], schemes=schemes, training=training), other)
+    page = render_report(run, other)
+    first = next(o for o in outcomes(run) if o.scheme == "coded-newton")
+    assert f"{first.setting} of run is first" in page
+    alone = RunDirectory(tmp_path / "again")
+    simulate(small(seeds=[0], schemes=schemes[:1], training=training), alone)
+    both = render_report(other, alone)
+    assert "1.0 times sooner" not in both

@@ -125,7 +125,8 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             value = getattr(self, name)
             known = isinstance(value, int | float | np.number) and least <= value < np.inf
             if not known and not (name == "sigma" and value is None):
-                raise InputError(f"{name} is {value!r}: must be a finite number above 0")
+                least_said = "at least" if name == "ridge" else "above"
+                raise InputError(f"{name} is {value!r}: must be a finite number {least_said} 0")
         if isinstance(self.random_state, int | np.integer):
             if not 0 <= self.random_state < 2**32:
                 raise InputError(f"random_state is {self.random_state}: must be in [0, 2^32)")

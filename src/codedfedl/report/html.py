@@ -123,7 +123,9 @@ def _headline(story: Story) -> list[str]:
 
 
 def _renamed(outcome: Outcome, story: Story) -> Outcome:
-    return replace(outcome, setting=f"{outcome.setting} of {story.name}")
+    names = (outcome.setting, outcome.reference)
+    setting, reference = (f"{name} of {story.name}" for name in names)
+    return replace(outcome, setting=setting, reference=reference)
 
 
 def _race(stories: Sequence[Story], lines: Lines) -> list[dict[str, Any]]:

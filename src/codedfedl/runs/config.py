@@ -16,7 +16,7 @@ from pydantic import (
 
 from codedfedl.data import partition
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, feature_map, typical_sigma
+from codedfedl.features import FeatureMap, feature_map
 from codedfedl.fleet import IntArray
 from codedfedl.schemes import Scheme, make_scheme
 from codedfedl.tables import nearest
@@ -199,11 +199,11 @@ class Experiment(_Table):
         kind, config = scheme.features or self.features.kind, self.features
         return feature_map(kind, config.n_components, config.known_sigma, seed)
 
-    def with_sigma(self, points: npt.NDArray[Any]) -> "Experiment":
-        """Return the experiment with a σ for these points, where it asks for one."""
+    def with_sigma(self, sigma: float) -> "Experiment":
+        """Return the experiment with a σ, where it leaves that to the data."""
         if self.features.sigma != "auto":
             return self
-        features = self.features.model_copy(update={"sigma": typical_sigma(points)})
+        features = self.features.model_copy(update={"sigma": sigma})
         return self.model_copy(update={"features": features})
 
     def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:

@@ -9,7 +9,7 @@ from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.delays import FleetDelays
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap
+from codedfedl.features import FeatureMap, typical_sigma
 from codedfedl.fleet import Fleet, Workload, read_fleet
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
@@ -52,6 +52,8 @@ def units(
     found: Sequence[Cell], seeds: Sequence[int], loaded: Mapping[DataConfig, Dataset]
 ) -> Iterator[Unit]:
     """Group the settings by what lies on the device: data, their partition, features."""
+    asking = {cell.experiment.data for cell in found if cell.experiment.features.sigma == "auto"}
+    sigmas = {data: typical_sigma(loaded[data].inputs) for data in asking}
     for seed in seeds:
         groups: dict[tuple[DataConfig, int, FeatureMap], list[Cell]] = {}
         for cell in found:
@@ -62,7 +64,7 @@ def units(
                 name = cell.scheme.name
                 raise InputError(f"scheme {name!r} has features of its own: leave features out")
             if features is None:
-                sized = one.with_sigma(loaded[data].inputs)
+                sized = one.with_sigma(sigmas.get(data, np.nan))
                 features = sized.feature_map(seed, cell.scheme)
             groups.setdefault((data, _clients(one.fleet), features), []).append(cell)
         for (data, _, features), members in groups.items():
