@@ -5,7 +5,6 @@ would learn, and how long that would take. What it learns is an ordinary model.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,13 +25,13 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     validate_data,
 )
 
-from codedfedl.calibration import paper_devices
 from codedfedl.codes import LEAST_MIXING
 from codedfedl.cold_start import ColdStart
-from codedfedl.data import Dataset, mini_batches, partition
+from codedfedl.data import Dataset, mini_batches
+from codedfedl.data.owners import dealt, fleet_of
 from codedfedl.errors import InputError
 from codedfedl.features import FeatureMap, feature_map, typical_sigma
-from codedfedl.fleet import Devices, Fleet, FloatArray, IntArray, Workload, read_fleet
+from codedfedl.fleet import Devices, Fleet, FloatArray
 from codedfedl.planning import Plan
 from codedfedl.schemes import Scheme, make_scheme, settings_of
 from codedfedl.schemes.coded import CodedState
@@ -44,7 +43,6 @@ from codedfedl.training import Schedule
 
 __all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
 
-_CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's, and what each has at least
 _SCORED = 2000  # points on which every round is scored
 _ROWS_AT_ONCE = 4096
 
@@ -90,7 +88,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
         dataset = Dataset("X", near, labels, near[scored], labels[scored], classes)
-        names, shards = self._dealt(clients, dataset.labels, seed)
+        names, shards = dealt(clients, dataset.labels, self.fleet, seed)
         parts = mini_batches(shards, self.batches)
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
@@ -105,7 +103,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             schedule=schedule,
             ridge=self.ridge,
         )
-        fleet = self._fleet(names, task.workload, task.points[0], seed)
+        fleet = fleet_of(self.fleet, names, task.workload, task.points[0], seed)
         problem = embedded(dataset, parts, self.feature_map_, "cpu")
         simulation = Simulation(problem, entries(task, fleet, {scheme.name: scheme}), seed)
         for _ in simulation.run():
@@ -143,47 +141,6 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         few = most_points < 4 * LEAST_MIXING and "mixing" in settings_of(self.scheme)
         return make_scheme(self.scheme, {"mixing": max(1, most_points // 4)} if few else {})
 
-    def _dealt(
-        self, clients: Any, labels: npt.NDArray[Any], seed: int
-    ) -> tuple[npt.NDArray[Any] | None, list[IntArray]]:
-        """Return the names of those who have points, and which; at random where nobody says."""
-        if clients is None:
-            count = self._fleet_size()
-            if count is None:
-                count = min(_CLIENTS, max(1, len(labels) // _LEAST_POINTS))
-            return None, partition(labels, min(count, len(labels)), "iid", seed=seed)
-        names, owner = np.unique(_names(clients, len(labels)), return_inverse=True)
-        order = stream(seed, "partition").permutation(len(owner))
-        grouped = order[np.argsort(owner[order], kind="stable")]
-        return names, np.split(grouped, np.cumsum(np.bincount(owner))[:-1])
-
-    def _fleet_size(self) -> int | None:
-        if self.fleet is None:
-            return None
-        if isinstance(self.fleet, Fleet | Devices):
-            return len(self.fleet)
-        return len(read_fleet(self.fleet, points=1))
-
-    def _fleet(
-        self, names: npt.NDArray[Any] | None, workload: Workload, points: IntArray, seed: int
-    ) -> Fleet:
-        """Return the clients that have points, with those points, in the order of their names."""
-        if self.fleet is None:
-            # The paper's ladders from the fastest to the slowest, with a rung for every client.
-            between = (_CLIENTS - 1) / max(len(points) - 1, 1)
-            devices = paper_devices(len(points), k1=0.95**between, k2=0.8**between, seed=seed)
-            fleet = devices.fleet(workload, points)
-        elif isinstance(self.fleet, Fleet):
-            fleet = self.fleet
-        elif isinstance(self.fleet, Devices):
-            fleet = self.fleet.fleet(workload, 1)
-        else:
-            fleet = read_fleet(self.fleet, workload, points=1)
-        if self.fleet is not None:
-            fleet = fleet.take(_places(fleet, names, len(points)))
-        client = fleet.client if names is None else names
-        return replace(fleet, points=points.astype(np.float64), client=client)
-
     def _keep(self, setting: Setting, fleet: Fleet) -> None:
         """Keep the model and the records: nothing here holds a training point."""
         state = setting.state
@@ -215,37 +172,6 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             part = slice(start, start + _ROWS_AT_ONCE)
             outputs[part] = self.feature_map_.transform(rows[part]) @ self.coef_
         return outputs
-
-
-def _names(clients: Any, points: int) -> npt.NDArray[np.str_]:
-    """Return the name of each point's client as text; whole numbers are the same in any type."""
-    given = np.asarray(clients, dtype=object)
-    if given.shape != (points,):
-        raise InputError(
-            f"clients has shape {given.shape} where there are {points} points: name the client of "
-            "every point"
-        )
-    names = []
-    for row, name in enumerate(given.tolist()):
-        if str(name) in ("", "None", "nan", "<NA>", "NaT"):
-            raise InputError(f"clients, row {row} (counted from 0) is {name!r}: name the client")
-        whole = isinstance(name, float) and name.is_integer()
-        names.append(str(int(name)) if whole else str(name))
-    return np.array(names)
-
-
-def _places(fleet: Fleet, names: npt.NDArray[Any] | None, clients: int) -> IntArray:
-    """Return where the named clients are in the fleet; the first ones where none is named."""
-    if names is None:
-        return np.arange(clients)
-    where = {str(name): place for place, name in enumerate(fleet.client)}
-    for name in names.tolist():
-        if name not in where:
-            known = ", ".join(list(where)[:5])
-            raise InputError(
-                f"clients names {name!r}, which is not in the fleet ({known}, …): add it there"
-            )
-    return np.array([where[name] for name in names.tolist()])
 
 
 class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]

@@ -65,7 +65,5 @@ def span(hours: float) -> str:
     """Write a time in the unit that people would take."""
     for unit, name in ((1.0, "h"), (60.0, "min")):
         if hours * unit >= 1:
-            return (
-                f"{hours * unit:,.3g} {name}" if hours * unit < 1000 else f"{hours * unit:,.0f} h"
-            )
-    return f"{hours * 3600:.3g} s"
+            return f"{three_digits(hours * unit)} {name}"
+    return f"{three_digits(hours * 3600)} s"

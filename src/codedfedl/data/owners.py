@@ -1,0 +1,95 @@
+"""Whose each point is, where clients are named point by point, and which devices they are."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.calibration import paper_devices
+from codedfedl.data.partitions import partition
+from codedfedl.errors import InputError
+from codedfedl.fleet import Devices, Fleet, IntArray, Workload, read_fleet
+from codedfedl.streams import stream
+
+__all__ = ["dealt", "fleet_of"]
+
+_CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's, and what each has at least
+
+Names = npt.NDArray[np.str_]
+Given = Fleet | Devices | str | Path | None
+"""A fleet, devices, the file of either, or none: the paper's."""
+
+
+def dealt(
+    clients: Any, labels: npt.NDArray[Any], fleet: Given, seed: int
+) -> tuple[Names | None, list[IntArray]]:
+    """Return the names of those who have points, and which; at random where nobody says."""
+    if clients is None:
+        count = _size(fleet, len(labels))
+        return None, partition(labels, min(count, len(labels)), "iid", seed=seed)
+    names, owner = np.unique(_names(clients, len(labels)), return_inverse=True)
+    order = stream(seed, "partition").permutation(len(owner))
+    grouped = order[np.argsort(owner[order], kind="stable")]
+    return names, np.split(grouped, np.cumsum(np.bincount(owner))[:-1])
+
+
+def fleet_of(
+    given: Given, names: Names | None, workload: Workload, points: IntArray, seed: int
+) -> Fleet:
+    """Return the clients that have points, with those points, in the order of their names."""
+    if given is None:
+        # The paper's ladders from the fastest to the slowest, with a rung for every client.
+        between = (_CLIENTS - 1) / max(len(points) - 1, 1)
+        devices = paper_devices(len(points), k1=0.95**between, k2=0.8**between, seed=seed)
+        fleet = devices.fleet(workload, points)
+    elif isinstance(given, Fleet):
+        fleet = given.take(_places(given, names, len(points)))
+    else:
+        known = (
+            given.fleet(workload, 1)
+            if isinstance(given, Devices)
+            else read_fleet(given, workload, points=1)
+        )
+        fleet = known.take(_places(known, names, len(points)))
+    client = fleet.client if names is None else names
+    return replace(fleet, points=points.astype(np.float64), client=client)
+
+
+def _size(fleet: Given, points: int) -> int:
+    """Return how many clients there are; by default fewer where there is little data."""
+    if fleet is None:
+        return min(_CLIENTS, max(1, points // _LEAST_POINTS))
+    return len(fleet if isinstance(fleet, Fleet | Devices) else read_fleet(fleet, points=1))
+
+
+def _names(clients: Any, points: int) -> Names:
+    """Return the name of each point's client as text; whole numbers are the same in any type."""
+    given = np.asarray(clients, dtype=object)
+    if given.shape != (points,):
+        raise InputError(
+            f"clients has shape {given.shape} where there are {points} points: name the client of "
+            "every point"
+        )
+    names = []
+    for row, name in enumerate(given.tolist()):
+        if str(name) in ("", "None", "nan", "<NA>", "NaT"):
+            raise InputError(f"clients, row {row} (counted from 0) is {name!r}: name the client")
+        whole = isinstance(name, float) and name.is_integer()
+        names.append(str(int(name)) if whole else str(name))
+    return np.array(names)
+
+
+def _places(fleet: Fleet, names: Names | None, clients: int) -> IntArray:
+    """Return where the named clients are in the fleet; the first ones where none is named."""
+    if names is None:
+        return np.arange(clients)
+    where = {str(name): place for place, name in enumerate(fleet.client)}
+    for name in names.tolist():
+        if name not in where:
+            known = ", ".join(list(where)[:5])
+            raise InputError(
+                f"clients names {name!r}, which is not in the fleet ({known}, …): add it there"
+            )
+    return np.array([where[name] for name in names.tolist()])
