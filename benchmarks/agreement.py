@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 
+from codedfedl._types import FloatArray
 from codedfedl.arrays import to_host
 from codedfedl.data import load_dataset
 from codedfedl.experiments import built_in
-from codedfedl.features import RandomFourier
-from codedfedl.fleet import FloatArray
+from codedfedl.learning.features import RandomFourier
 from codedfedl.simulate.engine import Simulation, entries
 from codedfedl.simulate.run import prepare
 

@@ -9,10 +9,10 @@ that works: 0.5 is chance, 1 is certainty.
 import numpy as np
 from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
 
-from codedfedl.codes import Code
+from codedfedl._types import FloatArray
 from codedfedl.data import load_dataset
-from codedfedl.features import Structured
-from codedfedl.fleet import FloatArray
+from codedfedl.learning.codes import Code
+from codedfedl.learning.features import Structured
 
 _CLASSES = (0, 3, 8)
 _SHRINKAGE = 0.1  # of the public points' second moment; an attacker would try some

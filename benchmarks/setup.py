@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from codedfedl.arrays import Array, to_device
-from codedfedl.codes import Code
-from codedfedl.features import RandomFourier, Structured
+from codedfedl.learning.codes import Code
+from codedfedl.learning.features import RandomFourier, Structured
 
 
 def best_of(work: Callable[[], Array], times: int = 5) -> float:

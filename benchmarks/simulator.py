@@ -15,7 +15,7 @@ from array_api_compat import array_namespace
 
 from codedfedl.arrays import to_device
 from codedfedl.experiments import built_in
-from codedfedl.gradients import Quadratic
+from codedfedl.learning.gradients import Quadratic
 from codedfedl.schemes.base import AskGradient
 from codedfedl.simulate.engine import Simulation, entries
 from codedfedl.simulate.evaluate import Batch
@@ -34,7 +34,7 @@ SETTINGS: list[dict[str, Any]] = [
 def build(schemes: list[dict[str, Any]], device: str) -> tuple[Simulation, float]:
     """Return a simulation on MNIST, and the seconds that its quadratics took."""
     from codedfedl.data import load_dataset
-    from codedfedl.features import RandomFourier
+    from codedfedl.learning.features import RandomFourier
 
     experiment = built_in("table1-mnist").model_copy(update={"schemes": []})
     experiment = type(experiment).model_validate(
@@ -169,7 +169,7 @@ def compare(device: str, rounds: int) -> None:
 def growth() -> None:
     """Time per round as rounds, clients and points grow: the last column stays."""
     from codedfedl.data import load_dataset
-    from codedfedl.features import RandomFourier
+    from codedfedl.learning.features import RandomFourier
 
     print("Growth, coded at 10%, 500 features: milliseconds a round")
     for clients, share in ((30, 1), (30, 2), (30, 4), (60, 1), (120, 1), (240, 1)):

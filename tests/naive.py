@@ -8,8 +8,8 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from codedfedl import Fleet
-from codedfedl.allocation import DEADLINE_TOLERANCE
-from codedfedl.fleet import FloatArray
+from codedfedl._types import FloatArray
+from codedfedl.planning.allocation import DEADLINE_TOLERANCE
 
 RootFinder = Callable[..., float]
 

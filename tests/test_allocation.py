@@ -13,7 +13,7 @@ from codedfedl import (
     minimum_deadline,
     paper_fleet,
 )
-from codedfedl.allocation import DEADLINE_TOLERANCE, _by_bisection
+from codedfedl.planning.allocation import DEADLINE_TOLERANCE, _by_bisection
 from tests import naive
 from tests.strategies import fleets, times
 

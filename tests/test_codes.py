@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import norm
 
 from codedfedl import InputError
-from codedfedl.codes import CODES, Code
+from codedfedl.learning.codes import CODES, Code
 
 
 def _matrix(code: Code, points: int, rows: int, seed: int) -> np.ndarray:

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from codedfedl import InputError, paper_fleet
-from codedfedl.cold_start import plan_cold_start, sampling_excess
-from codedfedl.costs import BlockSetup
-from codedfedl.fleet import Fleet, Workload
+from codedfedl.fleet.costs import BlockSetup
+from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.planning.cold_start import plan_cold_start, sampling_excess
 
 PAPER = paper_fleet()
 HELD = np.full(30, 2000)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 
 from codedfedl import Fleet, FleetDelays, best_loads, expected_return
-from codedfedl.calibration import FIGURE_1_SECONDS, figure_1_client
-from codedfedl.concave_pieces import ConcavePieces, peak_share, piece_peaks
+from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
+from codedfedl.planning.concave_pieces import ConcavePieces, peak_share, piece_peaks
 from tests import naive
 from tests.strategies import fleets, times
 
@@ -94,7 +94,7 @@ def test_jensen_bound_holds_on_every_range_of_pieces() -> None:
 
 
 def _bound(client: Fleet, t: float, first: int, final: int) -> float:
-    from codedfedl.concave_pieces import _Ranges
+    from codedfedl.planning.concave_pieces import _Ranges
 
     pieces = ConcavePieces.of(client)
     columns = (np.array([float(value)]) for value in (t, int(t), first, final))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError, Setup, Workload, paper_devices, paper_fleet
-from codedfedl.costs import Cost, embedding, gram, parity
-from codedfedl.features import Structured
+from codedfedl.fleet.costs import Cost, embedding, gram, parity
+from codedfedl.learning.features import Structured
 
 WORKLOAD = Workload()
 POINTS = np.full((5, 30), 400)

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from codedfedl.data import Dataset, load_dataset, mini_batches, partition
 from codedfedl.errors import InputError
-from codedfedl.tables import write_table
+from codedfedl.io.tables import write_table
 
 
 def dataset(**changes: object) -> Dataset:

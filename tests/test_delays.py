@@ -4,8 +4,8 @@ from hypothesis import given
 from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
-from codedfedl.delays import _asymmetric_cdf
-from codedfedl.fleet import FloatArray
+from codedfedl._types import FloatArray
+from codedfedl.fleet.delays import _asymmetric_cdf
 from tests import naive
 from tests.strategies import fleets, times
 

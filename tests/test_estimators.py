@@ -25,10 +25,10 @@ from sklearn.utils.estimator_checks import (  # type: ignore[import-untyped]
 )
 
 from codedfedl import CodedFedLClassifier, CodedFedLRegressor, Fleet, InputError
-from codedfedl.cold_start import ColdStart
 from codedfedl.data import load_dataset
-from codedfedl.features import RandomFourier
-from codedfedl.planning import Plan
+from codedfedl.learning.features import RandomFourier
+from codedfedl.planning.cold_start import ColdStart
+from codedfedl.planning.plan import Plan
 from codedfedl.schemes.coded import Coded
 from codedfedl.simulate.engine import Simulation, entries
 from codedfedl.simulate.run import prepare

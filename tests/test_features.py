@@ -3,7 +3,7 @@ import pytest
 from sklearn.kernel_approximation import RBFSampler  # type: ignore[import-untyped]
 
 from codedfedl import InputError
-from codedfedl.features import (
+from codedfedl.learning.features import (
     FeatureMap,
     Identity,
     RandomFourier,

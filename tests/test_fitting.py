@@ -16,10 +16,10 @@ from codedfedl import (
     expected_maximum,
     plan,
 )
-from codedfedl.calibration.estimates import Missing, fit_link, fit_work
-from codedfedl.calibration.fitting import Fit, fit
-from codedfedl.calibration.traces import Traces, read_traces
-from codedfedl.measured import MixedDelays, rows_by_client
+from codedfedl.fitting.estimates import Missing, fit_link, fit_work
+from codedfedl.fitting.fit import Fit, fit
+from codedfedl.fitting.traces import Traces, read_traces
+from codedfedl.fleet.measured import MixedDelays, rows_by_client
 from codedfedl.report.fitting import fit_figure
 from tests.conftest import Run
 

@@ -5,11 +5,11 @@ import pytest
 from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, plan
-from codedfedl.fleet import FloatArray
-from codedfedl.gradients import Quadratic, gradient
-from codedfedl.parity import Parity, compose, encode, point_weights
+from codedfedl._types import FloatArray
+from codedfedl.learning.gradients import Quadratic, gradient
+from codedfedl.learning.parity import Parity, compose, encode, point_weights
+from codedfedl.learning.training import Schedule, accuracy, r_squared, step
 from codedfedl.streams import stream
-from codedfedl.training import Schedule, accuracy, r_squared, step
 
 
 def problem(m: int, q: int = 6, c: int = 2) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError
-from codedfedl.codes import Code, warn_of_thin_rows
 from codedfedl.data import load_dataset
-from codedfedl.features import Structured
-from codedfedl.fleet import Workload
-from codedfedl.parity import Parity
+from codedfedl.fleet.devices import Workload
+from codedfedl.learning.codes import Code, warn_of_thin_rows
+from codedfedl.learning.features import Structured
+from codedfedl.learning.parity import Parity
+from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.base import (
@@ -31,8 +33,6 @@ from codedfedl.simulate.engine import Setting, Simulation, entries
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.simulate.problem import Problem
 from codedfedl.simulate.run import prepare
-from codedfedl.sketching import Sketch
-from codedfedl.training import Schedule
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "batches": 2},

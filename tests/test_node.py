@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codedfedl.codes import Code
 from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate import node as nodes
 from codedfedl.federate.node import Arrays, Job, Node
-from codedfedl.gradients import gradient
-from codedfedl.parity import encode, point_weights
+from codedfedl.learning.codes import Code
+from codedfedl.learning.gradients import gradient
+from codedfedl.learning.parity import encode, point_weights
 from codedfedl.streams import stream
 
 JOB = Job("0" * 32, "fourier", 32, 2.0, 0, 2, columns=3)

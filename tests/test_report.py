@@ -6,8 +6,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from codedfedl import Fleet, InputError
-from codedfedl.calibration import gain_by_alpha
 from codedfedl.cli.simulate import outcome_rows
+from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.results import curves, outcomes

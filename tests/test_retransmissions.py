@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codedfedl.fleet import FloatArray
-from codedfedl.retransmissions import (
+from codedfedl._types import FloatArray
+from codedfedl.fleet.transmissions import (
     NEGLIGIBLE,
     arrived_by,
     geometric_sum,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from codedfedl import Fleet, InputError
 from codedfedl.data import load_dataset
-from codedfedl.features import RandomFourier
-from codedfedl.gradients import Quadratic
+from codedfedl.learning.features import RandomFourier
+from codedfedl.learning.gradients import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from codedfedl import InputError
-from codedfedl.codes import Code
-from codedfedl.sketching import Sketch, curvature_ratio, damping
+from codedfedl.learning.codes import Code
+from codedfedl.learning.sketching import Sketch, curvature_ratio, damping
 
 
 def _data(

@@ -5,7 +5,8 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl import InputError
-from codedfedl.tables import check_destination, column_names, read_table, write_table
+from codedfedl.io.files import TABLE_SUFFIXES, check_destination
+from codedfedl.io.tables import column_names, read_table, write_table
 
 
 def write(path: Path, text: str) -> Path:
@@ -99,7 +100,7 @@ def test_missing_and_unknown_files(tmp_path: Path) -> None:
 def test_destinations_that_cannot_be_written(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "d.csv").mkdir()
     with pytest.raises(InputError, match=message):
-        check_destination(tmp_path / name)
+        check_destination(tmp_path / name, TABLE_SUFFIXES)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

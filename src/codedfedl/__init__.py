@@ -9,18 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from codedfedl.allocation import best_loads, expected_return, minimum_deadline
-    from codedfedl.calibration import paper_devices, paper_fleet
-    from codedfedl.calibration.fitting import Fit, fit
-    from codedfedl.calibration.traces import Traces, read_traces
-    from codedfedl.cold_start import ColdStart, plan_cold_start
-    from codedfedl.costs import BlockSetup, Setup
-    from codedfedl.delays import DelayModel, FleetDelays, expected_maximum
     from codedfedl.errors import InputError
     from codedfedl.estimators import CodedFedLClassifier, CodedFedLRegressor
-    from codedfedl.fleet import Devices, Fleet, Workload, read_fleet
-    from codedfedl.measured import MeasuredDelays, MixedDelays
-    from codedfedl.planning import Plan, Server, cheapest_plan, plan
+    from codedfedl.fitting.fit import Fit, fit
+    from codedfedl.fitting.traces import Traces, read_traces
+    from codedfedl.fleet.costs import BlockSetup, Setup
+    from codedfedl.fleet.delays import DelayModel, FleetDelays, expected_maximum
+    from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
+    from codedfedl.fleet.measured import MeasuredDelays, MixedDelays
+    from codedfedl.fleet.paper import paper_devices, paper_fleet
+    from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
+    from codedfedl.planning.cold_start import ColdStart, plan_cold_start
+    from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
 
 __version__ = "0.1.0"
 
@@ -57,18 +57,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "allocation": ("best_loads", "expected_return", "minimum_deadline"),
-    "calibration": ("paper_devices", "paper_fleet"),
-    "calibration.fitting": ("Fit", "fit"),
-    "calibration.traces": ("Traces", "read_traces"),
-    "cold_start": ("ColdStart", "plan_cold_start"),
-    "costs": ("BlockSetup", "Setup"),
-    "delays": ("DelayModel", "FleetDelays", "expected_maximum"),
     "errors": ("InputError",),
     "estimators": ("CodedFedLClassifier", "CodedFedLRegressor"),
-    "fleet": ("Devices", "Fleet", "Workload", "read_fleet"),
-    "measured": ("MeasuredDelays", "MixedDelays"),
-    "planning": ("Plan", "Server", "cheapest_plan", "plan"),
+    "fitting.fit": ("Fit", "fit"),
+    "fitting.traces": ("Traces", "read_traces"),
+    "fleet.costs": ("BlockSetup", "Setup"),
+    "fleet.delays": ("DelayModel", "FleetDelays", "expected_maximum"),
+    "fleet.devices": ("Devices", "Fleet", "Workload", "read_fleet"),
+    "fleet.measured": ("MeasuredDelays", "MixedDelays"),
+    "fleet.paper": ("paper_devices", "paper_fleet"),
+    "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
+    "planning.cold_start": ("ColdStart", "plan_cold_start"),
+    "planning.plan": ("Plan", "Server", "cheapest_plan", "plan"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

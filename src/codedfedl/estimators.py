@@ -25,21 +25,22 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     validate_data,
 )
 
-from codedfedl.codes import LEAST_MIXING
-from codedfedl.cold_start import ColdStart
+from codedfedl._types import FloatArray
 from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.owners import dealt, fleet_of
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, feature_map, typical_sigma
-from codedfedl.fleet import Devices, Fleet, FloatArray
-from codedfedl.planning import Plan
+from codedfedl.fleet.devices import Devices, Fleet
+from codedfedl.learning.codes import LEAST_MIXING
+from codedfedl.learning.features import FeatureMap, feature_map, typical_sigma
+from codedfedl.learning.training import Schedule
+from codedfedl.planning.cold_start import ColdStart
+from codedfedl.planning.plan import Plan
 from codedfedl.schemes import Scheme, make_scheme, settings_of
 from codedfedl.schemes.coded import CodedState
 from codedfedl.schemes.coded_newton import NewtonState
 from codedfedl.simulate.engine import Setting, Simulation, entries, first_round
 from codedfedl.simulate.problem import embedded, task_of
 from codedfedl.streams import stream
-from codedfedl.training import Schedule
 
 __all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
 

@@ -9,10 +9,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl.calibration.paper import paper_result
 from codedfedl.cli.output import results, save_pictures, told_how_to_go_on, wrote
 from codedfedl.cli.simulate import outcome_rows, run_experiment
 from codedfedl.experiments import built_in
+from codedfedl.fleet.paper import paper_result
 from codedfedl.report.results import Curve, curves, median_of_all, outcomes, written
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment

@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.cli.output import results
-from codedfedl.codes import LEAST_MIXING
-from codedfedl.cold_start import ColdStart, plan_cold_start
-from codedfedl.costs import BlockSetup
-from codedfedl.features import Structured
-from codedfedl.fleet import Fleet, Workload
+from codedfedl.fleet.costs import BlockSetup
+from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.learning.codes import LEAST_MIXING
+from codedfedl.learning.features import Structured
+from codedfedl.planning.cold_start import ColdStart, plan_cold_start
 
 __all__ = ["plan_from_cold"]
 

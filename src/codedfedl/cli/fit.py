@@ -8,11 +8,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl.calibration.fitting import Fit, fit
-from codedfedl.calibration.traces import read_traces
 from codedfedl.cli.output import messages, print_json, progress, results, wrote
 from codedfedl.errors import InputError
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination
+from codedfedl.fitting.fit import Fit, fit
+from codedfedl.fitting.traces import read_traces
+from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 
 __all__ = ["fit_command"]
 
@@ -88,7 +88,7 @@ def _check_destinations(
     for option, path in (("--out", out), ("--measured", measured), ("--figure", figure)):
         if path is None:
             continue
-        check_destination(path, *((FIGURE_SUFFIXES,) if option == "--figure" else ()))
+        check_destination(path, FIGURE_SUFFIXES if option == "--figure" else TABLE_SUFFIXES)
         if path.resolve() in taken:
             raise InputError(f"{option} {path} is {taken[path.resolve()]}: choose another")
         taken[path.resolve()] = f"{option}'s file too"

@@ -6,17 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from codedfedl.calibration import paper_fleet
 from codedfedl.cli.cold_plan import plan_from_cold
 from codedfedl.cli.output import json_number, print_json, progress, results, wrote
-from codedfedl.costs import Setup
-from codedfedl.delays import FleetDelays, expected_maximum
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, Workload, read_fleet
-from codedfedl.measured import MeasuredDelays
-from codedfedl.planning import Plan, Server, cheapest_plan, plan
+from codedfedl.fleet.costs import Setup
+from codedfedl.fleet.delays import FleetDelays, expected_maximum
+from codedfedl.fleet.devices import Fleet, Workload, read_fleet
+from codedfedl.fleet.measured import MeasuredDelays
+from codedfedl.fleet.paper import paper_fleet
+from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
+from codedfedl.io.tables import column_names
+from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
 from codedfedl.report.tables import plan_view
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination, column_names
 
 __all__ = ["plan_command"]
 
@@ -110,7 +111,7 @@ def plan_command(
     `codedfedl plan my.csv --server-rate 1000 --json`, `codedfedl plan paper --excess 0.2`.
     """
     if out is not None:
-        check_destination(out)
+        check_destination(out, TABLE_SUFFIXES)
         if out.resolve() == Path(fleet).resolve():
             raise InputError(f"--out {out} is the fleet file itself: choose another")
     if figure is not None:

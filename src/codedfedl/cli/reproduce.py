@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from codedfedl.allocation import expected_return
-from codedfedl.calibration import FIGURE_1_SECONDS, figure_1_client, gain_by_alpha
 from codedfedl.cli.beyond import BEYOND, Job
 from codedfedl.cli.output import (
     print_json,
@@ -18,14 +16,17 @@ from codedfedl.cli.output import (
     wrote,
 )
 from codedfedl.cli.simulate import Data, Device, Json, outcome_rows, run_experiment
-from codedfedl.concave_pieces import piece_peaks
-from codedfedl.delays import FleetDelays
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
+from codedfedl.io.files import make_folder
+from codedfedl.planning.allocation import expected_return
+from codedfedl.planning.concave_pieces import piece_peaks
+from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.results import Outcome, curves, outcomes
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.tables import make_folder
 
 __all__ = ["reproduce_command"]
 

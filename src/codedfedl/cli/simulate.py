@@ -22,6 +22,8 @@ from codedfedl.cli.output import (
 )
 from codedfedl.errors import InputError
 from codedfedl.experiments import BUILT_IN, built_in
+from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
+from codedfedl.io.names import nearest
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import main_figure, render_report
 from codedfedl.report.results import Outcome, outcomes
@@ -32,7 +34,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulate import engine
 from codedfedl.simulate.replay import replay as replay_federation
 from codedfedl.simulate.run import Watch, simulate
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination, nearest, replacing
 
 __all__ = [
     "Data",

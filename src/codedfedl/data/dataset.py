@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray, IntArray
 
 __all__ = ["Dataset", "check_finite", "real_numbers"]
 

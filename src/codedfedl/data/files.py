@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from codedfedl._types import FloatArray
 from codedfedl.data.dataset import check_finite, real_numbers
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray
-from codedfedl.tables import check_columns, load_table, nearest
+from codedfedl.io.names import nearest
+from codedfedl.io.tables import check_columns, load_table
 
 __all__ = ["TABLES", "read_npz", "read_points"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import IntArray
 from codedfedl.data.dataset import Dataset
 from codedfedl.data.download import CHECKSUMS, MIRRORS, cache_folder, download
 from codedfedl.errors import InputError
-from codedfedl.fleet import IntArray
 
 __all__ = ["IDX_NAMES", "find_files", "load_idx", "read_idx"]
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import IntArray
 from codedfedl.data.dataset import Dataset, check_finite, real_numbers
 from codedfedl.data.files import TABLES, read_npz, read_points
 from codedfedl.data.idx import IDX_NAMES, load_idx
 from codedfedl.errors import InputError
-from codedfedl.fleet import IntArray
-from codedfedl.tables import nearest
+from codedfedl.io.names import nearest
 
 __all__ = ["DATASET_NAMES", "load_dataset"]
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.calibration import paper_devices
+from codedfedl._types import IntArray
 from codedfedl.data.partitions import partition
 from codedfedl.errors import InputError
-from codedfedl.fleet import Devices, Fleet, IntArray, Workload, read_fleet
+from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
+from codedfedl.fleet.paper import paper_devices
 from codedfedl.streams import stream
 
 __all__ = ["dealt", "fleet_of"]

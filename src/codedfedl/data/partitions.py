@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import IntArray
+from codedfedl.io.names import nearest
 from codedfedl.streams import stream
-from codedfedl.tables import nearest
 
 __all__ = ["PARTITIONS", "mini_batches", "partition", "processing_order"]
 

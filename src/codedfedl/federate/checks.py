@@ -19,7 +19,7 @@ import numpy.typing as npt
 from codedfedl.federate.collect import Arrival
 from codedfedl.federate.node import Arrays
 from codedfedl.federate.wire import printable
-from codedfedl.parity import Parity
+from codedfedl.learning.parity import Parity
 
 __all__ = [
     "Bounds",

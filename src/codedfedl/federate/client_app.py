@@ -6,11 +6,11 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from codedfedl.codes import LEAST_MIXING
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.node import QUESTIONS, Node
 from codedfedl.federate.wire import pack, question_of, unpack
+from codedfedl.learning.codes import LEAST_MIXING
 
 __all__ = ["answer", "app", "node_of", "respond"]
 

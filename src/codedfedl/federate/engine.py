@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.tables import make_folder
+from codedfedl.io.files import make_folder
 
 __all__ = ["APP", "Superlink", "check_engine", "environment", "program"]
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.data.shards import Shard, read_shard
+from codedfedl.learning.training import accuracy, r_squared
 from codedfedl.runs.config import Experiment
-from codedfedl.training import accuracy, r_squared
 
 __all__ = ["Evaluation"]
 

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from codedfedl.errors import InputError
 from codedfedl.federate.node import NAME
-from codedfedl.tables import make_folder
+from codedfedl.io.files import make_folder
 
 __all__ = ["Keys", "make_keys"]
 

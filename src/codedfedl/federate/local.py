@@ -25,8 +25,8 @@ from codedfedl.errors import InputError
 from codedfedl.federate import guard
 from codedfedl.federate.engine import APP, Superlink, environment, program
 from codedfedl.federate.keys import Keys, make_keys
+from codedfedl.io.files import make_folder
 from codedfedl.runs.config import Experiment
-from codedfedl.tables import make_folder
 
 __all__ = ["LocalFederation", "check_port", "local_keys", "node_name", "write_shards"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, fingerprint
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.collect import Arrival, Collector
 from codedfedl.federate.node import NAME, Job
+from codedfedl.learning.features import FeatureMap, fingerprint
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Members
 

@@ -21,14 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
-from codedfedl.codes import LEAST_MIXING, Code
 from codedfedl.data.partitions import mini_batches, processing_order
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, feature_map, fingerprint
-from codedfedl.gradients import gradient
-from codedfedl.parity import encode, point_weights
-from codedfedl.tables import make_folder, nearest, replacing
+from codedfedl.io.files import make_folder, replacing
+from codedfedl.io.names import nearest
+from codedfedl.learning.codes import LEAST_MIXING, Code
+from codedfedl.learning.features import FeatureMap, feature_map, fingerprint
+from codedfedl.learning.gradients import gradient
+from codedfedl.learning.parity import encode, point_weights
 
 __all__ = ["NAME", "QUESTIONS", "Answer", "Arrays", "Job", "Node"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from codedfedl.io.tables import repeated
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, SETUP, Exchange, Members
-from codedfedl.tables import repeated
 
 __all__ = ["write_records"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.calibration.traces import Traces
+from codedfedl._types import IntArray
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import (
     Bounds,
@@ -32,19 +32,11 @@ from codedfedl.federate.evaluation import Evaluation
 from codedfedl.federate.meeting import Say, job_of, meet, wait_for
 from codedfedl.federate.records import write_records
 from codedfedl.federate.tally import Tally
-from codedfedl.fleet import IntArray
+from codedfedl.fitting.traces import Traces
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start, task_of
-from codedfedl.runs.journal import (
-    ARRIVED,
-    DROPPED,
-    LATE,
-    SETUP,
-    Exchange,
-    Journal,
-    Members,
-)
+from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, SETUP, Exchange, Journal, Members
 from codedfedl.schemes import Scheme
 from codedfedl.schemes.base import (
     Ask,

@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from codedfedl.allocation import best_loads, expected_return
-from codedfedl.concave_pieces import piece_peaks
-from codedfedl.delays import DelayModel, FleetDelays
-from codedfedl.fleet import Fleet, IntArray
-from codedfedl.planning import Plan
-from codedfedl.tables import FIGURE_SUFFIXES, check_destination, replacing
+from codedfedl._types import IntArray
+from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
+from codedfedl.planning.allocation import best_loads, expected_return
+from codedfedl.planning.concave_pieces import piece_peaks
+from codedfedl.planning.plan import Plan
 
 __all__ = ["INK", "PAGE", "STYLE", "plan_figure", "return_figure", "save_figure"]
 

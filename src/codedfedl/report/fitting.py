@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from codedfedl.calibration.fitting import Fit
-from codedfedl.delays import FleetDelays
-from codedfedl.measured import rows_by_client
+from codedfedl.fitting.fit import Fit
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.measured import rows_by_client
 from codedfedl.report.figures import STYLE
 
 __all__ = ["fit_figure"]

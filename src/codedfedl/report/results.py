@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet
 
-from codedfedl.calibration.paper import paper_result
 from codedfedl.errors import InputError
+from codedfedl.fleet.paper import paper_result
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl.planning import Plan
+from codedfedl.planning.plan import Plan
 from codedfedl.report.results import Outcome, written
 from codedfedl.report.verdict import best, races, three_digits
 

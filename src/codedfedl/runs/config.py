@@ -14,12 +14,12 @@ from pydantic import (
     field_validator,
 )
 
+from codedfedl._types import IntArray
 from codedfedl.data import partition
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, feature_map
-from codedfedl.fleet import IntArray
+from codedfedl.io.names import nearest
+from codedfedl.learning.features import FeatureMap, feature_map
 from codedfedl.schemes import Scheme, make_scheme
-from codedfedl.tables import nearest
 
 __all__ = [
     "Experiment",

@@ -22,8 +22,9 @@ import numpy.typing as npt
 import tomli_w
 
 from codedfedl.errors import InputError
+from codedfedl.io.files import make_folder, replacing
+from codedfedl.io.tables import write_table
 from codedfedl.runs.config import Experiment, check
-from codedfedl.tables import make_folder, replacing, write_table
 
 __all__ = ["Checkpoint", "RunDirectory"]
 

@@ -6,18 +6,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
-from codedfedl.calibration.fitting import Fit, fit
-from codedfedl.calibration.traces import read_traces
-from codedfedl.delays import DelayModel
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray, IntArray, Workload
+from codedfedl.fitting.fit import Fit, fit
+from codedfedl.fitting.traces import read_traces
+from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.devices import Workload
+from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import Scheme, make_scheme
 from codedfedl.schemes.base import State, Task
 from codedfedl.schemes.coded import Coded
-from codedfedl.training import Schedule
 
 __all__ = ["SCHEMES", "federation_config", "fitted", "scheme_of", "start", "task_of"]
 

@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any
 
 from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
 from codedfedl.runs.config import Experiment, SchemeConfig, check, parse_value, set_key, table_keys
 from codedfedl.schemes import SCHEMES, settings_of
-from codedfedl.tables import nearest
 
 __all__ = ["RESULTS", "SCHEME", "Cell", "axis", "cells", "names"]
 

@@ -17,11 +17,11 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray, IntArray
-from codedfedl.parity import Parity, compose
+from codedfedl.io.files import make_folder, replacing
+from codedfedl.learning.parity import Parity, compose
 from codedfedl.schemes.base import Block, Inbox, Reply
-from codedfedl.tables import make_folder, replacing
 
 __all__ = [
     "ARRIVED",

@@ -5,8 +5,8 @@ import pkgutil
 from typing import Any
 
 from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
 from codedfedl.schemes.base import Scheme
-from codedfedl.tables import nearest
 
 __all__ = ["SCHEMES", "Scheme", "make_scheme", "settings_of"]
 

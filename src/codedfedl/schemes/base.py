@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from codedfedl._types import FloatArray, IntArray, Mask
 from codedfedl.arrays import Array
-from codedfedl.codes import GAUSSIAN, Code
-from codedfedl.costs import BlockSetup
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, IntArray, Workload
-from codedfedl.gradients import Quadratic
-from codedfedl.parity import Parity
-from codedfedl.training import Schedule
+from codedfedl.fleet.costs import BlockSetup
+from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.learning.codes import GAUSSIAN, Code
+from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.parity import Parity
+from codedfedl.learning.training import Schedule
 
 __all__ = [
     "Ask",
@@ -40,8 +40,6 @@ __all__ = [
     "Wait",
     "refuse_absent",
 ]
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from codedfedl.features import FeatureMap, Identity
+from codedfedl.learning.features import FeatureMap, Identity
 from codedfedl.schemes.coded import Coded
 
 __all__ = ["CFL"]

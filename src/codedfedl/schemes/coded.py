@@ -6,22 +6,14 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.codes import Code, warn_of_thin_rows
-from codedfedl.delays import DelayModel, FleetDelays
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet
-from codedfedl.gradients import Quadratic
-from codedfedl.planning import Plan, plan
-from codedfedl.schemes.base import (
-    Ask,
-    AskGradient,
-    AskParity,
-    Inbox,
-    State,
-    Task,
-    Until,
-)
-from codedfedl.training import step
+from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.codes import Code, warn_of_thin_rows
+from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.training import step
+from codedfedl.planning.plan import Plan, plan
+from codedfedl.schemes.base import Ask, AskGradient, AskParity, Inbox, State, Task, Until
 
 __all__ = ["Coded", "CodedState"]
 

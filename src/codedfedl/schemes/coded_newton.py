@@ -18,11 +18,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.codes import LEAST_MIXING, Code
-from codedfedl.cold_start import ColdStart, plan_cold_start
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.codes import LEAST_MIXING, Code
+from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.sketching import damping as damping_of
+from codedfedl.planning.cold_start import ColdStart, plan_cold_start
 from codedfedl.schemes.base import (
     Ask,
     AskBlockParity,
@@ -35,8 +38,6 @@ from codedfedl.schemes.base import (
     Until,
 )
 from codedfedl.schemes.sketch_solve import check_mixing, sketch_of
-from codedfedl.sketching import Sketch
-from codedfedl.sketching import damping as damping_of
 from codedfedl.streams import stream
 
 __all__ = ["CodedNewton", "NewtonState"]

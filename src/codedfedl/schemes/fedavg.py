@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet
+from codedfedl.fleet.devices import Fleet
 from codedfedl.schemes.base import (
     Ask,
     AskLocalModel,

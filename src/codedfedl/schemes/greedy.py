@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.training import step
 from codedfedl.schemes.base import Ask, AskGradient, Fastest, Inbox, State, Task, refuse_absent
-from codedfedl.training import step
 
 __all__ = ["Greedy"]
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array
-from codedfedl.fleet import Fleet
+from codedfedl.fleet.devices import Fleet
 from codedfedl.schemes.base import Ask, AskGram, Inbox, State, Task, refuse_absent
 
 __all__ = ["OneShot"]

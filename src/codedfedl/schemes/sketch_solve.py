@@ -7,9 +7,10 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
+from codedfedl.learning.sketching import Sketch
 from codedfedl.schemes.base import (
     Ask,
     AskBlockParity,
@@ -21,7 +22,6 @@ from codedfedl.schemes.base import (
     Until,
     refuse_absent,
 )
-from codedfedl.sketching import Sketch
 
 __all__ = ["SketchSolve", "check_mixing", "sketch_of"]
 

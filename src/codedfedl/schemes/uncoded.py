@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.arrays import Array
-from codedfedl.fleet import Fleet
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.training import step
 from codedfedl.schemes.base import Ask, AskGradient, Everyone, Inbox, State, Task, refuse_absent
-from codedfedl.training import step
 
 __all__ = ["Uncoded"]
 

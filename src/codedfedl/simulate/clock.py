@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl import costs
-from codedfedl.delays import Chance, FleetDelays
-from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.fleet import costs
+from codedfedl.fleet.delays import Chance, FleetDelays
+from codedfedl.fleet.devices import Fleet
 from codedfedl.schemes.base import AskGram, AskParity, Task
 from codedfedl.streams import stream
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace
 
+from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
-from codedfedl.fleet import IntArray
-from codedfedl.gradients import gradient
-from codedfedl.parity import encode
-from codedfedl.schemes.base import AskBlockParity, AskEmbedded, Block, Inbox, Mask, Reply, Until
+from codedfedl.learning.gradients import gradient
+from codedfedl.learning.parity import encode
+from codedfedl.schemes.base import AskBlockParity, AskEmbedded, Block, Inbox, Reply, Until
 from codedfedl.simulate.clock import Clock, SetupTime
 from codedfedl.simulate.evaluate import Batch
 from codedfedl.streams import stream

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import FloatArray, Mask
 from codedfedl.arrays import Array, to_host
-from codedfedl.fleet import Fleet, FloatArray
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.training import accuracy, r_squared
 from codedfedl.schemes.base import (
     Ask,
     AskBlockParity,
@@ -18,7 +20,6 @@ from codedfedl.schemes.base import (
     AskLocalModel,
     AskParity,
     Inbox,
-    Mask,
     Scheme,
     State,
     Task,
@@ -31,7 +32,6 @@ from codedfedl.simulate.crew import Crew
 from codedfedl.simulate.evaluate import Evaluator, stacked_predictions
 from codedfedl.simulate.objective import Objective
 from codedfedl.simulate.problem import Problem
-from codedfedl.training import accuracy, r_squared
 
 __all__ = [
     "FACTS",

@@ -13,13 +13,13 @@ from functools import cached_property
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
+from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array, beside
-from codedfedl.fleet import IntArray
-from codedfedl.gradients import Quadratic, gradient
-from codedfedl.parity import Parity, compose, encode, point_weights
-from codedfedl.schemes.base import AskGradient, AskLocalModel, AskParity, Mask
+from codedfedl.learning.gradients import Quadratic, gradient
+from codedfedl.learning.parity import Parity, compose, encode, point_weights
+from codedfedl.learning.training import step
+from codedfedl.schemes.base import AskGradient, AskLocalModel, AskParity
 from codedfedl.streams import stream
-from codedfedl.training import step
 
 __all__ = ["Batch", "Evaluator", "answer", "local_model", "stacked_predictions"]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, to_host
-from codedfedl.fleet import FloatArray
-from codedfedl.gradients import Quadratic
+from codedfedl.learning.gradients import Quadratic
 
 __all__ = ["Objective"]
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codedfedl._types import IntArray
 from codedfedl.arrays import Array, to_device
 from codedfedl.data import Dataset
-from codedfedl.features import FeatureMap
-from codedfedl.fleet import IntArray, Workload
+from codedfedl.fleet.devices import Workload
+from codedfedl.learning.features import FeatureMap
+from codedfedl.learning.training import Schedule
 from codedfedl.schemes.base import Task
 from codedfedl.simulate.evaluate import Batch
-from codedfedl.training import Schedule
 
 __all__ = ["Parts", "Problem", "embedded", "task_of"]
 

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import beside, to_host
-from codedfedl.features import FeatureMap, RandomFourier
+from codedfedl.io.tables import repeated
+from codedfedl.learning.features import FeatureMap, RandomFourier
 from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.simulate.engine import FACTS, Simulation, first_round
 from codedfedl.simulate.units import Unit
-from codedfedl.tables import repeated
 
 __all__ = ["restore", "snapshot", "stories", "write_tables"]
 

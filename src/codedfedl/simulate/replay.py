@@ -16,7 +16,7 @@ from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.gradients import gradient
+from codedfedl.learning.gradients import gradient
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start

@@ -8,8 +8,8 @@ import numpy as np
 from codedfedl.arrays import to_device
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap
-from codedfedl.fleet import Fleet
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.features import FeatureMap
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells

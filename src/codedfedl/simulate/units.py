@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codedfedl.calibration import paper_devices
 from codedfedl.data import Dataset, load_dataset, mini_batches
-from codedfedl.delays import FleetDelays
 from codedfedl.errors import InputError
-from codedfedl.features import FeatureMap, typical_sigma
-from codedfedl.fleet import Fleet, Workload, read_fleet
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.devices import Fleet, Workload, read_fleet
+from codedfedl.fleet.paper import paper_devices
+from codedfedl.learning.features import FeatureMap, typical_sigma
+from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.base import Task
 from codedfedl.simulate.engine import Entry
 from codedfedl.simulate.problem import Parts, task_of
-from codedfedl.training import Schedule
 
 __all__ = ["Unit", "datasets", "deal", "entries_of", "units"]
 

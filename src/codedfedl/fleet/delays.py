@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.integrate import IntegrationWarning, quad
 
-from codedfedl.fleet import Fleet, FloatArray, IntArray
-from codedfedl.retransmissions import (
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.transmissions import (
     NEGLIGIBLE,
     answered_by,
     geometric_sum,

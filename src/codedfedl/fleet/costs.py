@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import nbinom
 
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, IntArray, Workload
+from codedfedl.fleet.devices import Fleet, Workload
 
 __all__ = ["BlockSetup", "Cost", "Setup", "embedding", "gram", "parity"]
 

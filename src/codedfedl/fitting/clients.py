@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import stats
 
-from codedfedl.calibration.estimates import (
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.fitting.estimates import (
     CONFIDENCE,
     Link,
     Missing,
@@ -16,8 +17,8 @@ from codedfedl.calibration.estimates import (
     ks_distance,
     replied_interval,
 )
-from codedfedl.calibration.traces import Traces
-from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.fitting.traces import Traces
+from codedfedl.fleet.devices import Fleet
 
 __all__ = ["FEWEST_TO_JUDGE", "QUANTITIES", "ClientTimes", "Fitted"]
 

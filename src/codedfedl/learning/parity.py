@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codedfedl._types import FloatArray
 from codedfedl.arrays import Array
-from codedfedl.codes import GAUSSIAN, Code
-from codedfedl.fleet import FloatArray
+from codedfedl.learning.codes import GAUSSIAN, Code
 
 __all__ = ["Parity", "compose", "encode", "point_weights"]
 

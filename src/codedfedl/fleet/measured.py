@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.delays import FleetDelays
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, IntArray
-from codedfedl.tables import read_table, write_table
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.devices import Fleet
 
 __all__ = ["MeasuredDelays", "MixedDelays", "rows_by_client"]
 
@@ -82,6 +82,8 @@ class MeasuredDelays:
 
         A row is a measurement. The points of a client are the same in all of its rows.
         """
+        from codedfedl.io.tables import read_table
+
         table = read_table(path, _FILE_COLUMNS)
         names, rows = rows_by_client(table["client"])
         for name, which in zip(names, rows, strict=True):
@@ -96,6 +98,8 @@ class MeasuredDelays:
 
     def write(self, path: str | Path) -> None:
         """Write a CSV or Parquet file that `read` turns into the same model again."""
+        from codedfedl.io.tables import write_table
+
         given = ~np.isnan(self.fixed)
         each = given.sum(-1)
         columns = {

@@ -6,15 +6,12 @@ The paper leaves two constants out. Both were fitted to its Table 1: α = 2 for 
 
 import numpy as np
 
-from codedfedl.delays import FleetDelays, expected_maximum
 from codedfedl.errors import InputError
-from codedfedl.fleet import Devices, Fleet, Workload
-from codedfedl.planning import plan
+from codedfedl.fleet.devices import Devices, Fleet, Workload
 
 __all__ = [
     "FIGURE_1_SECONDS",
     "figure_1_client",
-    "gain_by_alpha",
     "paper_devices",
     "paper_fleet",
     "paper_result",
@@ -89,15 +86,3 @@ def figure_1_client(alpha: float = 20.0) -> Fleet:
 def paper_result(dataset: str, scheme: str, redundancy: float | None) -> tuple[float, float] | None:
     """Return the hours and the gain that the paper's Table 1 gives, where it has that row."""
     return _TABLE_1.get((dataset, scheme, redundancy))
-
-
-def gain_by_alpha(
-    alphas: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 20.0), redundancy: float = 0.1
-) -> dict[float, float]:
-    """Return the gain a round over waiting for all, for values of the constant that was fitted."""
-    gains = {}
-    for alpha in alphas:
-        fleet = paper_devices(alpha=alpha).fleet(Workload(), 400)
-        waiting = expected_maximum(FleetDelays(fleet), fleet.points)
-        gains[alpha] = waiting / plan(fleet, redundancy).deadline
-    return gains

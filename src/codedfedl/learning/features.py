@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_numpy_array
 
+from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray
 from codedfedl.streams import stream
 
 __all__ = [

@@ -8,7 +8,7 @@ costs the same for two terms as for thousands.
 
 import numpy as np
 
-from codedfedl.fleet import FloatArray
+from codedfedl._types import FloatArray
 
 __all__ = [
     "NEGLIGIBLE",

@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,22 +15,17 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from codedfedl.errors import InputError
+from codedfedl.io.files import TABLE_SUFFIXES, check_destination, replacing
+from codedfedl.io.names import nearest
 
 __all__ = [
-    "FIGURE_SUFFIXES",
     "check_columns",
-    "check_destination",
     "column_names",
     "load_table",
-    "make_folder",
-    "nearest",
     "read_table",
-    "replacing",
+    "repeated",
     "write_table",
 ]
-
-SUFFIXES = (".csv", ".parquet")
-FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def column_names(path: str | Path) -> list[str]:
@@ -91,7 +85,7 @@ def write_table(
         for them.
     """
     path = Path(path)
-    check_destination(path)
+    check_destination(path, TABLE_SUFFIXES)
     table = pa.table({name: np.asarray(values) for name, values in columns.items()})
     with replacing(path) as partial:
         if path.suffix == ".csv":
@@ -101,59 +95,16 @@ def write_table(
             pa.parquet.write_table(table.replace_schema_metadata(facts), partial)
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a file to write beside the real one, and put it in its place when all went well."""
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InputError(f"cannot write {path}: {reason}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def repeated(common: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns, and before them what is the same on every row."""
     rows = len(next(iter(columns.values())))
     return {name: np.full(rows, value) for name, value in common.items()} | dict(columns)
 
 
-def check_destination(path: str | Path, suffixes: Sequence[str] = SUFFIXES) -> None:
-    """Refuse a file that could not be written, before any work is done for it."""
-    path = Path(path)
-    if path.suffix not in suffixes:
-        raise InputError(f"cannot write {path}: its name must end in {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder; name a file")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"cannot write {path}: the folder may not be written to; choose another")
-
-
-def make_folder(path: str | Path) -> None:
-    """Make a folder for results, with its parents, or say why it cannot be."""
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {path}: {error.strerror}") from None
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Suggest the known name closest to a misspelt one, as the end of a sentence."""
-    import difflib
-
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-
-
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"cannot read {path}: its name must end in {' or '.join(SUFFIXES)}")
+    if path.suffix not in TABLE_SUFFIXES:
+        raise InputError(f"cannot read {path}: its name must end in {' or '.join(TABLE_SUFFIXES)}")
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise InputError(f"cannot read {path}: {what}")

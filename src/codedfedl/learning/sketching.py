@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from codedfedl.codes import Code
+from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray
+from codedfedl.learning.codes import Code
 
 __all__ = ["Sketch", "curvature_ratio", "damping"]
 

@@ -21,8 +21,9 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.fleet import Fleet, FloatArray, IntArray
-from codedfedl.retransmissions import (
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.transmissions import (
     answered_by,
     arrived_by,
     late_mass_derivatives,

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from codedfedl.delays import FleetDelays
-from codedfedl.fleet import Fleet, FloatArray
+from codedfedl._types import FloatArray
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.devices import Fleet
 
 __all__ = [
     "CONFIDENCE",

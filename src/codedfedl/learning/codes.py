@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from codedfedl._types import FloatArray
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
-from codedfedl.fleet import FloatArray
-from codedfedl.tables import nearest
+from codedfedl.io.names import nearest
 
 __all__ = ["CODES", "GAUSSIAN", "LEAST_MIXING", "Code", "warn_of_thin_rows"]
 

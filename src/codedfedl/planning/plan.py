@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
-from codedfedl.allocation import Allocation, best_loads, minimum_deadline
-from codedfedl.delays import DelayModel, FleetDelays
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, IntArray
-from codedfedl.tables import write_table
+from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
 
 __all__ = ["Plan", "Server", "cheapest_plan", "plan"]
 
@@ -115,6 +115,8 @@ class Plan:
 
     def write(self, path: str | Path) -> None:
         """Write a row per client to CSV or Parquet; Parquet keeps the deadline and u beside it."""
+        from codedfedl.io.tables import write_table
+
         columns = {
             "client": self.client,
             "points": self.points,

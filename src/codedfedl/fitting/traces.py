@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.columns import FloatArray
+from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
-from codedfedl.tables import read_table, write_table
 
 __all__ = ["Traces", "read_traces"]
 
@@ -121,6 +120,8 @@ class Traces:
 
     def write(self, path: str | Path) -> None:
         """Write a CSV or Parquet file that `read_traces` turns into the same object again."""
+        from codedfedl.io.tables import write_table
+
         columns: dict[str, npt.ArrayLike] = {"client": self.client}
         for column in fields(self)[1:]:
             values = getattr(self, column.name)
@@ -158,6 +159,8 @@ def read_traces(path: str | Path) -> Traces:
     An empty cell, or a column that lacks, was not measured. Rows are counted from 1, without the
     header.
     """
+    from codedfedl.io.tables import read_table
+
     columns = read_table(path, _REQUIRED, _OPTIONAL, blank=_OPTIONAL)
     try:
         return Traces(**columns)

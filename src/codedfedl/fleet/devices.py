@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.columns import Columns, FloatArray, IntArray, refusal
+from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
-from codedfedl.tables import column_names, read_table
+from codedfedl.fleet.columns import Columns, refusal
 
-__all__ = ["Devices", "Fleet", "FloatArray", "IntArray", "Workload", "read_fleet"]
+__all__ = ["Devices", "Fleet", "Workload", "read_fleet"]
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -221,6 +221,8 @@ def read_fleet(
     points
         Points per round of every client, where a device file has no such column.
     """
+    from codedfedl.io.tables import column_names, read_table
+
     if "mac_rate" not in column_names(path):
         return Fleet.read(path)
     required, optional = Devices.file_columns()

@@ -9,13 +9,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.tables import read_table, write_table
 
-__all__ = ["Columns", "FloatArray", "IntArray", "refusal"]
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+__all__ = ["Columns", "refusal"]
 
 
 @dataclass(frozen=True)
@@ -91,10 +88,14 @@ class Columns:
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Read a CSV or Parquet file with a column per field; those with a default may lack."""
+        from codedfedl.io.tables import read_table
+
         return cls(**read_table(path, *cls.file_columns()))
 
     def write(self, path: str | Path) -> None:
         """Write a CSV or Parquet file that `read` turns into the same object again."""
+        from codedfedl.io.tables import write_table
+
         write_table(path, {column.name: getattr(self, column.name) for column in fields(self)})
 
     @classmethod

@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.calibration.clients import (
-    FEWEST_TO_JUDGE,
-    QUANTITIES,
-    ClientTimes,
-    Fitted,
-)
-from codedfedl.calibration.traces import Traces
-from codedfedl.delays import FleetDelays
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, IntArray
-from codedfedl.measured import MeasuredDelays, MixedDelays, rows_by_client
+from codedfedl.fitting.clients import FEWEST_TO_JUDGE, QUANTITIES, ClientTimes, Fitted
+from codedfedl.fitting.traces import Traces
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, rows_by_client
 
 __all__ = ["DOES_NOT_FIT", "FEWEST_TO_JUDGE", "Fit", "fit"]
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.concave_pieces import ConcavePieces
-from codedfedl.delays import FOREVER, DelayModel, FleetDelays
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.fleet.delays import FOREVER, DelayModel, FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.planning.concave_pieces import ConcavePieces
 
 __all__ = ["Allocation", "best_loads", "expected_return", "minimum_deadline"]
 

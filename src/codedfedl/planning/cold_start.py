@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.costs import BlockSetup
-from codedfedl.delays import FleetDelays
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet import Fleet, FloatArray, IntArray
+from codedfedl.fleet.costs import BlockSetup
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.devices import Fleet
 
 __all__ = ["ColdStart", "plan_cold_start", "sampling_excess"]
 

@@ -1,0 +1,1 @@
+"""Fleets from measured times."""

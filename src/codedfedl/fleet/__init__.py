@@ -1,0 +1,1 @@
+"""The clients: their devices, how long they take, and what each step costs them."""

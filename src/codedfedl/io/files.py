@@ -1,0 +1,54 @@
+"""Files that are written whole or not at all, and destinations that are checked first."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from codedfedl.errors import InputError
+
+__all__ = [
+    "FIGURE_SUFFIXES",
+    "TABLE_SUFFIXES",
+    "check_destination",
+    "make_folder",
+    "replacing",
+]
+
+TABLE_SUFFIXES = (".csv", ".parquet")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a file to write beside the real one, and put it in its place when all went well."""
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(f"cannot write {path}: {reason}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_destination(path: str | Path, suffixes: Sequence[str]) -> None:
+    """Refuse a file that could not be written, before any work is done for it."""
+    path = Path(path)
+    if path.suffix not in suffixes:
+        raise InputError(f"cannot write {path}: its name must end in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; name a file")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: the folder may not be written to; choose another")
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder for results, with its parents, or say why it cannot be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path}: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""Mathematics of one model: features, codes, parity, gradients, sketches, steps."""
