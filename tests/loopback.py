@@ -1,37 +1,32 @@
-"""A Flower grid without processes: nodes answer in threads of this one, as a script says.
+"""Federations in one process: the real server and the real nodes on an in-memory transport.
 
-It carries the very messages that the engine carries. What the engine itself does is tested on the
-engine (`test_engine.py`); here go the many ways in which clients can be late, wrong or gone.
+What an engine itself does is tested on the engine (`test_engine.py`); here go the many ways in
+which clients can be late, wrong or gone. Time is virtual, so nothing sleeps.
 """
 
-import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from codedfedl.data import load_dataset
-from codedfedl.federate import client_app
-from codedfedl.federate.local import node_name, write_shards
-from codedfedl.federate.node import Answer, Node
-from codedfedl.federate.wire import pack, question_of, unpack
+from codedfedl.data.shards import read_shard
+from codedfedl.federate.memory import MemoryTransport, Respond
+from codedfedl.federate.node import Node
+from codedfedl.federate.shards import node_name, write_shards
+from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.runs.config import Experiment, check
 from codedfedl.streams import stream
 
 FIRST_NODE = 1000
 SEED = 0
+TICK = 1e-4  # seconds that a node's clock advances whenever it is read
 
-# A message knows the run that its process belongs to; here there is no such process.
-TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
-
-Change = Callable[[int, str, Answer], Answer | RecordDict]
-"""What a client's answer becomes: client, question, answer."""
+Change = Callable[[int, str, Answered], Answered]
+"""What a client's answer becomes: client, kind of question or work, answer."""
 
 
 @dataclass
@@ -42,90 +37,57 @@ class Script:
     change: Change = lambda _c, _q, answer: answer
 
 
-class LoopbackGrid(Grid):
+class Loopback(MemoryTransport):
     """The nodes of a federation, and what they were asked."""
 
     def __init__(self, folder: Path, shards: list[Path], script: Script | None = None) -> None:
         self.folder, self.shards, self.script = folder, shards, script or Script()
-        self.online = set(range(FIRST_NODE, FIRST_NODE + len(shards)))
-        self.asked: list[tuple[int, str, dict[str, Any]]] = []
-        self.crash_after: int | None = None  # pushes of the main thread
-        self._replies: dict[str, tuple[float, Message]] = {}
-        self._count = 0
-        self._lock = threading.Lock()
+        self.crash_after: int | None = None  # asks
+        nodes = {FIRST_NODE + j: self._respond(j) for j in range(len(shards))}
+        super().__init__(nodes, self._delay)
 
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *_: Any, **__: Any) -> Message:
-        raise NotImplementedError
-
-    def send_and_receive(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("it polls every three seconds and looks past the deadline")
-
-    def get_node_ids(self) -> Iterable[int]:
-        return sorted(self.online)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        if self.crash_after is not None and threading.current_thread() is threading.main_thread():
+    def ask(self, *arguments: Any, **named: Any) -> dict[int, int]:
+        if self.crash_after is not None:
             if self.crash_after == 0:
                 raise KeyboardInterrupt  # as good as a kill: nothing more happens
             self.crash_after -= 1
-        return [self._push(message) for message in messages]
+        return super().ask(*arguments, **named)
 
-    def _push(self, message: Message) -> str:
-        with self._lock:
-            self._count += 1
-            identity = str(self._count)
-        client = message.metadata.dst_node_id - FIRST_NODE
-        question = question_of(message)
-        facts, _ = unpack(message.content)
-        self.asked.append((client, question, facts))
-        if message.metadata.dst_node_id in self.online:
-            seconds = self.script.delay(client, question, facts)
-            if np.isfinite(seconds):
-                message.metadata.__dict__["_message_id"] = identity
-                reply = client_app.respond(message, lambda: self.node(client))
-                answered = self.script.change(client, question, unpack(reply.content))
-                if isinstance(answered, RecordDict):
-                    reply = Message(answered, reply_to=message)
-                else:
-                    reply = Message(pack(*answered), reply_to=message)
-                self._replies[identity] = (time.monotonic() + seconds, reply)
-        return identity
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        found = [
-            self._replies[identity]
-            for identity in message_ids
-            if identity in self._replies and self._replies[identity][0] <= time.monotonic()
+    def kinds(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
+        """Return who was asked for a kind of question or work, and how."""
+        asked = [
+            (node - FIRST_NODE, named(question, facts), facts)
+            for node, question, facts in self.asked
         ]
-        return [message for _, message in found]
+        return [(client, facts) for client, found, facts in asked if found == kind]
 
     def node(self, client: int) -> Node:
-        """Return a node as the app makes it, but with a seed for its code."""
-        made = client_app.node_of(self.context(client))
-        entropy = stream(SEED, "code", client).bytes
-        return Node(made.name, made.load, made.cache, least=made.least, entropy=entropy)
-
-    def context(self, client: int) -> Context:
-        name = node_name(client)
-        config = {
-            "name": name,
-            "data": str(self.shards[client]),
-            "cache": str(self.folder / "caches" / name),
-        }
-        return Context(
-            run_id=1,
-            node_id=FIRST_NODE + client,
-            node_config=config,  # type: ignore[arg-type]
-            state=RecordDict(),
-            run_config={},
+        """Return a node as a process would make it anew, but with a seed for its code."""
+        name, shard = node_name(client), self.shards[client]
+        ticks = count()
+        return Node(
+            name,
+            lambda: read_shard(shard),
+            self.folder / "caches" / name,
+            works=("tests.own_scheme", "examples.buffered"),
+            entropy=stream(SEED, "code", client).bytes,
+            clock=lambda: TICK * next(ticks),
         )
+
+    def _delay(self, node: int, kind: str, facts: dict[str, Any]) -> float:
+        return 0.05 + self.script.delay(node - FIRST_NODE, named(kind, facts), facts)
+
+    def _respond(self, client: int) -> Respond:
+        def respond(kind: str, facts: dict[str, Any], arrays: Arrays) -> Answered:
+            answer = self.node(client).answer(kind, facts, arrays)
+            return self.script.change(client, named(kind, facts), answer)
+
+        return respond
+
+
+def named(kind: str, facts: dict[str, Any]) -> str:
+    """Return what a question is about: its kind, or that of the work."""
+    return str(facts["work"]["kind"]) if kind == "work" else kind
 
 
 def experiment_of(
@@ -145,6 +107,11 @@ def experiment_of(
     )
 
 
-def grid_of(experiment: Experiment, folder: Path, script: Script | None = None) -> LoopbackGrid:
+def transport_of(experiment: Experiment, folder: Path, script: Script | None = None) -> Loopback:
     """Deal the data, and return the nodes that hold them."""
-    return LoopbackGrid(folder, write_shards(experiment, load_dataset("digits"), folder), script)
+    return Loopback(folder, write_shards(experiment, load_dataset("digits"), folder), script)
+
+
+def far(array: Any) -> Any:
+    """Return an array that no points can add up to."""
+    return np.full_like(array, 3e38)

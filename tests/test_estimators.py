@@ -88,14 +88,14 @@ class TestClassifier:
         setting = run.settings[0]
         model = CodedFedLClassifier(
             Coded(redundancy=0.2),
-            fleet=setting.clock.model.fleet,
+            fleet=setting.timeline.clock.fleet,
             n_components=60,
             sigma=2.0,
             epochs=5,
         ).fit(data.inputs, data.labels)
         np.testing.assert_allclose(model.coef_, setting.state.model, atol=1e-6)
         assert model.total_hours_ * 3600 == pytest.approx(
-            sum(setting.seconds) + setting.setup.seconds
+            sum(record.seconds for record in setting.records)
         )
 
     def test_what_it_tells(self, digits: tuple[np.ndarray, np.ndarray]) -> None:

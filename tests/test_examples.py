@@ -35,10 +35,10 @@ def test_the_scheme_in_the_docs_trains() -> None:
     run = simulation(small(training={"epochs": 15, "step": 0.3}))
     first = run.settings[0]
     mine = {"momentum": names["Momentum"]()}
-    run = Simulation(run.problem, entries(first.state.task, first.clock.model.fleet, mine), 0)
+    run = Simulation(run.problem, entries(first.state.task, first.timeline.clock.fleet, mine), 0)
     for _ in run.run():
         pass
-    assert float(run.settings[0].metric[-1]) > 0.6
+    assert float(run.settings[0].records[-1].metric) > 0.6
 
 
 def test_the_experiment_in_the_docs_is_valid() -> None:

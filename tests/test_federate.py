@@ -1,8 +1,9 @@
-"""Federations on an in-memory grid: every way in which clients are late, wrong or gone."""
+"""Federations on an in-memory transport: every way in which clients are late, wrong or gone."""
 
 import json
-import time
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,50 +11,45 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
 
 from codedfedl.cli.simulate import outcome_rows
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Record
 from codedfedl.errors import InputError
-from codedfedl.federate import checks, collect, server
-from codedfedl.federate.checks import RefusedError
-from codedfedl.federate.collect import Arrival, Collector
-from codedfedl.federate.node import Answer
+from codedfedl.federate import checks, runtime, server
 from codedfedl.federate.server import federate
-from codedfedl.federate.wire import question_of
+from codedfedl.federate.transport import Answered as Answer
 from codedfedl.report.html import render_report
 from codedfedl.report.results import outcomes
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Exchange, Journal
+from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.simulate.replay import replay
 from codedfedl.simulate.run import simulate
-from tests.loopback import FIRST_NODE, LoopbackGrid, Script, experiment_of, grid_of
+from tests.loopback import (
+    FIRST_NODE,
+    Loopback,
+    Script,
+    experiment_of,
+    far,
+    named,
+    transport_of,
+)
 from tests.test_simulate import small
-
-real_sleep = time.sleep
 
 NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
 
 
 def run(
     experiment: Experiment, tmp_path: Path, script: Script | None = None
-) -> tuple[LoopbackGrid, list[Exchange], list[str]]:
-    grid = grid_of(experiment, tmp_path / "nodes", script)
+) -> tuple[Loopback, list[Exchange], list[str]]:
+    grid = transport_of(experiment, tmp_path / "nodes", script)
     said: list[str] = []
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), said.append)
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
     return grid, list(Journal(tmp_path / "run").exchanges()), said
 
 
-def rounds_of(exchanges: list[Exchange]) -> list[Exchange]:
-    return [exchange for exchange in exchanges if exchange.round != SETUP]
+def rounds_of(exchanges: list[Exchange]) -> list[Record]:
+    return [exchange.record for exchange in exchanges if not exchange.record.is_setup]
 
 
 def model_of(tmp_path: Path) -> np.ndarray[Any, Any]:
@@ -122,7 +118,7 @@ def test_misses_are_replayed_too(tmp_path: Path) -> None:
     _, exchanges, _ = run(experiment_of(), tmp_path, Script(delay=delay))
     played = rounds_of(exchanges)
     assert [np.flatnonzero(e.outcome == LATE).tolist() for e in played] == [[0], [2], [1]]
-    assert all(e.deadline <= e.seconds < e.deadline + 0.25 for e in played)
+    assert [e.seconds for e in played] == pytest.approx([e.deadline for e in played])
     found = replay(RunDirectory(tmp_path / "run"))
     assert (found.missed, found.same) == (3, True)
 
@@ -141,14 +137,13 @@ def test_a_late_answer_counts_in_no_later_round(tmp_path: Path) -> None:
 
 def test_newton_uses_a_late_answer_for_what_it_is(tmp_path: Path) -> None:
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
-        late = question == "embedded_gradient" and client == 1 and facts["round"] == 0
+        late = question == "embedded" and client == 1 and facts["round"] == 0
         return 1.2 if late else 0.0
 
     grid, exchanges, _ = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
-    played = rounds_of(exchanges)
-    assert next(r.round for e in played for r in e.replies if r.client == 1) == 0
-    assert played[0].outcome[1] == LATE
-    asked = [f["round"] for c, q, f in grid.asked if q == "embedded_gradient" and c == 1]
+    assert next(r.round for e in exchanges for r in e.replies if r.client == 1) == 0
+    assert rounds_of(exchanges)[0].outcome[1] == LATE
+    asked = [facts["round"] for client, facts in grid.kinds("embedded") if client == 1]
     assert asked == [0, 2]  # while it is busy it is asked nothing new
     assert replay(RunDirectory(tmp_path / "run")).same
 
@@ -158,8 +153,8 @@ def test_newton_takes_late_parity_in_a_later_exchange(tmp_path: Path) -> None:
         return 2.3 if question == "block_parity" and client == 2 else 0.0
 
     _, exchanges, _ = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
-    assert list(exchanges[0].blocks) == [0, 1]
-    assert [list(e.blocks) for e in exchanges[1:]].count([2]) == 1
+    assert list(exchanges[0].stored) == [0, 1]
+    assert [list(e.stored) for e in exchanges[1:]].count([2]) == 1
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
@@ -178,7 +173,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-ROGUES: dict[str, Callable[[Answer], Answer | RecordDict]] = {
+ROGUES: dict[str, Callable[[Answer], Answer]] = {
     "gradient is not finite": _gradient(
         lambda g: np.where(np.arange(g.size).reshape(g.shape) == 7, np.nan, g).astype(np.float32)
     ),
@@ -192,32 +187,19 @@ ROGUES: dict[str, Callable[[Answer], Answer | RecordDict]] = {
     ),
     "times its expected error off": _gradient(lambda g: -2 * g),
     "answers round 7, not": _facts(round=7),
-    "round is no whole number": lambda answer: ({"points": answer[0]["points"]}, answer[1]),
+    "round is not a whole number": lambda answer: ({"points": answer[0]["points"]}, answer[1]),
     "processed 1 points, not": _facts(points=1),
-    "points is no whole number": _facts(points="many"),
-    "points is no whole number of": _facts(points=True),
-    "points is no whole number of points": _facts(points=10**400),
-    "round is no whole number of": _facts(round=nested(900)),
+    "points is not a whole number": _facts(points="many"),
+    "points is not a whole number of": _facts(points=True),
+    "points is not a whole number of points": _facts(points=10**400),
+    "round is not a whole number of": _facts(round=nested(900)),
     "gradient is longer than": _gradient(lambda g: np.full_like(g, 3e38)),
-    "malformed message (KeyError)": lambda _: RecordDict({"x": MetricRecord({"y": 1.0})}),
-    "malformed message (JSONDecodeError)": lambda _: RecordDict(
-        {"facts": ConfigRecord({"json": "{"}), "arrays": ArrayRecord({})}
-    ),
-    "malformed message (facts are no table)": lambda _: RecordDict(
-        {"facts": ConfigRecord({"json": "[1]"}), "arrays": ArrayRecord({})}
-    ),
-    "malformed message (UnpicklingError)": lambda _: RecordDict(
-        {
-            "facts": ConfigRecord({"json": "{}"}),
-            "arrays": ArrayRecord({"gradient": Array("float32", (1,), "numpy.ndarray", b"junk")}),
-        }
-    ),
 }
 
 
 @pytest.mark.parametrize("reason", ROGUES)
 def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: Path) -> None:
-    def change(client: int, question: str, answer: Answer) -> Answer | RecordDict:
+    def change(client: int, question: str, answer: Answer) -> Answer:
         wrong = client == 1 and question == "gradient"
         return ROGUES[reason](answer) if wrong else answer
 
@@ -248,7 +230,7 @@ def test_honest_gradients_lie_well_within_the_tolerance(
     """
     experiment = experiment_of(20, 8, scheme, tolerance=4.0, deadline=3.0)
     _, exchanges, _ = run(experiment, tmp_path)
-    assert sum(len(e.refusals) for e in exchanges) == 0
+    assert sum(len(e.record.refusals) for e in exchanges) == 0
 
 
 @pytest.mark.parametrize(
@@ -271,37 +253,43 @@ def test_rogue_parity_is_refused_and_its_client_left_out(
         return (answer[0], change(answer[1])) if parity else answer
 
     grid, exchanges, _ = run(experiment_of(scheme=scheme), tmp_path, Script(change=wrong))
-    [(client, why)] = exchanges[0].refusals
+    [(client, why)] = exchanges[0].record.refusals
     assert client == 2
     assert reason in why
-    asked = {c for c, question, _ in grid.asked if question.endswith("gradient")}
+    asked = {client for kind in ("gradient", "embedded") for client, _ in grid.kinds(kind)}
     assert asked == {0, 1}
     assert len(rounds_of(exchanges)) == 3
 
 
-def test_a_duplicate_counts_once(tmp_path: Path) -> None:
-    class Stammering(LoopbackGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            return [*super().pull_messages(message_ids)] * 2
+def test_parity_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """A transport that asks twice gets the same parity twice; the second one changes nothing."""
+
+    class Stammering(Loopback):
+        federation: Any = None
+        pending: Any = None
+
+        def gather(self, wanted: Any, until: float) -> Any:
+            for arrival in super().gather(wanted, until):
+                yield arrival
+                if "features0" in arrival.arrays and arrival.client == 0:
+                    grid.federation._pending[arrival.question] = grid.pending
+                    yield arrival
 
     experiment = experiment_of()
-    ordinary = grid_of(experiment, tmp_path / "nodes")
+    ordinary = transport_of(experiment, tmp_path / "nodes")
     grid = Stammering(ordinary.folder, ordinary.shards)
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    found = replay(RunDirectory(tmp_path / "run"))
-    assert (found.answers, found.same) == (9, True)
+    real = runtime.Federation._ask
 
+    def remembering(self: Any, *arguments: Any) -> Any:
+        asked = real(self, *arguments)
+        grid.federation, grid.pending = self, next(iter(self._pending.values()), None)
+        return asked
 
-def test_parity_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """The engine delivers one answer to a question: here the server's own method is called."""
-    run(experiment_of(), tmp_path)
-    journal = Journal(tmp_path / "run")
-    before = np.asarray(journal.parity(0).features).copy()
-    asking = object.__new__(server._Server)
-    asking.journal, asking.shape = journal, (64, 10)
-    with pytest.raises(RefusedError, match="second time"):
-        asking._keep_parity(Arrival(0, 0, "answer"), [3], 3)
-    np.testing.assert_array_equal(journal.parity(0).features, before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.Federation, "_ask", remembering)
+        said: list[str] = []
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
+    assert "refused: node-000: parity came a second time" in said
 
 
 def test_a_node_that_computes_other_features_is_refused(tmp_path: Path) -> None:
@@ -364,7 +352,7 @@ def test_plans_are_for_the_clients_that_were_measured(tmp_path: Path) -> None:
     loads = rounds_of(exchanges)[0].loads
     assert loads[0] == 0
     assert (loads[1:] > 0).all()
-    asked = [f for c, q, f in grid.asked if q == "parity" and c == 0]
+    asked = [facts["work"] for client, facts in grid.kinds("parity") if client == 0]
     assert asked[0]["return_probabilities"] == [0.0]
 
 
@@ -376,27 +364,57 @@ def test_a_node_that_is_silent_in_the_probes(tmp_path: Path) -> None:
 
     experiment = experiment_of(probe_timeout=0.6, probes=3)
     grid, exchanges, _ = run(experiment, tmp_path, Script(delay=delay))
-    assert [c for c, q, _ in grid.asked if q == "probe"].count(1) == 2
+    assert [client for client, _ in grid.kinds("probe")].count(1) == 2
     assert rounds_of(exchanges)[-1].outcome.tolist() == [ARRIVED, NOT_ASKED, ARRIVED]
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
-def test_costly_checks_do_not_hold_a_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All answers come at once, and each takes 0.3 s to judge: most are late, and that is all."""
-    real = checks.expected_of_load
+def test_costly_checks_do_not_hold_a_deadline(tmp_path: Path) -> None:
+    """There is no time left to judge client 1's answers: they are late, and that is all."""
 
-    def slow(*arguments: Any, **named: Any) -> Any:
-        time.sleep(0.3)
-        return real(*arguments, **named)
+    class Hurried(Loopback):
+        def remaining(self, until: float) -> float:
+            return 0.0 if self.hurry else super().remaining(until)
 
-    monkeypatch.setattr(server, "expected_of_load", slow)
-    _, exchanges, _ = run(experiment_of(8, 2), tmp_path)
-    played = rounds_of(exchanges)
-    assert all(e.seconds < e.deadline + 0.25 for e in played)
-    assert all(1 <= int(e.arrived.sum()) <= 3 for e in played)
+        hurry = False
+
+        def gather(self, wanted: Any, until: float) -> Any:
+            for arrival in super().gather(wanted, until):
+                self.hurry = arrival.client == 1 and "gradient" in arrival.arrays
+                yield arrival
+                self.hurry = False
+
+    def never(*_: Any) -> Any:
+        real_wait.wait(20)
+
+    real_wait = threading.Event()
+    experiment = experiment_of(3, 2)
+    ordinary = transport_of(experiment, tmp_path / "nodes")
+    grid = Hurried(ordinary.folder, ordinary.shards)
+    real = checks.Evidence.expects
+
+    def slow(self: Any, work: Any, client: int, *rest: Any) -> Any:
+        return never() if client == 1 else real(self, work, client, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks.Evidence, "expects", slow)
+        patch.setattr(runtime, "Expecting", _OneEach)
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    real_wait.set()
+    played = rounds_of(list(Journal(tmp_path / "run").exchanges()))
+    assert [e.outcome.tolist() for e in played] == [[ARRIVED, LATE, ARRIVED]] * 2
     assert replay(RunDirectory(tmp_path / "run")).same
+
+
+class _OneEach(checks.Expecting):
+    """With a thread for every client: one that takes for ever does not hold the others up."""
+
+    def __init__(self, expect: Any, clients: Any, left: Any) -> None:
+        super().__init__(expect, (), left)
+        pools = {client: ThreadPoolExecutor(1) for client in clients}
+        self._found = {client: pool.submit(expect, client) for client, pool in pools.items()}
+        for pool in pools.values():
+            pool.shutdown(wait=False)
 
 
 @pytest.mark.parametrize("scheme", [{"name": "uncoded"}, {**NEWTON}])
@@ -410,7 +428,7 @@ def test_a_client_without_parity_cannot_send_anything(
         if client == 1 and question == "block_parity":
             return {**facts, "points": 0}, {}
         if client == 1 and "gradient" in arrays and question != "probe":
-            return facts, {"gradient": np.full_like(arrays["gradient"], 3e38)}
+            return facts, {"gradient": far(arrays["gradient"])}
         return answer
 
     _, exchanges, _ = run(experiment_of(scheme=scheme), tmp_path, Script(change=change))
@@ -425,90 +443,31 @@ def test_what_a_rogue_writes_cannot_spoil_the_log(words: str, tmp_path: Path) ->
         return ({"problem": words}, {}) if client == 1 and question == "gradient" else answer
 
     experiment = experiment_of(rounds=1)
-    grid = grid_of(experiment, tmp_path / "nodes", Script(change=change))
+    grid = transport_of(experiment, tmp_path / "nodes", Script(change=change))
     directory = RunDirectory(tmp_path / "run")
     with directory.logged() as say:
-        federate(Collector(grid), experiment, directory, say)
+        federate(grid, experiment, directory, say)
     lines = directory.log.read_text("utf-8").splitlines()
     assert max(map(len, lines)) < 400
     assert not any(line.partition(" ")[2].partition(" ")[2].startswith("error") for line in lines)
 
 
-def test_stalled_uploads_do_not_keep_others_from_sending_parity(tmp_path: Path) -> None:
-    """Three of five uploads stall, and there is room for more than that on the way."""
-
-    class Stalling(LoopbackGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            found = list(super().pull_messages(message_ids))
-            for message in found:
-                client = message.metadata.src_node_id - FIRST_NODE
-                if "features0" in dict(message.content.array_records)["arrays"] and client < 3:
-                    time.sleep(4)
-            return found
-
-    experiment = experiment_of(5, 1, NEWTON)
-    ordinary = grid_of(experiment, tmp_path / "nodes")
-    grid = Stalling(ordinary.folder, ordinary.shards)
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    assert list(next(Journal(tmp_path / "run").exchanges()).blocks) == [3, 4]
-
-
 @pytest.mark.parametrize("scheme", [{"name": "coded", "redundancy": 0.2}, NEWTON])
 def test_no_more_parity_is_on_the_way_than_may_be(scheme: dict[str, Any], tmp_path: Path) -> None:
     """Room for one: the next node is asked when the parity before is on the disk."""
-    order: list[tuple[str, int]] = []
+    order: list[int] = []
 
-    class Watching(LoopbackGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            kept = len(Journal(tmp_path / "run").parity_points())
-            order.extend((question_of(message), kept) for message in messages)
-            return super().push_messages(messages)
+    class Watching(Loopback):
+        def _begin(self, question: Any) -> None:
+            if named(question.kind, question.facts).endswith("parity"):
+                order.append(len(Journal(tmp_path / "run").kept()))
+            super()._begin(question)
 
     experiment = experiment_of(scheme=scheme, in_flight=1e-6)
-    ordinary = grid_of(experiment, tmp_path / "nodes")
+    ordinary = transport_of(experiment, tmp_path / "nodes")
     grid = Watching(ordinary.folder, ordinary.shards)
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    assert [kept for question, kept in order if question.endswith("parity")] == [0, 1, 2]
-
-
-def test_what_gets_lost_on_the_way_is_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine fails twice in three, at everything; parity that is lost is sent again."""
-    monkeypatch.setattr(collect, "_AGAIN", 0.1)
-    lost: set[str] = set()
-
-    class Failing(LoopbackGrid):
-        calls = 0
-
-        def fail(self) -> None:
-            Failing.calls += 1
-            if Failing.calls % 3:
-                raise ConnectionError("500 Internal Server Error")
-
-        def get_node_ids(self) -> Iterable[int]:
-            self.fail()
-            return super().get_node_ids()
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            found = list(super().pull_messages(message_ids))
-            for message in found:
-                question = str(message.metadata.message_type)
-                if question.endswith("parity") and question not in lost:
-                    lost.add(question)
-                    error = Error(code=3, reason="objects are unavailable")
-                    return [Message(error, reply_to=message)]
-            return found
-
-    monkeypatch.setattr(time, "sleep", lambda seconds: real_sleep(min(seconds, 0.05)))
-    experiment = experiment_of(deadline=3.0)
-    ordinary = grid_of(experiment, tmp_path / "nodes")
-    grid = Failing(ordinary.folder, ordinary.shards)
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    asked = [client for client, question, _ in grid.asked if question == "parity"]
-    assert len(asked) == 4
-    assert replay(RunDirectory(tmp_path / "run")).same
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    assert order == [0, 1, 2]
 
 
 def test_newton_asks_again_for_late_parity_after_a_kill(tmp_path: Path) -> None:
@@ -516,13 +475,13 @@ def test_newton_asks_again_for_late_parity_after_a_kill(tmp_path: Path) -> None:
         return np.inf if question == "block_parity" and client == 2 else 0.0
 
     experiment = experiment_of(3, 3, NEWTON)
-    grid = grid_of(experiment, tmp_path / "nodes", Script(delay=delay))
-    grid.crash_after = 4  # hello, two probes, the first round
+    grid = transport_of(experiment, tmp_path / "nodes", Script(delay=delay))
+    grid.crash_after = 5  # hello, two probes, parity, the first round
     with pytest.raises(KeyboardInterrupt):
-        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     grid.crash_after, grid.script = None, Script()
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    blocks = [list(e.blocks) for e in Journal(tmp_path / "run").exchanges()]
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    blocks = [list(e.stored) for e in Journal(tmp_path / "run").exchanges()]
     assert blocks[0] == [0, 1]
     assert [2] in blocks[1:]
     assert replay(RunDirectory(tmp_path / "run")).same
@@ -534,12 +493,12 @@ def test_a_node_can_be_left_out_on_the_way(tmp_path: Path) -> None:
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
         return np.inf if question == "parity" and client == 2 else 0.0
 
-    grid = grid_of(experiment_of(), tmp_path / "nodes", Script(delay=delay))
+    grid = transport_of(experiment_of(), tmp_path / "nodes", Script(delay=delay))
     directory = RunDirectory(tmp_path / "run")
     with pytest.raises(InputError, match=r"federation.without=\['node-002'\]"):
-        federate(Collector(grid), experiment_of(setup_timeout=0.7), directory, lambda _: None)
+        federate(grid, experiment_of(setup_timeout=0.7), directory, lambda _: None)
     changed = experiment_of(setup_timeout=5.0, without=["node-002"])
-    federate(Collector(grid), changed, directory, lambda _: None)
+    federate(grid, changed, directory, lambda _: None)
     played = rounds_of(list(Journal(tmp_path / "run").exchanges()))
     assert played[-1].outcome.tolist() == [ARRIVED, ARRIVED, NOT_ASKED]
     assert directory.experiment().federation == changed.federation
@@ -551,24 +510,6 @@ def test_a_redundancy_that_no_deadline_can_do_with_is_refused_at_once(tmp_path: 
     with pytest.raises(InputError, match="redundancy is 0.05 where federation.availability"):
         run(Experiment.model_validate(document), tmp_path)
     assert not (tmp_path / "run").exists()
-
-
-def test_an_engine_that_takes_no_message_ends_the_run(tmp_path: Path) -> None:
-    """Rounds without anybody are not played on: the run can be resumed."""
-
-    class Closing(LoopbackGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            over = any(question_of(m) == "gradient" for m in messages) and len(self.asked) > 14
-            return [] if over else super().push_messages(messages)
-
-    experiment = experiment_of()
-    ordinary = grid_of(experiment, tmp_path / "nodes")
-    grid = Closing(ordinary.folder, ordinary.shards)
-    with pytest.raises(InputError, match="takes no message any more"):
-        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    federate(Collector(ordinary), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    assert Journal(tmp_path / "run").rounds() == 3
 
 
 def test_more_rounds_can_be_played(tmp_path: Path) -> None:
@@ -587,18 +528,18 @@ def test_a_damaged_journal_is_said(tmp_path: Path) -> None:
 
 def test_a_node_without_its_data_says_so(tmp_path: Path) -> None:
     experiment = experiment_of(2, ready_timeout=1.0)
-    grid = grid_of(experiment, tmp_path / "nodes")
+    grid = transport_of(experiment, tmp_path / "nodes")
     grid.shards[1].unlink()
     with pytest.raises(InputError, match="1 of 2 nodes.*there is no such file"):
-        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
 
 
 def test_fewer_nodes_than_planned(tmp_path: Path) -> None:
     experiment = experiment_of(2, ready_timeout=0.5)
-    grid = grid_of(experiment, tmp_path / "nodes")
+    grid = transport_of(experiment, tmp_path / "nodes")
     grid.online.clear()
     with pytest.raises(InputError, match="0 of 2 nodes are ready after 0.5 s: start the others"):
-        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
 
 
 def test_no_parity_from_a_node(tmp_path: Path) -> None:
@@ -640,22 +581,23 @@ def test_a_server_killed_at_any_moment_resumes(scheme: dict[str, Any], tmp_path:
     The model is that of the journal, whole: the replay says so.
     """
     experiment = experiment_of(3, 3, scheme)
-    grid = grid_of(experiment, tmp_path / "nodes")
+    grid = transport_of(experiment, tmp_path / "nodes")
     finished: list[int] = []
     for _ in range(40):
         grid.crash_after = 2 if not finished else 1
         try:
-            federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+            federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
             break
         except KeyboardInterrupt:
-            now = [e.round for e in Journal(tmp_path / "run").exchanges()]
+            now = [e.record.round for e in Journal(tmp_path / "run").exchanges()]
             assert now[: len(finished)] == finished
             finished = now
         grid.crash_after = None
     else:
         pytest.fail("it never ends")
-    assert [e.round for e in Journal(tmp_path / "run").exchanges()] == [SETUP, 0, 1, 2]
-    parity = [client for client, question, _ in grid.asked if question.endswith("parity")]
+    recorded = [e.record.round for e in Journal(tmp_path / "run").exchanges()]
+    assert recorded == [SETUP, 0, 1, 2]
+    parity = [c for kind in ("parity", "block_parity") for c, _ in grid.kinds(kind)]
     assert sorted(parity) == [0, 1, 2]
     assert replay(RunDirectory(tmp_path / "run")).same
 
@@ -665,19 +607,18 @@ def test_parity_that_was_here_before_a_kill_is_not_asked_for_again(tmp_path: Pat
         return np.inf if question == "parity" and client == 2 else 0.0
 
     experiment = experiment_of(setup_timeout=0.7)
-    grid = grid_of(experiment, tmp_path / "nodes", Script(delay=delay))
+    grid = transport_of(experiment, tmp_path / "nodes", Script(delay=delay))
     with pytest.raises(InputError, match="no parity from node-002"):
-        federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     grid.script = Script()
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
-    asked = [client for client, question, _ in grid.asked if question == "parity"]
-    assert asked == [0, 1, 2, 2]
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    assert [client for client, _ in grid.kinds("parity")] == [0, 1, 2, 2]
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
 def test_a_node_that_comes_back_needs_no_new_parity(tmp_path: Path) -> None:
     experiment = experiment_of(3, 4)
-    grid = grid_of(experiment, tmp_path / "nodes")
+    grid = transport_of(experiment, tmp_path / "nodes")
 
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
         if question == "gradient" and client == 0:
@@ -686,10 +627,10 @@ def test_a_node_that_comes_back_needs_no_new_parity(tmp_path: Path) -> None:
         return 0.0
 
     grid.script = Script(delay=delay)
-    federate(Collector(grid), experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     played = rounds_of(list(Journal(tmp_path / "run").exchanges()))
     assert [e.outcome[1] for e in played] == [ARRIVED, DROPPED, ARRIVED, ARRIVED]
-    assert sum(question == "parity" for _, question, _ in grid.asked) == 3
+    assert len(grid.kinds("parity")) == 3
 
 
 def test_another_configuration_is_not_resumed(tmp_path: Path) -> None:
@@ -715,9 +656,10 @@ def test_a_replay_sees_a_changed_record(tmp_path: Path) -> None:
     run(experiment_of(), tmp_path)
     journal = Journal(tmp_path / "run")
     exchange = list(journal.exchanges())[1]
-    outcome = np.array([LATE, *exchange.outcome[1:]])
+    outcome = np.array([LATE, *exchange.record.outcome[1:]])
     path = sorted((tmp_path / "run" / "exchanges").glob("*.npz"))[1]
-    np.savez(path, **replace(exchange, outcome=outcome).arrays())  # type: ignore[arg-type]
+    changed = replace(exchange, record=replace(exchange.record, outcome=outcome))
+    np.savez(path, **changed.arrays())  # type: ignore[arg-type]
     assert not replay(RunDirectory(tmp_path / "run")).same
 
 

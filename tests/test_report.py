@@ -74,7 +74,7 @@ def test_unfinished_run(tmp_path: Path) -> None:
     directory.open(small(), resume=False)
     with pytest.raises(InputError, match="not finished; go on with --resume"):
         outcomes(directory)
-    with pytest.raises(InputError, match="is no run directory"):
+    with pytest.raises(InputError, match="is not a run directory"):
         outcomes(RunDirectory(tmp_path))
 
 

@@ -9,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codedfedl import Fleet, InputError
+from codedfedl.core.client import Gradient
+from codedfedl.core.protocol import Everyone, Fastest, Next, Until, Wait, arrivals
 from codedfedl.data import load_dataset
 from codedfedl.learning.features import RandomFourier
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.schemes.base import AskGradient, Everyone, Fastest, Until
 from codedfedl.simulate.engine import Setting, Simulation, entries
-from codedfedl.simulate.evaluate import Batch, Evaluator, answer
+from codedfedl.simulate.evaluate import Batch, Evaluator, Query, SimulatedClient
 from codedfedl.simulate.run import prepare, simulate
 
 SMALL: dict[str, Any] = {
@@ -57,39 +58,59 @@ def played(experiment: Experiment, seed: int = 0) -> dict[str, Setting]:
     return {setting.label: setting for setting in run.settings}
 
 
+def client_gradient(batches: list[Batch], client: int, query: Query) -> Any:
+    """Return what one client sends, as `core.client` says."""
+    work, held = Gradient(query.batch), SimulatedClient(batches, client, 0)
+    return work.answer(held, int(query.loads[client]), query.model).arrays["gradient"]
+
+
+def seconds_of(setting: Setting) -> list[float]:
+    return [record.seconds for record in setting.rounds]
+
+
+def final_of(setting: Setting) -> float:
+    return float(setting.records[-1].metric)
+
+
 class TestEvaluator:
     @settings(max_examples=30)
     @given(data=st.data())
     def test_equals_the_sum_of_answers(self, data: st.DataObject) -> None:
-        """The stacked fast path against one client after the other, in float64."""
+        """The stacked fast path against one client after the other, in float64.
+
+        Settings are on different mini-batches in one call: each has its own.
+        """
         rng = np.random.default_rng(data.draw(st.integers(0, 99)))
         n, q, c = 4, 7, 2
-        held = rng.integers(1, 9, n)
-        m = int(held.sum())
-        batch = Batch(
-            rng.standard_normal((m, q)),
-            rng.standard_normal((m, c)),
-            np.concatenate([[0], np.cumsum(held)]),
-        )
+        batches = []
+        for _ in range(2):
+            held = rng.integers(1, 9, n)
+            m, offsets = int(held.sum()), np.concatenate([[0], np.cumsum(held)])
+            batches.append(Batch(rng.normal(size=(m, q)), rng.normal(size=(m, c)), offsets))
         own = Quadratic.of(rng.standard_normal((5, q)), rng.standard_normal((5, c)))
-        asks, models, arrived = [], [], []
-        for k in range(4):
+        queries = []
+        for k in range(6):
+            number = data.draw(st.integers(0, 1))
+            held = np.diff(batches[number].offsets)
             loads = held if k == 0 else rng.integers(0, held + 1)
-            asks.append(AskGradient(0, 0, loads, Everyone(), own if k % 2 else None))
-            models.append(rng.standard_normal((q, c)))
-            arrived.append((rng.random(n) < 0.6) & (loads > 0))
-        evaluator = Evaluator([batch])
-        totals = evaluator.totals(asks, models, arrived)
-        missed = np.array(
-            [np.where(who, 0, ask.loads) for ask, who in zip(asks, arrived, strict=True)]
-        )
-        for one, other in zip(totals, evaluator._all_at_once(asks, models, missed), strict=True):
-            np.testing.assert_allclose(other, one, atol=1e-10)  # a GPU's way gives the same
-        for ask, model, who, total in zip(asks, models, arrived, totals, strict=True):
-            expected = np.zeros((q, c)) if ask.own is None else own.gradient(model)
-            for j in np.flatnonzero(who):
-                expected = expected + answer(batch, int(j), ask, model)
-            np.testing.assert_allclose(total, expected, atol=1e-10)
+            arrived = (rng.random(n) < 0.6) & (loads > 0)
+            model = rng.standard_normal((q, c))
+            queries.append(Query(number, loads, arrived, model, own if k % 2 else None))
+        evaluator = Evaluator(batches)
+        for query, inbox in zip(queries, evaluator.inboxes(queries), strict=True):
+            expected = np.zeros((q, c))
+            for j in np.flatnonzero(query.arrived):
+                expected = expected + client_gradient(batches, int(j), query)
+            np.testing.assert_allclose(inbox.total(), expected, atol=1e-10)
+            both = inbox.plus(own, query.model)
+            np.testing.assert_allclose(both, expected + own.gradient(query.model), atol=1e-10)
+            assert inbox.points == query.loads[query.arrived].sum()
+        for number in (0, 1):  # a GPU's way gives the same
+            some = [query for query in queries if query.batch == number]
+            missed = np.array([query.missed for query in some]).reshape(len(some), n)
+            if some:
+                one, other = (way(some, missed) for way in _ways(evaluator))
+                np.testing.assert_allclose(other, one, atol=1e-10)
 
     def test_float32_gradients_are_within_1e_5_of_float64(self) -> None:
         """Relative to the gradient at the start, on a model half-way to the optimum."""
@@ -97,31 +118,49 @@ class TestEvaluator:
         batch = run.problem.batches[0]
         model = Quadratic.of(batch.features, batch.targets).minimum(1.0).astype(np.float32) / 2
         loads = run.settings[0].state.task.points[0]
-        arrived = np.arange(len(loads)) != 2
-        ask = AskGradient(0, 0, loads, Everyone())
-        (found,) = run.evaluator.totals([ask], [model], [arrived])
+        query = Query(0, loads, np.arange(len(loads)) != 2, model)
+        (found,) = run.evaluator.inboxes([query])
         exact = Batch(
             batch.features.astype(np.float64), batch.targets.astype(np.float64), batch.offsets
         )
-        expected = sum(answer(exact, int(j), ask, model) for j in np.flatnonzero(arrived))
-        start = sum(answer(exact, int(j), ask, 0 * model) for j in np.flatnonzero(arrived))
-        assert np.abs(found - expected).max() < 1e-5 * np.abs(start).max()
+        begin = Query(0, loads, query.arrived, 0 * model)
+        expected, start = (
+            sum(client_gradient([exact], int(j), one) for j in np.flatnonzero(query.arrived))
+            for one in (query, begin)
+        )
+        assert np.abs(found.total() - expected).max() < 1e-5 * np.abs(start).max()
+
+
+def _ways(evaluator: Evaluator) -> list[Any]:
+    return [evaluator._one_by_one, evaluator._all_at_once]
 
 
 class TestWaiting:
     seconds = np.array([3.0, np.inf, 1.0, 2.0])
+    fresh = np.array([True, True, False, True])
 
-    def test_everyone(self) -> None:
-        arrived, took = Everyone().arrivals(self.seconds)
-        assert (arrived.tolist(), took) == ([True, False, True, True], 3.0)
+    @pytest.mark.parametrize(
+        ("wait", "who", "took"),
+        [
+            (Everyone(), [0, 2, 3], 3.0),  # client 1 never answers
+            (Fastest(1), [2, 3], 2.0),  # client 2's answer is to an earlier ask
+            (Fastest(9), [0, 2, 3], 3.0),
+            (Next(1), [2], 1.0),
+            (Next(2), [2, 3], 2.0),
+            (Next(9), [0, 2, 3], 3.0),
+            (Until(1.5), [2], 1.5),
+            (Until(9.0), [0, 2, 3], 9.0),  # the clock decides, as in the paper
+            (Until(0.0), [], 0.0),
+        ],
+    )
+    def test_arrivals(self, wait: Wait, who: list[int], took: float) -> None:
+        arrived, length = arrivals(wait, self.seconds, self.fresh)
+        assert (np.flatnonzero(arrived).tolist(), length) == (who, took)
 
-    def test_fastest(self) -> None:
-        arrived, took = Fastest(2).arrivals(self.seconds)
-        assert (arrived.tolist(), took) == ([False, False, True, True], 2.0)
-
-    def test_until(self) -> None:
-        arrived, took = Until(1.5).arrivals(self.seconds)
-        assert (arrived.tolist(), took) == ([False, False, True, False], 1.5)
+    @pytest.mark.parametrize("wait", [Everyone(), Fastest(2), Next(2)])
+    def test_nobody(self, wait: Wait) -> None:
+        arrived, length = arrivals(wait, np.full(3, np.inf), np.ones(3, dtype=bool))
+        assert (arrived.any(), length) == (False, 0.0)
 
 
 class TestSchemes:
@@ -129,14 +168,14 @@ class TestSchemes:
         found = played(small(training={"epochs": 30, "step": 2.0}))
         for label, setting in found.items():
             least = 0.6 if label.startswith("greedy") else 0.85
-            assert float(setting.metric[-1]) > least, label
-        best = max(float(setting.metric[-1]) for setting in found.values())
-        assert float(found["one-shot"].metric[-1]) >= best - 0.02
+            assert final_of(setting) > least, label
+        best = max(final_of(setting) for setting in found.values())
+        assert final_of(found["one-shot"]) >= best - 0.02
 
     def test_coded_waits_less_and_stays_near_uncoded(self) -> None:
         found = played(small(training={"epochs": 30, "step": 2.0}))
         uncoded, coded = found["uncoded"], found["coded 10%"]
-        assert sum(coded.seconds) < sum(uncoded.seconds)
+        assert sum(seconds_of(coded)) < sum(seconds_of(uncoded))
         apart = np.linalg.norm(coded.state.model - uncoded.state.model)
         assert apart < 0.2 * np.linalg.norm(uncoded.state.model)
 
@@ -152,26 +191,27 @@ class TestSchemes:
 
     def test_one_shot_is_the_ridge_optimum_of_all_points(self) -> None:
         run = simulation(small())
+        next(run.run())
         x = np.concatenate([batch.features for batch in run.problem.batches]).astype(np.float64)
         y = np.concatenate([batch.targets for batch in run.problem.batches])
         (setting,) = (one for one in run.settings if one.label == "one-shot")
         model = setting.state.model
-        assert setting.excess == [pytest.approx(0, abs=1e-5)]
+        assert setting.records[-1].excess == pytest.approx(0, abs=1e-5)
         slope = x.T @ (x @ model - y) / len(x) + 9e-6 * model
         assert np.abs(slope).max() < 1e-6
 
     def test_local_steps_cost_time(self) -> None:
         schemes = [{"name": "fedavg", "local_steps": k, "step": 0.1} for k in (1, 4)]
         few, many = played(small(schemes=schemes)).values()
-        assert sum(many.seconds) > 2 * sum(few.seconds)
+        assert sum(seconds_of(many)) > 2 * sum(seconds_of(few))
 
     def test_fedavg_by_a_deadline_drops_the_late(self) -> None:
         everybody = played(small(schemes=[{"name": "fedavg", "local_steps": 1, "step": 0.1}]))
-        middle = float(np.median(next(iter(everybody.values())).seconds)) / 2
+        middle = float(np.median(seconds_of(next(iter(everybody.values()))))) / 2
         scheme = {"name": "fedavg", "local_steps": 1, "step": 0.1, "deadline": middle}
         (hurried,) = played(small(schemes=[scheme])).values()
-        assert set(hurried.seconds) == {middle}
-        assert not np.all(hurried.arrived)
+        assert set(seconds_of(hurried)) == {middle}
+        assert not all(record.arrived.all() for record in hurried.rounds)
 
     def test_cfl_is_coded_on_raw_points(self, tmp_path: Path) -> None:
         experiment = small(
@@ -188,11 +228,11 @@ class TestSchemes:
     @pytest.mark.parametrize("name", ["uncoded", "one-shot", "fedavg", "greedy"])
     def test_waiting_for_the_absent_is_refused(self, name: str) -> None:
         run = simulation(small())
-        fleet = run.settings[0].clock.model.fleet
+        fleet = run.settings[0].timeline.clock.fleet
         columns = ("points", "rate", "alpha", "packet_time", "erasure")
         absent = Fleet(**{c: getattr(fleet, c) for c in columns}, availability=0.9)
         with pytest.raises(InputError, match=f"{name} .*availability is below 1"):
-            make_scheme(name, {}).start(run.settings[0].state.task, absent, None)
+            make_scheme(name, {}).check(absent)
 
     @pytest.mark.parametrize(
         ("name", "options", "message"),
@@ -221,7 +261,7 @@ class TestRandomness:
         many = played(small())
         schemes = [{"name": "coded", "redundancy": 0.25}, {"name": "uncoded"}]
         few = played(small(schemes=schemes))
-        assert many["uncoded"].seconds == few["uncoded"].seconds
+        assert seconds_of(many["uncoded"]) == seconds_of(few["uncoded"])
         np.testing.assert_allclose(
             many["uncoded"].state.model, few["uncoded"].state.model, atol=1e-6
         )
@@ -229,8 +269,8 @@ class TestRandomness:
     def test_same_seed_same_run_other_seed_other_run(self) -> None:
         one, same, other = (played(small(), seed)["coded 10%"] for seed in (1, 1, 2))
         assert (one.state.model == same.state.model).all()
-        assert one.seconds == same.seconds
-        assert one.seconds != other.seconds
+        assert seconds_of(one) == seconds_of(same)
+        assert seconds_of(one) != seconds_of(other)
 
 
 def test_pseudocode_computes_the_same_model() -> None:
@@ -249,8 +289,10 @@ def test_pseudocode_computes_the_same_model() -> None:
     (setting,) = played(experiment).values()
     model, accuracy = pseudocode.train()
     np.testing.assert_allclose(setting.state.model, model, atol=1e-6)
-    assert float(setting.metric[-1]) == pytest.approx(accuracy)
-    assert not np.all(setting.arrived)  # somebody was late, so that the parity mattered
+    assert final_of(setting) == pytest.approx(accuracy)
+    assert not all(
+        record.arrived.all() for record in setting.rounds
+    )  # somebody was late, so that the parity mattered
 
 
 class TestRuns:

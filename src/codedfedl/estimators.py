@@ -26,6 +26,7 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 
 from codedfedl._types import FloatArray
+from codedfedl.core.record import round_columns
 from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.owners import dealt, fleet_of
 from codedfedl.errors import InputError
@@ -36,9 +37,7 @@ from codedfedl.learning.training import Schedule
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.schemes import Scheme, make_scheme, settings_of
-from codedfedl.schemes.coded import CodedState
-from codedfedl.schemes.coded_newton import NewtonState
-from codedfedl.simulate.engine import Setting, Simulation, entries, first_round
+from codedfedl.simulate.engine import Setting, Simulation, entries
 from codedfedl.simulate.problem import embedded, task_of
 from codedfedl.streams import stream
 
@@ -94,7 +93,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
         given = feature_map(self.features, self.n_components, self.sigma_, seed)
-        self.feature_map_: FeatureMap = getattr(scheme, "features", given)
+        self.feature_map_: FeatureMap = scheme.features or given
         schedule = Schedule(self.step, 1.0, ())
         task = task_of(
             dataset,
@@ -105,6 +104,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             ridge=self.ridge,
         )
         fleet = fleet_of(self.fleet, names, task.workload, task.points[0], seed)
+        scheme.check(fleet)
         problem = embedded(dataset, parts, self.feature_map_, "cpu")
         simulation = Simulation(problem, entries(task, fleet, {scheme.name: scheme}), seed)
         for _ in simulation.run():
@@ -147,21 +147,15 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         state = setting.state
         self.coef_ = np.asarray(state.model, dtype=np.float64)
         self.fleet_ = fleet
-        self.plan_: Plan | ColdStart | None = None
-        if isinstance(state, CodedState):
-            self.plan_ = state.plans[0]
-        elif isinstance(state, NewtonState):
-            self.plan_ = state.plan
-        training = np.cumsum(setting.seconds) / 3600
-        total = training + setting.setup.seconds / 3600
+        self.plan_: Plan | ColdStart | None = setting.scheme.plan(state)
+        told = round_columns(setting.records, setting.setup_seconds)
+        columns = ("round", "training_hours", "total_hours", "arrived")
         self.history_: Mapping[str, npt.NDArray[Any]] = {
-            "round": np.arange(len(training)) + first_round(setting.seconds),
-            "training_hours": training,
-            "total_hours": total,
-            "arrived": np.array([int(who.sum()) for who in setting.arrived]),
-            "score": np.array([float(value) for value in setting.metric]),
+            **{name: told[name] for name in columns},
+            "score": told["metric"],
         }
-        self.training_hours_, self.total_hours_ = float(training[-1]), float(total[-1])
+        self.training_hours_ = float(told["training_hours"][-1])
+        self.total_hours_ = float(told["total_hours"][-1])
         self.n_iter_ = int(self.history_["round"][-1])
 
     def _outputs(self, points: Any) -> FloatArray:

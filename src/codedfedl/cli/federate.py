@@ -31,7 +31,7 @@ from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.journal import Journal
 
 if TYPE_CHECKING:
-    from codedfedl.federate.engine import Superlink
+    from codedfedl.federate.flower.engine import Superlink
 
 __all__ = ["federate"]
 
@@ -80,17 +80,12 @@ def local_command(
     Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
     `codedfedl federate local --scheme coded-newton --rounds 3`.
     """
-    from codedfedl.federate.engine import check_engine
+    from codedfedl.federate.flower.engine import check_engine
 
     check_engine()
-    from codedfedl.federate.keys import Keys
-    from codedfedl.federate.local import (
-        LocalFederation,
-        check_port,
-        local_keys,
-        node_name,
-        write_shards,
-    )
+    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.flower.local import LocalFederation, check_port, local_keys
+    from codedfedl.federate.shards import node_name, write_shards
 
     if kill >= clients:
         raise InputError(f"--kill {kill} would leave none of {clients} nodes: kill fewer")
@@ -163,7 +158,7 @@ def register_command(
 
 
 def _superlink(address: str, authority: Path | None) -> "Superlink":
-    from codedfedl.federate.engine import Superlink, check_engine
+    from codedfedl.federate.flower.engine import Superlink, check_engine
 
     check_engine()
     if authority is not None and not authority.is_file():
@@ -185,10 +180,10 @@ def keys_command(
     Give each node ca.crt and its own .key, the server ca.crt, server.pem, server.key and all .pub.
     Keep ca.key off both.
     """
-    from codedfedl.federate.engine import check_engine
+    from codedfedl.federate.flower.engine import check_engine
 
     check_engine()
-    from codedfedl.federate.keys import make_keys
+    from codedfedl.federate.flower.keys import make_keys
 
     if not 0 < days < math.inf:
         raise InputError(f"--days is {days:g}: must be above 0")
@@ -202,7 +197,7 @@ def keys_command(
 @federate.command("app")
 def app_command() -> None:
     """Print the folder of the Flower app, for `flwr run $(codedfedl federate app)`."""
-    from codedfedl.federate.engine import APP
+    from codedfedl.federate.flower.engine import APP
 
     typer.echo(APP)
 

@@ -242,11 +242,11 @@ def _shown() -> Iterator[Watch]:
 
 def _latest(progress: engine.Progress) -> str:
     """Describe the last scheme that plays in rounds: hours, accuracy, who missed the deadline."""
-    playing = [setting for setting in progress.settings if len(setting.seconds) > 1]
+    playing = [setting for setting in progress.settings if len(setting.rounds) > 1]
     if not playing:
         return ""
     setting = playing[-1]
-    hours = sum(setting.seconds) / 3600
-    late = np.flatnonzero(~setting.arrived[-1])
+    hours, last = sum(record.seconds for record in setting.rounds) / 3600, setting.rounds[-1]
+    late = np.flatnonzero(~last.arrived)
     missing = f"missing {', '.join(map(str, late[:6]))}" if len(late) else "all there"
-    return f"{setting.label}: {hours:,.1f} h, {float(setting.metric[-1]):.4f}, {missing}"
+    return f"{setting.label}: {hours:,.1f} h, {float(last.metric):.4f}, {missing}"

@@ -1,6 +1,6 @@
-"""Real federations on Flower: the same schemes, with messages in place of a virtual clock.
+"""Real federations: the same schemes, with messages in place of a virtual clock.
 
-What a client computes (`node`), what it may send (`checks`), what the server remembers
-(`codedfedl.runs.journal`) and the driver (`server`) know nothing of Flower; `wire`, `collect`
-and the two apps do. `local` starts a whole federation on one machine.
+What a client does (`node`), what it may send (`checks`), what the server remembers
+(`codedfedl.runs.journal`) and the runtime (`runtime`) know no engine, only a `transport`. `flower`
+is the one that crosses a network; `memory` is for tests and for trying things out.
 """

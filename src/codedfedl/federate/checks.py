@@ -7,7 +7,6 @@ load stands for all of them up to a sampling error. An answer that lies further 
 multiple of both errors together is refused.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,23 +15,22 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.federate.collect import Arrival
-from codedfedl.federate.node import Arrays
-from codedfedl.federate.wire import printable
-from codedfedl.learning.parity import Parity
+from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Work
+from codedfedl.core.protocol import Task
+from codedfedl.federate.transport import Arrays, Arrival, printable
+from codedfedl.learning import parity
 
 __all__ = [
     "Bounds",
+    "Evidence",
     "Expected",
     "Expecting",
     "RefusedError",
     "check_distance",
-    "checked_gradient",
-    "checked_parity",
+    "checked_answer",
     "expected_of_all",
     "expected_of_load",
 ]
-
 
 _ROUNDING = 1e-4  # of float32 sums, relative
 _ROWS_AT_ONCE = 4096
@@ -90,7 +88,7 @@ class Expected:
 
 
 def expected_of_load(
-    parity: Parity,
+    parity: parity.Parity,
     model: npt.NDArray[Any],
     *,
     points: int,
@@ -109,7 +107,7 @@ def expected_of_load(
 
 
 def expected_of_all(
-    parity: Parity, model: npt.NDArray[Any], *, points: int, behind: int
+    parity: parity.Parity, model: npt.NDArray[Any], *, points: int, behind: int
 ) -> Expected:
     """Say what block parity of the first `behind` points tells of a gradient that stands for all.
 
@@ -120,7 +118,7 @@ def expected_of_all(
 
 
 def _expected(
-    parity: Parity, model: npt.NDArray[Any], squares: float, share: float, sampling: float
+    parity: parity.Parity, model: npt.NDArray[Any], squares: float, share: float, sampling: float
 ) -> Expected:
     features, targets = parity.features, parity.targets
     residuals = features @ model - targets
@@ -133,16 +131,70 @@ def _expected(
     return Expected(share * found, float(unsure * np.sqrt(variance)))
 
 
+class Evidence:
+    """What the clients' own parity, sent in the set-up, says of their later answers.
+
+    Parameters
+    ----------
+    stored
+        Returns the parity of a client and mini-batch; None where there is none.
+    behind
+        Returns from how many points a client's parity was made.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        stored: Callable[[int, int], parity.Parity | None],
+        behind: Callable[[int], int],
+    ) -> None:
+        self.task, self._stored, self._behind = task, stored, behind
+        self.setup: Work | None = None
+
+    def expects(
+        self, work: Work, client: int, load: int, model: npt.NDArray[Any]
+    ) -> Expected | None:
+        """Say what an answer should be; None where nothing is known."""
+        made, held = self.setup, int(self.task.held[client])
+        if isinstance(work, Gradient) and isinstance(made, Parity):
+            weights = made.for_client(client)
+            planned = np.asarray(weights.loads)[work.batch]
+            found = self._stored(client, work.batch)
+            if found is None or planned != load:
+                return None
+            return expected_of_load(
+                found,
+                model,
+                points=int(self.task.points[work.batch, client]),
+                load=load,
+                return_probability=float(np.asarray(weights.return_probabilities)[work.batch]),
+            )
+        if isinstance(work, Embedded) and isinstance(made, BlockParity):
+            found = self._stored(client, 0)
+            if found is None:
+                return None
+            return expected_of_all(found, model, points=held, behind=self._behind(client))
+        return None
+
+
 class Expecting:
     """What clients should answer, computed while they are waited for.
 
     To judge an answer reads a client's parity, which may be large; a deadline has no time for that.
+
+    Parameters
+    ----------
+    left
+        Returns how many seconds are left.
     """
 
     def __init__(
-        self, expect: Callable[[int], Expected | None], clients: Iterable[int], until: float
+        self,
+        expect: Callable[[int], Expected | None],
+        clients: Iterable[int],
+        left: Callable[[], float],
     ) -> None:
-        self._pool, self._until = ThreadPoolExecutor(1), until
+        self._pool, self._left = ThreadPoolExecutor(1), left
         self._found = {client: self._pool.submit(expect, client) for client in clients}
 
     def __enter__(self) -> Self:
@@ -153,30 +205,30 @@ class Expecting:
 
     def __getitem__(self, client: int) -> Expected | None:
         """Return what a client should answer; `TimeoutError` where that is not known in time."""
-        return self._found[client].result(max(self._until - time.monotonic(), 0.0))
+        left = self._left()
+        return self._found[client].result(left if np.isfinite(left) else None)
 
 
-def checked_gradient(
-    arrival: Arrival, round_: int, shape: tuple[int, int], load: int | None = None
-) -> tuple[npt.NDArray[np.float32], int]:
-    """Return a gradient and its points, if round, points, shape, type and values are right."""
+def checked_answer(
+    arrival: Arrival, work: Work, task: Task, round_: int, load: int
+) -> tuple[dict[str, npt.NDArray[np.float32]], int]:
+    """Return an answer's arrays and its points, if all is as the work says.
+
+    Work that lets a client choose its points may be answered for any number up to `load`.
+    """
     given, points = _whole(arrival.facts, "round"), _whole(arrival.facts, "points")
     if given != round_:
         raise RefusedError(f"answers round {given}, not {round_}")
-    if load is not None and points != load:
+    chosen = type(work).load is not Work.load
+    if chosen and not 0 <= points <= load:
+        raise RefusedError(f"stands for {points} points where the client has {load}")
+    if not chosen and points != load:
         raise RefusedError(f"processed {points} points, not {load}")
-    _check_parts(arrival.arrays, {"gradient"})
-    return _checked("gradient", arrival.arrays, shape), points
-
-
-def checked_parity(
-    arrays: Arrays, rows: list[int], features: int, columns: int
-) -> dict[str, npt.NDArray[np.float32]]:
-    """Return parity if it is what was asked for, no more and no less."""
-    shapes = {f"features{b}": (u, features) for b, u in enumerate(rows)}
-    shapes |= {f"targets{b}": (u, columns) for b, u in enumerate(rows)}
-    _check_parts(arrays, set(shapes))
-    return {name: _checked(name, arrays, shape) for name, shape in shapes.items()}
+    shapes = work.shapes(task, points) if points or not chosen else {}
+    if shapes is None:  # a kind of work that is not ours
+        return {name: _checked(name, arrival.arrays, None) for name in arrival.arrays}, points
+    _check_parts(arrival.arrays, set(shapes))
+    return {name: _checked(name, arrival.arrays, shape) for name, shape in shapes.items()}, points
 
 
 def check_distance(
@@ -196,7 +248,7 @@ def _whole(facts: Mapping[str, Any], name: str) -> int:
     """Return a whole number; nothing else that somebody sends is ever written out."""
     value = facts.get(name)
     if type(value) is not int or abs(value) > 2**53:
-        raise RefusedError(f"{name} is no whole number of points or rounds")
+        raise RefusedError(f"{name} is not a whole number of points or rounds")
     return value
 
 
@@ -215,11 +267,11 @@ def _check_parts(arrays: Arrays, expected: set[str]) -> None:
         raise RefusedError(f"consists of {named}, not of {', '.join(sorted(expected))}")
 
 
-def _checked(name: str, arrays: Arrays, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+def _checked(name: str, arrays: Arrays, shape: tuple[int, ...] | None) -> npt.NDArray[np.float32]:
     array = arrays[name]
     if array.dtype != np.float32:
         raise RefusedError(f"{name} holds {array.dtype}, not float32")
-    if array.shape != shape:
+    if shape is not None and array.shape != shape:
         raise RefusedError(f"{name} has shape {array.shape}, not {shape}")
     if not np.isfinite(array).all():
         raise RefusedError(f"{name} is not finite")

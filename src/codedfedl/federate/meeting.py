@@ -1,7 +1,6 @@
 """The beginning of a federation: all nodes are there, and agree on what they compute."""
 
 import secrets
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,8 +9,8 @@ import numpy as np
 
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import RefusedError
-from codedfedl.federate.collect import Arrival, Collector
 from codedfedl.federate.node import NAME, Job
+from codedfedl.federate.transport import Arrival, Transport
 from codedfedl.learning.features import FeatureMap, fingerprint
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Members
@@ -38,25 +37,25 @@ Say = Callable[[str], None]
 
 
 def meet(
-    collector: Collector, experiment: Experiment, config: FederationConfig, say: Say
+    transport: Transport, experiment: Experiment, config: FederationConfig, say: Say
 ) -> Members:
     """Wait until as many nodes as planned are ready, and agree on the feature map."""
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
     job = job_of(experiment, secrets.token_hex(16))
-    until = time.monotonic() + config.ready_timeout
+    until = transport.now() + config.ready_timeout
     asked: dict[int, int] = {}
     greeted: dict[int, dict[str, Any]] = {}
     refused: dict[int, str] = {}
     not_before: dict[int, float] = {}  # when to greet a node, again perhaps
     while len(ready := _alike(greeted, config.without)) < config.clients:
-        now = time.monotonic()
+        now = transport.now()
         if now >= until:
             raise InputError(_not_ready(config, ready, greeted, refused))
-        here = [n for n in collector.nodes() if now >= not_before.get(n, 0.0)]
+        here = [n for n in transport.nodes() if now >= not_before.get(n, 0.0)]
         not_before |= dict.fromkeys(here, np.inf)
         greetings = {node: (node, {"job": asdict(job)}) for node in here}
-        asked |= collector.ask("hello", greetings, {}, min(until - now, _GREETING))
-        for arrival in collector.gather(asked, min(now + _LOOK, until)):
+        asked |= transport.ask("hello", greetings, {}, min(until - now, _GREETING))
+        for arrival in transport.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
             try:
                 greeted[arrival.client] = _greeted(arrival, features, job.batches, greeted)
@@ -67,7 +66,7 @@ def meet(
                 refused[arrival.client] = str(error)
                 lost = arrival.status in ("late", "gone")
                 not_before[arrival.client] = now + (0.0 if lost else _AGAIN)  # it may be mended
-        time.sleep(0.0 if asked else _LOOK)
+        transport.sleep(0.0 if asked else _LOOK)
     chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[: config.clients]
     facts = [ready[node] for node in chosen]
     return Members(
@@ -139,14 +138,14 @@ def _greeted(
     return facts
 
 
-def wait_for(collector: Collector, members: Members, say: Say) -> None:
+def wait_for(transport: Transport, members: Members, say: Say) -> None:
     """Give the nodes of a resumed federation some time to be there again."""
-    until = time.monotonic() + _RETURN
-    while missing := set(members.nodes) - collector.nodes():
-        if time.monotonic() > until:
-            say(f"going on without {len(missing)} nodes, which may come back")
+    until = transport.now() + _RETURN
+    while missing := set(members.nodes) - transport.nodes():
+        if transport.now() > until:
+            say(f"continuing without {len(missing)} nodes, which may come back")
             return
-        time.sleep(0.5)
+        transport.sleep(0.5)
 
 
 def job_of(experiment: Experiment, key: str, columns: int = 0) -> Job:

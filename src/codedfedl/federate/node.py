@@ -1,16 +1,16 @@
-"""One client of a federation: its data, what it keeps on its own disk, and what it answers.
+"""One client of a federation: what it is asked, and what it answers.
 
-The engine starts a new process for every message. So features, targets and parity lie in a cache
-folder, memory-mapped, and are made once. The code's randomness is drawn from the operating system
-when the parity is made, is never written down, and cannot be asked for.
+It does the work of `core.client` on its own data. The code's randomness is drawn from the operating
+system when parity is made, is never written down, and cannot be asked for.
 """
 
 import hashlib
+import importlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache as once
 from functools import cached_property
@@ -21,38 +21,23 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
-from codedfedl.data.partitions import mini_batches, processing_order
+from codedfedl.core.client import ArrayClient, Work, work_from
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.io.files import make_folder, replacing
+from codedfedl.federate.cache import Cache
+from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
-from codedfedl.learning.codes import LEAST_MIXING, Code
+from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, feature_map, fingerprint
 from codedfedl.learning.gradients import gradient
-from codedfedl.learning.parity import encode, point_weights
 
-__all__ = ["NAME", "QUESTIONS", "Answer", "Arrays", "Job", "Node"]
+__all__ = ["NAME", "QUESTIONS", "Job", "Node"]
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
 
-QUESTIONS = (
-    "hello",
-    "probe",
-    "prepare",
-    "parity",
-    "block_parity",
-    "gradient",
-    "embedded_gradient",
-    "goodbye",
-)
+QUESTIONS = ("hello", "probe", "work", "goodbye")
 """All that a server may ask of a node."""
-
-Arrays = dict[str, npt.NDArray[Any]]
-Answer = tuple[dict[str, Any], Arrays]
-
-_ROWS_AT_ONCE = 4096  # points embedded between two looks at the clock
-_GROWTH = 1.5  # answers for the same points can be compared: take in new ones in large steps
 
 
 @dataclass(frozen=True)
@@ -98,8 +83,12 @@ class Node:
         A folder of its own.
     least
         It answers for no fewer points together, in a gradient or behind a parity row.
+    works
+        Modules whose own kinds of work it does, besides the package's.
     entropy
         Where the code's randomness comes from: the operating system, unless a test says otherwise.
+    clock
+        Returns seconds, for what a computation takes.
     """
 
     def __init__(
@@ -109,35 +98,44 @@ class Node:
         cache: Path,
         *,
         least: int = LEAST_MIXING,
+        works: Collection[str] = (),
         entropy: Callable[[int], bytes] = os.urandom,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name, self.load, self.cache = name, once(load), cache
-        self.least, self.entropy = least, entropy
+        self.least, self.works, self.entropy, self.clock = least, works, entropy, clock
 
-    def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answer:
+    def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answered:
         """Answer a question of the server, one of `QUESTIONS`."""
         if kind not in QUESTIONS:
             raise InputError(f"the question {kind!r} is unknown: {nearest(kind, QUESTIONS)}")
         desk = _Desk(Job(**facts["job"]), self)
         asked = {name: value for name, value in facts.items() if name != "job"}
-        answer: Answer = getattr(desk, kind)(**asked, **arrays)
+        answer: Answered = getattr(desk, kind)(**asked, **arrays)
         return answer
+
+    def allowed(self, kind: str) -> type[Work] | None:
+        """Return a kind of work that is not the package's, ``module:Class``, if it may be done."""
+        module, _, name = kind.partition(":")
+        if not name or module not in self.works:
+            return None
+        found = getattr(importlib.import_module(module), name, None)
+        return found if isinstance(found, type) and issubclass(found, Work) else None
 
 
 class _Desk:
     """What a node does for one federation: a method for every kind of question."""
 
     def __init__(self, job: Job, node: Node) -> None:
-        self.job, self.name, self.shard = job, node.name, node.load
-        self.least, self.entropy = node.least, node.entropy
-        self.folder = node.cache / job.key
+        self.job, self.node = job, node
+        self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock)
 
-    def hello(self) -> Answer:
+    def hello(self) -> Answered:
         """Say who this is and what it holds, with a fingerprint of its feature map."""
-        shard = self.shard()
+        shard = self.node.load()
         width = shard.inputs.shape[1]
         return {
-            "name": self.name,
+            "name": self.node.name,
             "points": len(shard.inputs),
             "inputs": width,
             "columns": shard.columns,
@@ -146,211 +144,87 @@ class _Desk:
             "version": __version__,
         }, {}
 
-    def probe(self, load: int, model: npt.NDArray[np.float32]) -> Answer:
+    def probe(self, load: int, model: npt.NDArray[np.float32]) -> Answered:
         """Measure a gradient over some points, and how long all took; embeds no more than these."""
-        began = time.perf_counter()
-        features, targets, _ = self._embed(load)
-        start = time.perf_counter()
+        began = self.node.clock()
+        features, targets, _ = self._embedded(load)
+        start = self.node.clock()
         gradient(features[:load], targets[:load], model)
-        now = time.perf_counter()
+        now = self.node.clock()
         nothing = np.zeros_like(model)  # as large as a gradient
         return {"seconds": now - start, "busy": now - began}, {"gradient": nothing}
 
-    def prepare(self) -> Answer:
-        """Embed all points."""
-        began = time.perf_counter()
-        self._embed(None)
-        return {"seconds": time.perf_counter() - began}, {}
-
-    def parity(
+    def work(
         self,
-        rows: list[int],
-        loads: list[int],
-        return_probabilities: list[float],
-        code: Mapping[str, Any],
-    ) -> Answer:
-        """Embed all points, and mix each mini-batch into parity rows."""
-        asked = {"rows": rows, "loads": loads, "probabilities": return_probabilities}
-
-        def make() -> Answer:
-            began = time.perf_counter()
-            features, targets, _ = self._embed(None)
-            arrays: Arrays = {}
-            for b, part in enumerate(self._batches(len(targets))):
-                each = Code(**code).points_per_row(len(part), rows[b])
-                self._refuse_few("a parity row mixes", each, len(part))
-                weights = point_weights(len(part), loads[b], return_probabilities[b])
-                place = slice(int(part[0]), int(part[-1]) + 1)
-                mixed = encode(
-                    features[place], targets[place], weights, rows[b], self._rng(), Code(**code)
-                )
-                arrays |= {f"features{b}": mixed.features, f"targets{b}": mixed.targets}
-            return {"seconds": time.perf_counter() - began}, arrays
-
-        return self._once(asked | {"code": dict(code)}, make)
-
-    def block_parity(
-        self, code: Mapping[str, Any], mixing: int, points: int, seconds: float
-    ) -> Answer:
-        """Embed so many points, or what `seconds` allow, and mix what is embedded."""
-        self._refuse_few("a parity row mixes", mixing, points)
-
-        def make() -> Answer:
-            began = time.perf_counter()
-            features, targets, embedded = self._embed(points, seconds)
-            used = min(points, embedded)
-            rows = used // mixing
-            if rows == 0:
-                return {"seconds": time.perf_counter() - began, "points": 0}, {}
-            weights = np.full(used, np.sqrt(len(targets) / used))
-            chosen = features[:used], targets[:used]
-            mixed = encode(*chosen, weights, rows, self._rng(), Code(**code))
-            facts = {"seconds": time.perf_counter() - began, "points": used}
-            return facts, {"features0": mixed.features, "targets0": mixed.targets}
-
-        return self._once({"code": dict(code), "mixing": mixing}, make)
-
-    def gradient(
-        self,
+        work: Mapping[str, Any],
         round: int,
-        batch: int,
         load: int,
-        model: npt.NDArray[np.float32],
-    ) -> Answer:
-        """Return the gradient over the first `load` points of a mini-batch."""
-        began = time.perf_counter()
-        features, targets, _ = self._embed(None)
-        part = self._batches(len(targets))[batch]
-        self._refuse_few("a gradient is over", load, len(part))
-        rows = slice(int(part[0]), int(part[0]) + load)
-        total = gradient(features[rows], targets[rows], model)
-        facts = {"round": round, "points": load, "seconds": time.perf_counter() - began}
-        return facts, {"gradient": np.asarray(total, dtype=np.float32)}
-
-    def embedded_gradient(
-        self,
-        round: int,
-        least: int,
-        seconds: float,
         answered: int,
-        model: npt.NDArray[np.float32],
-    ) -> Answer:
-        """Return the gradient over what is embedded, as heavy as all points.
+        seconds: float | None,
+        model: npt.NDArray[np.float32] | None = None,
+    ) -> Answered:
+        """Do what is asked, on as many points as the work says.
 
-        Some of the time goes into embedding more; new points are taken in when they are half as
-        many again as those of the last answer, or all.
+        Parameters
+        ----------
+        load
+            Points that are asked for.
+        answered
+            Points of this node's last answer.
+        seconds
+            How long it may embed more points first; until all are embedded, if None.
         """
-        began = time.perf_counter()
-        features, targets, embedded = self._embed(None, seconds)
-        grown = embedded >= _GROWTH * answered or embedded == len(targets)
-        points = embedded if grown else min(answered, embedded)  # fewer after a lost cache
-        if points < min(max(least, self.least), len(targets)):
-            return {"round": round, "points": 0, "seconds": time.perf_counter() - began}, {}
-        total = gradient(features[:points], targets[:points], model) * (len(targets) / points)
-        facts = {"round": round, "points": points, "seconds": time.perf_counter() - began}
-        return facts, {"gradient": np.asarray(total, dtype=np.float32)}
+        asked = work_from(work, self.node.allowed)
 
-    def goodbye(self) -> Answer:
+        def make() -> Answered:
+            began = self.node.clock()
+            limit = np.inf if seconds is None else seconds
+            features, targets, embedded = self._embedded(None, limit)
+            client = ArrayClient(features, targets, self.job.batches, self._stream)
+            held = client.points
+            numbers = (np.asarray(n) for n in (load, embedded, answered, held))
+            points = int(asked.load(*numbers))
+            facts = {"round": round, "points": points}
+            arrays: Arrays = {}
+            if points > 0:
+                answer = asked.answer(client, points, model)
+                self._refuse_few(asked, answer.least_mixed, held)
+                facts["points"] = answer.points
+                arrays = {k: np.asarray(v, dtype=np.float32) for k, v in answer.arrays.items()}
+            return {**facts, "seconds": self.node.clock() - began}, arrays
+
+        if not asked.once:
+            return make()
+        digest = hashlib.sha256(json.dumps([asdict(self.job), work]).encode()).hexdigest()
+        return self.cache.once(digest, make)
+
+    def goodbye(self) -> Answered:
         """Clear the cache: the federation is over."""
-        if self.folder.is_dir():
-            for file in self.folder.iterdir():
-                file.unlink()
-            self.folder.rmdir()
+        self.cache.clear()
         return {}, {}
 
-    def _refuse_few(self, what: str, points: int, most: int) -> None:
-        """Refuse what would show single points; a client with few has no choice."""
-        if points < min(self.least, most):
-            raise InputError(
-                f"{what} {points} points, and {self.name} answers for {self.least} together at "
-                "least: ask for more, or lower least in its node configuration"
-            )
-
-    def _batches(self, points: int) -> list[npt.NDArray[np.int64]]:
-        return [part[0] for part in mini_batches([np.arange(points)], self.job.batches)]
-
-    def _rng(self) -> np.random.Generator:
-        return np.random.default_rng(int.from_bytes(self.entropy(32)))
-
-    def _embed(
+    def _embedded(
         self, points: int | None, seconds: float = np.inf
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
-        """Embed until so many points are in the cache, or the time is up.
-
-        Returns
-        -------
-        features, targets, embedded
-            Both memory-mapped, in the order of processing, and how many rows of them are filled.
-        """
-        until = time.perf_counter() + seconds
-        paths = [self.folder / f"{name}.npy" for name in ("features", "targets")]
-        counter = self.folder / "embedded"
-        embedded = int(counter.read_text()) if counter.is_file() else 0
-        if embedded == 0:
-            self._allocate(paths)
-        arrays = [np.load(path, mmap_mode="r+") for path in paths]
-        features, targets = arrays
-        wanted = len(targets) if points is None else min(points, len(targets))
-        if embedded < wanted:
-            shard, order = self.shard(), processing_order(len(targets), self.job.seed)
-        while embedded < wanted and time.perf_counter() < until:
-            rows = slice(embedded, min(embedded + _ROWS_AT_ONCE, wanted))
-            features[rows] = self.job.features.transform(shard.inputs[order[rows]])
-            targets[rows] = shard.targets(order[rows], self.job.columns)
-            if not (np.isfinite(features[rows]).all() and np.isfinite(targets[rows]).all()):
-                raise InputError(f"{self.name} has points that are not finite: leave them out")
-            for array in arrays:
-                array.flush()
-            embedded = rows.stop
-            with replacing(counter) as partial:  # after the rows are on the disk
-                partial.write_text(str(embedded))
-        return features, targets, embedded
-
-    def _allocate(self, paths: list[Path]) -> None:
-        shard = self.shard()
-        points, width = shard.inputs.shape
-        if points < self.job.batches:
+        job = self.job
+        found = self.cache.embed(
+            job.features, job.columns, job.seed, points=points, seconds=seconds
+        )
+        if len(found[1]) < job.batches:
             raise InputError(
-                f"{self.name} has {points} points for {self.job.batches} mini-batches: "
+                f"{self.node.name} has {len(found[1])} points for {job.batches} mini-batches: "
                 "ask for fewer mini-batches"
             )
-        make_folder(self.folder)
-        self.folder.chmod(0o700)
-        sizes = (self.job.features.size(width), self.job.columns)
-        for path, columns in zip(paths, sizes, strict=True):
-            np.lib.format.open_memmap(path, "w+", np.float32, (points, columns)).flush()
-            self._reserve(path)
+        return found
 
-    @staticmethod
-    def _reserve(path: Path) -> None:
-        """Take the disk space at once: a memory map on a full disk dies without a word."""
-        with path.open("r+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-            except OSError as error:
-                raise InputError(
-                    f"the cache needs {path.stat().st_size:,} bytes for {path}: {error.strerror}"
-                ) from None
+    def _refuse_few(self, work: Work, mixed: int, held: int) -> None:
+        """Refuse what would show single points; a client with few has no choice."""
+        if mixed < min(self.node.least, held // self.job.batches):
+            raise InputError(
+                f"{work.kind} mixes {mixed} points, and {self.node.name} answers for "
+                f"{self.node.least} together at least: ask for more, or lower least in its node "
+                "configuration"
+            )
 
-    def _once(self, asked: Mapping[str, Any], make: Callable[[], Answer]) -> Answer:
-        """Give parity once in a federation; asked again, give the same, and refuse any other.
-
-        Whoever got several would learn more of the data with each. A new federation has a new key,
-        and gets new parity.
-        """
-        path = self.folder / "parity.npz"
-        digest = hashlib.sha256(json.dumps([asdict(self.job), asked]).encode()).hexdigest()
-        if path.is_file():
-            with np.load(path) as stored:
-                facts = json.loads(str(stored["facts"]))
-                if facts.pop("digest") != digest:
-                    raise InputError("this node gave its parity already, for another plan")
-                return facts, {name: stored[name] for name in stored.files if name != "facts"}
-        facts, arrays = make()
-        if not arrays:  # nothing is given yet
-            return facts, arrays
-        make_folder(self.folder)
-        text = json.dumps(facts | {"digest": digest})
-        with replacing(path) as partial, partial.open("wb") as file:
-            np.savez(file, facts=np.array(text), **arrays)  # type: ignore[arg-type]
-        return facts, arrays
+    def _stream(self, *_: int) -> np.random.Generator:
+        return np.random.default_rng(int.from_bytes(self.node.entropy(32)))

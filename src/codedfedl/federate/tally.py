@@ -1,34 +1,34 @@
-"""What is known of an exchange while it goes on."""
+"""What is known of an exchange while it is under way."""
 
-import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.federate.collect import Arrival
-from codedfedl.runs.journal import ARRIVED, DROPPED, LATE, NOT_ASKED
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
+from codedfedl.federate.transport import Arrival
 
 __all__ = ["Tally"]
 
 
 @dataclass
 class Tally:
-    """What is known of an exchange while it goes on."""
+    """What is known of an exchange while it is under way."""
 
     began: float
     loads: npt.NDArray[np.int64]
     when: npt.NDArray[np.float64]
     compute: npt.NDArray[np.float64]
-    outcome: npt.NDArray[np.int64]
+    outcome: npt.NDArray[np.int8]
     refusals: list[tuple[int, str]]
 
     @classmethod
-    def start(cls, loads: npt.NDArray[np.int64]) -> "Tally":
+    def start(cls, loads: npt.NDArray[np.int64], began: float) -> "Tally":
         """Begin: whoever is asked for points is late until it answers."""
         n = len(loads)
-        outcome = np.where(loads > 0, LATE, NOT_ASKED)
-        return cls(time.monotonic(), loads, np.full(n, np.inf), np.full(n, np.nan), outcome, [])
+        outcome = np.where(loads > 0, LATE, NOT_ASKED).astype(np.int8)
+        return cls(began, loads, np.full(n, np.inf), np.full(n, np.nan), outcome, [])
 
     def arrived(self, arrival: Arrival) -> None:
         """Note an answer that counts."""
@@ -38,6 +38,15 @@ class Tally:
         if isinstance(seconds, float) and 0 <= seconds < np.inf:
             self.compute[arrival.client] = seconds
 
+    def answered_before(self, client: int) -> None:
+        """Note an answer that was here before the ask."""
+        self.outcome[client], self.when[client] = ARRIVED, 0.0
+
+    @property
+    def arrived_already(self) -> int:
+        """How many answers were here before the ask."""
+        return int(((self.outcome == ARRIVED) & (self.when == 0.0)).sum())
+
     def dropped(self, client: int) -> None:
         """Note a client from which nothing will come."""
         self.outcome[client] = DROPPED
@@ -46,3 +55,19 @@ class Tally:
         """Note an answer that does not count."""
         self.outcome[client] = DROPPED
         self.refusals.append((client, why))
+
+    def record(self, round_: int, deadline: float, now: float, gone: Collection[int]) -> Record:
+        """Close the exchange: who is late and not there any more was dropped."""
+        for j in gone:
+            if self.outcome[j] == LATE:
+                self.dropped(j)
+        return Record(
+            round=round_,
+            deadline=deadline,
+            seconds=now - self.began,
+            loads=self.loads,
+            outcome=self.outcome,
+            arrival_times=self.when,
+            compute=self.compute,
+            refusals=tuple(self.refusals),
+        )

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import nbinom
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet, Workload
 
-__all__ = ["BlockSetup", "Cost", "Setup", "embedding", "gram", "parity"]
+__all__ = ["BlockSetup", "Cost", "Setup", "embedding", "gram", "packet", "parity"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,12 @@ class Cost:
         again = rng.negative_binomial(np.maximum(packets, 1), 1 - fleet.erasure_up)
         upload = (packets + np.where(packets > 0, again, 0)) * fleet.packet_time_up
         return compute, upload
+
+
+def packet(workload: Workload, loads: npt.ArrayLike) -> Cost:
+    """Process some points for a gradient, and send one packet: a model or a gradient."""
+    macs = np.asarray(loads, dtype=np.float64) * workload.point_macs
+    return Cost(macs, np.full(macs.shape, workload.packet_bits))
 
 
 def embedding(points: npt.ArrayLike, feature_macs: int) -> Cost:
@@ -117,12 +122,18 @@ class BlockSetup:
     operations: int
     mixing: int
 
+    def mixing_cost(self, points: npt.ArrayLike) -> Cost:
+        """Return what it costs to mix and send so many embedded points."""
+        points = np.asarray(points, dtype=np.int64)
+        columns = self.workload.features + self.workload.labels
+        numbers = points // self.mixing * columns
+        bits = numbers * self.workload.bits * (1 + self.workload.overhead)
+        macs = points * float(self.operations * columns)
+        return Cost(macs, bits.astype(np.float64))
+
     def packets(self, points: npt.ArrayLike) -> IntArray:
         """Return the packets that hold the parity of so many points."""
-        rows = np.asarray(points, dtype=np.int64) // self.mixing
-        numbers = rows * (self.workload.features + self.workload.labels)
-        bits = numbers * self.workload.bits * (1 + self.workload.overhead)
-        return Cost(np.zeros(rows.shape), bits.astype(np.float64)).packets(self.workload)
+        return self.mixing_cost(points).packets(self.workload)
 
     def seconds_per_point(self, fleet: Fleet, slowness: npt.ArrayLike = 1.0) -> FloatArray:
         """Return the processor's time for a point; a slowness of 1 is the mean of Exp(1)."""
@@ -139,6 +150,8 @@ class BlockSetup:
         It stops embedding when what is left suffices to mix and, in nine cases of ten, to send. A
         client that cannot fill one row has 0.
         """
+        from scipy.stats import nbinom
+
         low, high = np.zeros(len(fleet), dtype=np.int64), np.asarray(held, dtype=np.int64)
         while (low < high).any():
             middle = (low + high + 1) // 2

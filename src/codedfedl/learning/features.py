@@ -95,7 +95,7 @@ class _Fourier:
 
 @dataclass(frozen=True)
 class RandomFourier(_Fourier):
-    """Random Fourier features of the RBF kernel exp(−‖x − y‖²/(2σ²)) (eq. rffm).
+    """Random Fourier features of the RBF kernel exp(−‖x − y‖²/(2σ²)) (eq. 5).
 
     The draws are scikit-learn's ``RBFSampler(gamma=1/(2σ²), random_state=seed)`` to the last bit.
     """

@@ -40,7 +40,7 @@ def encode(
 
 
 def compose(parities: Iterable[Parity]) -> Parity:
-    """Return the composite parity, the sum over clients (eq. parityX), one after the other."""
+    """Return the composite parity, the sum over clients (eq. 6), one after the other."""
     parities = iter(parities)
     first = next(parities)
     features, targets = first.features, first.targets

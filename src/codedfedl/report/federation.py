@@ -8,25 +8,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.report.figures import PAGE
-from codedfedl.runs.journal import ARRIVED, LATE, SETUP, Exchange
 
 __all__ = ["federation_figure", "federation_headline"]
 
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9541e", "#5b6570"
 
 
-def federation_figure(exchanges: Sequence[Exchange], metric: str) -> Figure:
+def federation_figure(records: Sequence[Record], metric: str) -> Figure:
     """Draw every round's answers and its deadline, and the metric against real seconds."""
-    rounds = [exchange for exchange in exchanges if exchange.round != SETUP]
-    set_up = sum(exchange.seconds for exchange in exchanges if exchange.round == SETUP)
+    rounds = [record for record in records if not record.is_setup]
+    set_up = sum(record.seconds for record in records if record.is_setup)
     with mpl.rc_context(PAGE):
         height = min(max(3.2, 0.16 * len(rounds) + 1.6), 14.0)
         figure = Figure(figsize=(12, height), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         _draw_answers(left, rounds)
-        ends = set_up + np.cumsum([exchange.seconds for exchange in rounds])
-        right.plot(ends, [exchange.metric for exchange in rounds], "o-", ms=4, color=_BLUE)
+        ends = set_up + np.cumsum([record.seconds for record in rounds])
+        right.plot(ends, [record.metric for record in rounds], "o-", ms=4, color=_BLUE)
         right.axvspan(0, set_up, color=_GREY, alpha=0.12, lw=0)
         if set_up > 0.15 * ends[-1]:  # room for words
             place = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
@@ -36,17 +36,18 @@ def federation_figure(exchanges: Sequence[Exchange], metric: str) -> Figure:
     return figure
 
 
-def _draw_answers(ax: Axes, rounds: Sequence[Exchange]) -> None:
-    places = np.array([exchange.round + 1 for exchange in rounds])
-    for place, exchange in zip(places, rounds, strict=True):
-        ax.plot([0, exchange.seconds], [place, place], color=_GREY, lw=0.6, alpha=0.6, zorder=1)
-        came = exchange.when[exchange.outcome == ARRIVED]
+def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
+    places = np.array([record.round + 1 for record in rounds])
+    for place, record in zip(places, rounds, strict=True):
+        ax.plot([0, record.seconds], [place, place], color=_GREY, lw=0.6, alpha=0.6, zorder=1)
+        assert record.arrival_times is not None
+        came = record.arrival_times[record.outcome == ARRIVED]
         ax.plot(came, np.full(len(came), place), "o", ms=5, color=_BLUE, alpha=0.75, zorder=3)
         for kind, marker, colour in ((LATE, "x", _ORANGE), (None, "s", _GREY)):
-            missing = _missing(exchange, kind)
-            edge = exchange.deadline * (1 + 0.02 * np.arange(1, missing + 1))
+            missing = _missing(record, kind)
+            edge = record.deadline * (1 + 0.02 * np.arange(1, missing + 1))
             ax.plot(edge, np.full(missing, place), marker, ms=5, color=colour, ls="", zorder=3)
-    ends = [exchange.deadline for exchange in rounds]
+    ends = [record.deadline for record in rounds]
     ax.step([*ends, ends[-1]], [*(places - 0.5), places[-1] + 0.5], color=_ORANGE, lw=1.4)
     for marker, colour, label in (
         ("o", _BLUE, "an answer"),
@@ -61,21 +62,21 @@ def _draw_answers(ax: Axes, rounds: Sequence[Exchange]) -> None:
     ax.set_ylim(places[-1] + 0.7, places[0] - 0.7)
 
 
-def _missing(exchange: Exchange, kind: int | None) -> int:
+def _missing(record: Record, kind: int | None) -> int:
     """Count the late ones, or those that are neither late nor there."""
-    late = int((exchange.outcome == LATE).sum())
-    asked = int((exchange.loads > 0).sum())
-    return late if kind is not None else asked - late - int(exchange.arrived.sum())
+    late = int((record.outcome == LATE).sum())
+    asked = int((record.loads > 0).sum())
+    return late if kind is not None else asked - late - int(record.arrived.sum())
 
 
-def federation_headline(setting: str, exchanges: Sequence[Exchange], final: str) -> str:
+def federation_headline(setting: str, records: Sequence[Record], final: str) -> str:
     """Say in two sentences what a federation did, and how its clients behaved."""
-    rounds = [exchange for exchange in exchanges if exchange.round != SETUP]
-    seconds = [sum(e.seconds for e in part) for part in (exchanges, rounds)]
+    rounds = [record for record in records if not record.is_setup]
+    seconds = [sum(e.seconds for e in part) for part in (records, rounds)]
     asked = sum(int((e.loads > 0).sum()) for e in rounds)
     arrived = sum(int(e.arrived.sum()) for e in rounds)
-    refused = sum(len(e.refusals) for e in exchanges)
-    clients = len(exchanges[0].loads)
+    refused = sum(len(e.refusals) for e in records)
+    clients = len(records[0].loads)
     return (
         f"{setting} on {clients} real clients: {final}{len(rounds)} rounds in "
         f"{seconds[1]:.0f} s, {seconds[0]:.0f} s with set-up. {arrived} of {asked} answers came in "

@@ -44,7 +44,7 @@ def render_report(*directories: RunDirectory) -> str:
     """Return the page: who won, the curves, the clients, the rounds, the set-up, the plans."""
     names = distinct(directories)
     stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]
-    simulated = [story for story in stories if not story.exchanges]
+    simulated = [story for story in stories if not story.records]
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"),
         autoescape=True,
@@ -69,9 +69,9 @@ def render_report(*directories: RunDirectory) -> str:
         },
         timelines={story.name: _timelines(story) for story in stories},
         answers={
-            story.name: _svg(federation_figure(story.exchanges, story.curves[0].metric_name))
+            story.name: _svg(federation_figure(story.records, story.curves[0].metric_name))
             for story in stories
-            if story.exchanges
+            if story.records
         },
         median=lambda values: float(np.median(values)),
         colours=TIMELINE,
@@ -83,8 +83,8 @@ def render_report(*directories: RunDirectory) -> str:
 def main_figure(directory: RunDirectory) -> Figure:
     """Draw what a run is about: its grid, curves against time, or a federation's answers."""
     story = Story("", directory)
-    if story.exchanges:
-        return federation_figure(story.exchanges, story.curves[0].metric_name)
+    if story.records:
+        return federation_figure(story.records, story.curves[0].metric_name)
     if story.experiment.grid:
         return sweep_figure(story.experiment, story.outcomes)
     return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
@@ -110,16 +110,16 @@ def _headlines(stories: Sequence[Story]) -> list[str]:
 def _comparable(stories: Sequence[Story]) -> bool:
     """Whether all race on the same data to the same target, on a virtual clock."""
     found = [outcome for story in stories for outcome in story.outcomes]
-    return len(races(found)) == 1 and not any(story.exchanges for story in stories)
+    return len(races(found)) == 1 and not any(story.records for story in stories)
 
 
 def _headline(story: Story) -> list[str]:
-    if not story.exchanges:
+    if not story.records:
         return verdict(story.outcomes)
     first = story.outcomes[0]
     final = first.final[0]
     reached = "" if np.isnan(final) else f"{first.metric} {written(first.metric, final)} after "
-    return [federation_headline(first.setting, story.exchanges, reached)]
+    return [federation_headline(first.setting, story.records, reached)]
 
 
 def _renamed(outcome: Outcome, story: Story) -> Outcome:

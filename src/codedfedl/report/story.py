@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.report.results import Curve, Outcome, curves, median_of_all, outcomes, read_columns
 from codedfedl.report.verdict import best
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.journal import Journal
 
 __all__ = ["PARTS", "SHOWN_CLIENTS", "Story", "distinct"]
 
@@ -65,11 +66,12 @@ class Story:
         return self.experiment.title or self.experiment.data.name
 
     @cached_property
-    def exchanges(self) -> list[Exchange]:
+    def records(self) -> list[Record]:
         """What real clients were asked, in a federation; nothing in a simulation."""
         if self.experiment.federation is None:
             return []
-        return list(Journal(self.directory.path).exchanges(gradients=False))
+        exchanges = Journal(self.directory.path).exchanges(gradients=False)
+        return [exchange.record for exchange in exchanges]
 
     @property
     def config(self) -> str:

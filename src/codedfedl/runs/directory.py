@@ -61,7 +61,7 @@ class RunDirectory:
             self._check_same(experiment)
         elif self.path.exists() and (not self.path.is_dir() or self._in_use()):
             raise InputError(
-                f"{self.path} is not empty: say --resume to go on with its run, or choose another"
+                f"{self.path} is not empty: say --resume to continue its run, or choose another"
             )
 
     def open(self, experiment: Experiment, *, resume: bool) -> None:
@@ -134,7 +134,7 @@ class RunDirectory:
         """Read the run's configuration."""
         path = self.path / "config.toml"
         if not path.is_file():
-            raise InputError(f"{self.path} is no run directory: it has no config.toml")
+            raise InputError(f"{self.path} is not a run directory: it has no config.toml")
         try:
             return check(tomllib.loads(path.read_text("utf-8")), str(path))
         except tomllib.TOMLDecodeError as error:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
+from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import read_traces
@@ -16,14 +17,9 @@ from codedfedl.fleet.devices import Workload
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.schemes import Scheme, make_scheme
-from codedfedl.schemes.base import State, Task
-from codedfedl.schemes.coded import Coded
+from codedfedl.schemes import make_scheme
 
-__all__ = ["SCHEMES", "federation_config", "fitted", "scheme_of", "start", "task_of"]
-
-SCHEMES = ("uncoded", "coded", "coded-newton")
-"""What a federation can run."""
+__all__ = ["federation_config", "fitted", "scheme_of", "start", "task_of"]
 
 
 def federation_config(experiment: Experiment) -> FederationConfig:
@@ -31,37 +27,18 @@ def federation_config(experiment: Experiment) -> FederationConfig:
     if experiment.federation is None:
         raise InputError("the experiment has no [federation] table: add one with clients = …")
     if len(experiment.schemes) != 1 or len(experiment.seeds) != 1:
-        raise InputError("a federation has one scheme and one seed: leave the others out")
-    if experiment.schemes[0].name not in SCHEMES:
-        raise InputError(
-            f"scheme {experiment.schemes[0].name!r} does not run on real clients: "
-            f"choose {', '.join(SCHEMES)}"
-        )
+        raise InputError("a federation has one scheme and one seed: leave out the others")
     if experiment.grid:
         raise InputError("a federation runs one setting: leave out [grid]")
-    _ = experiment.features.known_sigma  # which refuses one that needs all data
+    _ = experiment.features.known_sigma  # raises InputError for one that needs all data
     return experiment.federation
 
 
 def scheme_of(experiment: Experiment) -> Scheme:
-    """Return the scheme, with the federation's deadline and rounds where it has such settings."""
+    """Return the scheme, within the limits that the federation sets."""
     config, chosen = federation_config(experiment), experiment.schemes[0]
-    settings = chosen.settings
-    if chosen.name == "coded":
-        settings.setdefault("deadline", config.deadline)
-    if chosen.name == "coded-newton":
-        settings.setdefault("round_deadline", config.deadline)
-        settings.setdefault("setup_deadline", config.setup_timeout)
-        settings.setdefault("rounds", config.rounds)
-    scheme = make_scheme(chosen.name, settings)
-    absent = 1 - config.availability
-    if isinstance(scheme, Coded) and scheme.deadline is None and scheme.redundancy <= absent:
-        raise InputError(
-            f"coded.redundancy is {scheme.redundancy:g} where federation.availability is "
-            f"{config.availability:g}: no deadline brings so many points; raise either, or give a "
-            "deadline"
-        )
-    return scheme
+    limits = Limits(config.deadline, config.setup_timeout, config.rounds, config.availability)
+    return make_scheme(chosen.name, chosen.settings).within(limits)
 
 
 def task_of(experiment: Experiment, members: Members) -> Task:
@@ -95,18 +72,14 @@ def start(
 ) -> State:
     """Plan; nobody is taken to be surer, or faster, than the configuration says.
 
-    An engine's own delays follow no formula, so `coded` plans with the measurements themselves.
+    An engine's own delays follow no formula: a scheme that can plans with the measurements.
     """
     task, config = task_of(experiment, members), federation_config(experiment)
-    given = getattr(scheme, "deadline", None) or getattr(scheme, "round_deadline", None)
-    margin = config.margin if given is None else 1.0
-    if isinstance(scheme, Coded):
-        delays = _Cautious(found.measured, config.availability, margin)
-        return scheme.start(task, delays, model)
+    margin = config.margin if scheme.plans_deadline else 1.0
+    if scheme.takes_any_delays:
+        return scheme.start(task, _Cautious(found.measured, config.availability, margin), model)
     fleet = found.fleet
     sure = np.minimum(fleet.availability, config.availability)
-    if scheme.name == "uncoded":  # it waits for all, but not for ever
-        sure = np.ones(len(fleet))
     slower = {"rate": fleet.rate / margin, "overhead": fleet.overhead * margin}
     return scheme.start(task, replace(fleet, availability=sure, **slower), model)
 

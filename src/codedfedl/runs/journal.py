@@ -1,4 +1,4 @@
-"""What a federation's server remembers: enough to go on after it was killed at any moment.
+"""What a federation's server remembers: enough to continue after a kill at any moment.
 
 A scheme's state is a pure function of what it received. So the journal keeps, in files that are
 never changed: who takes part (`members.json`), how they were measured (`traces.parquet`), their
@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import BadZipFile
@@ -17,28 +17,16 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.core.aggregate import RunningSum
+from codedfedl.core.protocol import Inbox, Reply
+from codedfedl.core.record import SETUP, Record
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
-from codedfedl.learning.parity import Parity, compose
-from codedfedl.schemes.base import Block, Inbox, Reply
+from codedfedl.learning.parity import Parity
 
-__all__ = [
-    "ARRIVED",
-    "DROPPED",
-    "LATE",
-    "NOT_ASKED",
-    "SETUP",
-    "Exchange",
-    "Journal",
-    "Members",
-]
+__all__ = ["Exchange", "Journal", "Members"]
 
-NOT_ASKED, ARRIVED, LATE, DROPPED = range(4)
-"""What became of a question to a client."""
-
-SETUP = -1
-"""The round of what is asked before the first."""
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -62,86 +50,74 @@ class Members:
     inputs: int
     columns: int
     classes: bool
+    format: int = _FORMAT
 
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """A question to the clients and what came of it; arrays have shape (n,).
+    """A question to the clients and what they answered.
 
     Attributes
     ----------
-    round
-        Counted from 0; -1 for the set-up.
-    outcome
-        `NOT_ASKED`, `ARRIVED`, `LATE` or `DROPPED`.
-    when, compute : seconds
-        Until the answer was there (∞: never), and what the client says it computed (NaN: unknown).
-    total
-        Sum of the gradients and the server's own, for a scheme that uses nothing else.
+    points
+        Points behind the answers.
+    sums
+        What was added up, for a scheme that uses nothing else.
     replies
-        Single gradients, for a scheme that does.
-    blocks
-        The points behind the parity of each client that sent some of its own.
-    refusals
-        Client and reason.
-    metric
-        Of the model after this exchange.
+        Single answers, for a scheme that does; without the models that they are for.
+    stored
+        Whose answer lies beside the journal, in a folder of its own, and its points: what clients
+        send once may be large.
     """
 
-    round: int
-    batch: int
-    deadline: float
-    seconds: float
-    loads: IntArray
-    outcome: IntArray
-    when: FloatArray
-    compute: FloatArray
-    total: npt.NDArray[np.float32] | None = None
+    record: Record
+    points: float = 0.0
+    sums: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     replies: tuple[Reply, ...] = ()
-    blocks: Mapping[int, int] = field(default_factory=dict)
-    refusals: tuple[tuple[int, str], ...] = ()
-    metric: float = np.nan
-
-    @property
-    def arrived(self) -> npt.NDArray[np.bool_]:
-        """Who answered in time."""
-        return np.asarray(self.outcome == ARRIVED)
+    stored: Mapping[int, int] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
-        special = ("replies", "blocks", "refusals", "total")
-        stored = {
-            f.name: np.asarray(getattr(self, f.name)) for f in fields(self) if f.name not in special
-        }
-        if self.total is not None:
-            stored["total"] = self.total
-        if self.replies:
-            stored["reply_facts"] = np.array([(r.client, r.round, r.points) for r in self.replies])
-            stored["reply_gradients"] = np.stack([r.gradient for r in self.replies])
-        stored["blocks"] = np.array(list(self.blocks.items()), dtype=np.int64).reshape(-1, 2)
-        stored["refusals"] = np.array(json.dumps(self.refusals))
-        return stored
+        record = self.record
+        numbers = ("round", "deadline", "seconds", "loads", "outcome", "arrival_times", "metric")
+        kept = {name: np.asarray(getattr(record, name)) for name in numbers}
+        unknown = np.full(len(record.loads), np.nan)
+        kept["compute"] = unknown if record.compute is None else record.compute
+        kept["refusals"] = np.array(json.dumps(record.refusals))
+        kept["points"] = np.asarray(self.points)
+        kept |= {f"sum/{name}": array for name, array in self.sums.items()}
+        facts = [(r.client, r.round, r.points) for r in self.replies]
+        kept["replies"] = np.array(facts, dtype=np.int64).reshape(-1, 3)
+        for k, reply in enumerate(self.replies):
+            kept |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
+        kept["stored"] = np.array(list(self.stored.items()), dtype=np.int64).reshape(-1, 2)
+        return kept
 
     @classmethod
-    def of(cls, stored: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
-        """Return what `arrays` were made of."""
-        numbers = {name: stored[name].item() for name in ("round", "batch", "deadline", "seconds")}
-        replies: tuple[Reply, ...] = ()
-        if "reply_facts" in stored:
-            pairs = zip(stored["reply_facts"].tolist(), stored["reply_gradients"], strict=True)
-            replies = tuple(Reply(j, r, points, gradient) for (j, r, points), gradient in pairs)
-        return cls(
-            **numbers,
-            loads=stored["loads"],
-            outcome=stored["outcome"],
-            when=stored["when"],
-            compute=stored["compute"],
-            total=stored.get("total"),
-            replies=replies,
-            blocks=dict(stored["blocks"].tolist()),
-            refusals=tuple((c, why) for c, why in json.loads(str(stored["refusals"]))),
-            metric=stored["metric"].item(),
+    def of(cls, kept: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
+        """Return what `arrays` were made of; of earlier versions, what a report needs."""
+        record = Record(
+            round=kept["round"].item(),
+            deadline=kept["deadline"].item(),
+            seconds=kept["seconds"].item(),
+            loads=kept["loads"],
+            outcome=kept["outcome"],
+            arrival_times=kept["arrival_times"] if "arrival_times" in kept else kept["when"],
+            compute=kept["compute"],
+            refusals=tuple((c, why) for c, why in json.loads(str(kept["refusals"]))),
+            metric=kept["metric"].item(),
         )
+        replies = tuple(
+            Reply(client, round_, points, _named(kept, f"reply/{k}/"))
+            for k, (client, round_, points) in enumerate(kept.get("replies", np.empty(0)).tolist())
+        )
+        stored = kept.get("stored", kept.get("blocks", np.empty((0, 2))))
+        points = kept.get("points", np.zeros(())).item()
+        return cls(record, points, _named(kept, "sum/"), replies, dict(stored.tolist()))
+
+
+def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    return {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)}
 
 
 class Journal:
@@ -160,45 +136,57 @@ class Journal:
     def members(self) -> Members | None:
         """Return who takes part, once that is known."""
         path = self.folder / "members.json"
-        return Members(**json.loads(path.read_text("utf-8"))) if path.is_file() else None
+        if not path.is_file():
+            return None
+        document = json.loads(path.read_text("utf-8"))
+        if document.get("format") != _FORMAT:
+            raise InputError(
+                f"{self.folder} holds a federation of another version of codedfedl: it can be "
+                "reported, not continued; choose another --out"
+            )
+        return Members(**document)
 
     def keep_members(self, members: Members) -> None:
         """Remember who takes part."""
         with replacing(self.folder / "members.json") as partial:
             partial.write_text(json.dumps(vars(members), indent=1), "utf-8")
 
-    def keep_parity(self, client: int, arrays: Mapping[str, npt.NDArray[Any]], points: int) -> None:
-        """Write parity that stands for some points to the disk: it need not stay in memory."""
+    def keep(self, client: int, arrays: Mapping[str, npt.NDArray[Any]], points: int) -> None:
+        """Write what a client sends once to the disk: it need not stay in memory."""
         folder = self.parity_folder / str(client)
         make_folder(folder)
         for name, array in arrays.items():
             with _durable(folder / f"{name}.npy") as file:
                 np.save(file, array)
-        with replacing(folder / "points") as partial:  # last: with this the parity is whole
+        with replacing(folder / "points") as partial:  # last: with this it is whole
             partial.write_text(str(points))
 
-    def parity_points(self) -> dict[int, int]:
-        """Return for whom there is parity, and for how many points it stands."""
+    def kept(self) -> dict[int, int]:
+        """Return who has sent such an answer, and for how many points it stands."""
         found = self.parity_folder.glob("*/points")
         return {int(path.parent.name): int(path.read_text()) for path in sorted(found)}
 
-    def parity(self, client: int, batch: int = 0) -> Parity:
-        """Return a client's parity of a mini-batch, memory-mapped."""
-        folder = self.parity_folder / str(client)
-        return Parity(
-            *(np.load(folder / f"{name}{batch}.npy", "r") for name in ("features", "targets"))
-        )
+    def answer(self, client: int) -> dict[str, npt.NDArray[Any]]:
+        """Return a client's answer, memory-mapped."""
+        found = sorted((self.parity_folder / str(client)).glob("*.npy"))
+        return {path.stem: np.load(path, "r") for path in found}
 
-    def composite_parity(self, clients: npt.ArrayLike, batch: int) -> Parity:
-        """Return the sum over clients, of which one at a time is read."""
-        return compose(self.parity(int(j), batch) for j in np.asarray(clients))
+    def parity(self, client: int, batch: int = 0) -> Parity | None:
+        """Return a client's parity of a mini-batch, memory-mapped, if it sent some."""
+        paths = [
+            self.parity_folder / str(client) / f"{name}{batch}.npy"
+            for name in ("features", "targets")
+        ]
+        if not all(path.is_file() for path in paths):
+            return None
+        return Parity(*(np.load(path, "r") for path in paths))
 
     def append(self, exchange: Exchange) -> None:
         """Keep an exchange: with this it is finished."""
         make_folder(self.exchanges_folder)
         if self._count is None:
             self._count = sum(1 for _ in self._paths())
-        kind = "setup" if exchange.round == SETUP else "round"
+        kind = "setup" if exchange.record.is_setup else "round"
         with _durable(self.exchanges_folder / f"{self._count:06d}-{kind}.npz") as file:
             np.savez(file, **exchange.arrays())  # type: ignore[arg-type]
         self._count += 1
@@ -209,34 +197,47 @@ class Journal:
 
     def exchanges(self, *, gradients: bool = True) -> Iterator[Exchange]:
         """Read all that was finished, in order; without gradients where nobody needs them."""
-        large = () if gradients else ("total", "reply_facts", "reply_gradients")
+        large = () if gradients else ("sum/", "reply", "total")
         for path in self._paths():
             try:
                 with np.load(path) as stored:
-                    columns = {name: stored[name] for name in stored.files if name not in large}
+                    columns = {
+                        name: stored[name] for name in stored.files if not name.startswith(large)
+                    }
                 yield Exchange.of(columns)
             except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
                 raise InputError(
-                    f"cannot read {path}: {error}; delete it, and what comes after it, to go on "
-                    "from the round before"
+                    f"cannot read {path}: {error}; delete it, and what comes after it, to "
+                    "continue from the round before"
                 ) from None
 
-    def inbox(self, exchange: Exchange, batches: int) -> Inbox:
-        """Return what a scheme receives from an exchange."""
-        arrived = exchange.arrived
-        composite: tuple[Parity, ...] = ()
-        if exchange.round == SETUP and not exchange.blocks:
-            who = np.flatnonzero(arrived)
-            composite = tuple(self.composite_parity(who, b) for b in range(batches))
-        points = sum(r.points for r in exchange.replies) or exchange.loads[arrived].sum()
-        return Inbox(
-            arrived,
-            float(points),
-            total=exchange.total,
-            parity=composite,
-            blocks={j: Block(self.parity(j), points) for j, points in exchange.blocks.items()},
-            replies=exchange.replies,
-        )
+    def inbox(self, exchange: Exchange, *, summed: bool) -> Inbox:
+        """Return what a scheme receives from an exchange.
+
+        Parameters
+        ----------
+        summed
+            Whether answers that lie beside the journal are added up, one in memory at a time.
+        """
+        sums, replies = exchange.sums, exchange.replies
+        if summed and exchange.stored:
+            total = RunningSum()
+            for client in sorted(exchange.stored):
+                total.add(self.answer(client))
+            sums = total.result()
+        elif exchange.stored:
+            replies = (
+                tuple(
+                    Reply(client, SETUP, points, self.answer(client))
+                    for client, points in sorted(exchange.stored.items())
+                )
+                + replies
+            )
+        return Inbox(exchange.record.arrived, exchange.points, sums, replies)
+
+    def count(self) -> int:
+        """Return how many exchanges are finished."""
+        return len(self._paths())
 
     def _paths(self) -> list[Path]:
         return sorted(self.exchanges_folder.glob("[0-9]*-*.npz"))

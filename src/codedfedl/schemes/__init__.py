@@ -4,9 +4,9 @@ import importlib
 import pkgutil
 from typing import Any
 
+from codedfedl.core.protocol import Scheme
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.schemes.base import Scheme
 
 __all__ = ["SCHEMES", "Scheme", "make_scheme", "settings_of"]
 

@@ -14,4 +14,4 @@ class CFL(Coded):
     """Coded federated learning for linear regression."""
 
     name: ClassVar[str] = "cfl"
-    features: ClassVar[FeatureMap] = Identity()
+    features: ClassVar[FeatureMap | None] = Identity()

@@ -6,14 +6,14 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array
+from codedfedl.core.client import Gradient, Parity
+from codedfedl.core.protocol import Ask, Everyone, Inbox, Limits, Scheme, State, Task, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import Code, warn_of_thin_rows
 from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.training import step
 from codedfedl.planning.plan import Plan, plan
-from codedfedl.schemes.base import Ask, AskGradient, AskParity, Inbox, State, Task, Until
 
 __all__ = ["Coded", "CodedState"]
 
@@ -23,11 +23,16 @@ class CodedState(State):
     """The plans of all mini-batches, and the parity as quadratics once it is there."""
 
     plans: tuple[Plan, ...] = ()
-    own: tuple[Quadratic, ...] = ()
+    parity: tuple[Quadratic, ...] = ()
+
+    @property
+    def checkpointed(self) -> bool:
+        """Plans and parity are made in the set-up; rounds change model and round alone."""
+        return True
 
 
 @dataclass(frozen=True)
-class Coded:
+class Coded(Scheme):
     """CodedFedL (sections 3.2 to 3.5).
 
     Parameters
@@ -48,6 +53,7 @@ class Coded:
     deadline: float | None = None
 
     name: ClassVar[str] = "coded"
+    takes_any_delays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.redundancy < 1:
@@ -73,31 +79,63 @@ class Coded:
         }
         return CodedState(task, model, plans=tuple(plans[p.tobytes()] for p in task.points))
 
-    def ask(self, state: State) -> Ask | None:
+    def within(self, limits: Limits) -> "Coded":
+        """Take the operator's deadline; without any, enough clients must be there to plan one."""
+        deadline = limits.deadline if self.deadline is None else self.deadline
+        if deadline is None and self.redundancy <= 1 - limits.availability:
+            raise InputError(
+                f"coded.redundancy is {self.redundancy:g} where federation.availability is "
+                f"{limits.availability:g}: no deadline brings so many points; raise either, or "
+                "give a deadline"
+            )
+        return replace(self, deadline=deadline)
+
+    @property
+    def plans_deadline(self) -> bool:
+        """Whether the deadline is the plan's."""
+        return self.deadline is None
+
+    def ask(self, state: CodedState) -> Ask | None:
         """Ask for parity first, then for gradients until the deadline."""
-        assert isinstance(state, CodedState)
         if state.finished:
             return None
-        if not state.own:
-            return AskParity(
+        if not state.parity:
+            work = Parity(
                 [p.parity_rows for p in state.plans],
                 np.array([p.loads for p in state.plans]),
                 np.array([p.return_probabilities for p in state.plans]),
                 Code(self.code, self.nonzeros),
             )
+            return Ask(work, Everyone(), setup=True)
         batch = state.task.batch(state.round)
         chosen = state.plans[batch]
         wait = Until(chosen.deadline)
-        return AskGradient(state.round, batch, chosen.loads, wait, state.own[batch])
+        return Ask(Gradient(batch), wait, chosen.loads, adds=state.parity[batch])
 
-    def receive(self, state: State, inbox: Inbox) -> CodedState:
-        """Keep the parity, or take a step along g_M = (g_C + g_U)/m."""
-        assert isinstance(state, CodedState)
-        if not state.own:
-            own = tuple(Quadratic.of(part.features, part.targets) for part in inbox.parity)
-            return replace(state, own=own)
+    def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
+        """Keep the parity, or take a step along g_M = (g_C + g_U)/m (section 3.5)."""
         task = state.task
-        points = float(task.points[task.batch(state.round)].sum())
-        size = task.step_size(state.round)
-        model = step(state.model, inbox.total, points, size, task.ridge)
-        return replace(state, model=model, round=state.round + 1)
+        if not state.parity:
+            names = [(f"features{b}", f"targets{b}") for b in range(task.batches)]
+            parts = [(inbox.total(x), inbox.total(y)) for x, y in names]
+            return replace(state, parity=tuple(Quadratic.of(*part) for part in parts))
+        batch = task.batch(state.round)
+        total = inbox.plus(state.parity[batch], state.model)
+        return state.descended(total, float(task.points[batch].sum()))
+
+    def plan(self, state: CodedState) -> Plan:
+        """Return the plan of the first mini-batch."""
+        return state.plans[0]
+
+    def facts(self, state: CodedState) -> dict[str, float]:
+        """Say what the parity is made of, and what the plan promises."""
+        rows = [p.parity_rows for p in state.plans]
+        fewest = int(state.task.points.min(initial=2**53))
+        return {
+            "parity_rows": float(sum(rows)),
+            "points_per_parity_row": Code(self.code, self.nonzeros).points_per_row(
+                fewest, max(rows)
+            ),
+            "round_deadline_s": state.plans[0].deadline,
+            "expected_return": state.plans[0].expected_return,
+        }

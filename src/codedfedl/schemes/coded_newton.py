@@ -11,36 +11,36 @@ a fixed point, where every a_j is β; and as far as H̃_j + ρ_j bounds the true
 answers themselves show, old anchors cannot make it diverge.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside, to_host
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.client import BlockParity, Embedded
+from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, Until
+from codedfedl.core.record import SETUP
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
 from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.sketching import damping as damping_of
 from codedfedl.planning.cold_start import ColdStart, plan_cold_start
-from codedfedl.schemes.base import (
-    Ask,
-    AskBlockParity,
-    AskEmbedded,
+from codedfedl.schemes.sketch_solve import (
     Block,
-    Inbox,
-    Reply,
-    State,
-    Task,
-    Until,
+    block_facts,
+    blocks_of,
+    check_mixing,
+    sketch_of,
 )
-from codedfedl.schemes.sketch_solve import check_mixing, sketch_of
 from codedfedl.streams import stream
 
-__all__ = ["CodedNewton", "NewtonState"]
+__all__ = ["CodedNewton"]
 
 _TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
 
@@ -74,8 +74,6 @@ class NewtonState(State):
         ρ, the damping of all clients together; each has a share by its points.
     raised
         ρ_j of each client whose answers showed that its share is too little.
-    sent : tuple of arrays
-        The model of every round so far, as the clients have it.
     anchors
         The last answer of each client that was heard.
     start_loss : float
@@ -91,7 +89,6 @@ class NewtonState(State):
     sketch: Sketch | None = None
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
-    sent: tuple[FloatArray, ...] = ()
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
     start_loss: float = np.nan
     start_excess: float = np.nan
@@ -103,7 +100,7 @@ class NewtonState(State):
 
 
 @dataclass(frozen=True)
-class CodedNewton:
+class CodedNewton(Scheme):
     """From a cold start to a ridge regression, with the set-up and every round on a deadline.
 
     Parameters
@@ -134,18 +131,43 @@ class CodedNewton:
     damped: bool = True
 
     name: ClassVar[str] = "coded-newton"
+    solves: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing)
-        _ = self.code  # which refuses what is no code
+        _ = self.code  # raises InputError for an unknown code
 
     @property
     def code(self) -> Code:
         """How each client mixes its points."""
         return Code("balanced", self.nonzeros)
 
-    def start(self, task: Task, fleet: Fleet, model: Array) -> NewtonState:
+    @property
+    def parity(self) -> BlockParity:
+        """What every client sends once."""
+        return BlockParity(self.code, self.mixing)
+
+    def within(self, limits: Limits) -> "CodedNewton":
+        """Take the operator's deadlines and rounds."""
+        return replace(
+            self,
+            round_deadline=_first(self.round_deadline, limits.deadline),
+            setup_deadline=_first(self.setup_deadline, limits.setup_deadline),
+            rounds=_first(self.rounds, limits.rounds),
+        )
+
+    @property
+    def plans_deadline(self) -> bool:
+        """Whether the rounds' deadline is the plan's."""
+        return self.round_deadline is None
+
+    def start(self, task: Task, fleet: Fleet | DelayModel, model: Array) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
+        if not isinstance(fleet, Fleet):
+            raise InputError(
+                "coded-newton plans with a Fleet: measured delays do not say how long embedding "
+                "takes; give a fleet file, or use coded"
+            )
         plan = self._planned(task, fleet, self.rounds)
         if self.rounds is None and plan.rounds > task.rounds:
             plan = self._planned(task, fleet, task.rounds)
@@ -169,33 +191,56 @@ class CodedNewton:
         return plan_cold_start(
             fleet,
             task.held,
-            task.block_setup(self.code, self.mixing),
+            self.parity.setup(task),
             self.excess,
             setup_deadline=self.setup_deadline,
             round_deadline=self.round_deadline,
             rounds=rounds,
         )
 
-    def ask(self, state: State) -> Ask | None:
-        """Ask for parity first, then for gradients."""
-        assert isinstance(state, NewtonState)
+    def ask(self, state: NewtonState) -> Ask | None:
+        """Ask for parity first, then for gradients; who is busy answers later."""
         assert state.plan is not None
         if state.sketch is None:
-            return AskBlockParity(self.code, self.mixing, Until(state.plan.setup_deadline))
+            wait = Until(state.plan.setup_deadline)
+            return Ask(self.parity, wait, combine=EACH, keep_late=True, setup=True)
         if state.round >= state.last_round:
             return None
-        return AskEmbedded(state.round, Until(state.plan.round_deadline))
+        work, wait = Embedded(least=self.mixing), Until(state.plan.round_deadline)
+        return Ask(work, wait, combine=EACH, keep_late=True)
 
-    def receive(self, state: State, inbox: Inbox) -> NewtonState:
+    def receive(self, state: NewtonState, inbox: Inbox) -> NewtonState:
         """Solve on parity, or take in the answers and take a step."""
-        assert isinstance(state, NewtonState)
-        if inbox.blocks:
-            state = self._with_parity(state, inbox.blocks)
-        if len(state.sent) == 0:
+        started = state.sketch is not None
+        if blocks := blocks_of(inbox.replies):
+            state = self._with_parity(state, blocks)
+        if not started:
             return self._start_from_parity(state)
-        state = self._with_replies(state, inbox.replies)
-        model = state.sent[-1] - _newton_step(state)
+        answers = [reply for reply in inbox.replies if reply.round != SETUP]
+        state = self._with_replies(state, answers)
+        model = _double(state.model) - _newton_step(state)
         return replace(self._with_model(state, model), round=state.round + 1)
+
+    def plan(self, state: NewtonState) -> ColdStart | None:
+        """Return the plan, made anew once parity was there."""
+        return state.plan
+
+    def facts(self, state: NewtonState) -> dict[str, float]:
+        """Say what the parity is made of, what was planned, and what it predicts."""
+        assert state.plan is not None
+        assert state.first_plan is not None
+        return block_facts(state.blocks, state.task, self.code) | {
+            "planned_hours": state.first_plan.seconds / 3600,
+            "planned_excess": state.first_plan.excess,
+            "setup_deadline_s": state.plan.setup_deadline,
+            "round_deadline_s": state.plan.round_deadline,
+            "planned_rounds": float(state.plan.rounds),
+            "predicted_hours": state.plan.seconds / 3600,
+            "predicted_excess": state.plan.excess,
+            "predicted_start_loss": state.start_loss,
+            "predicted_start_excess": state.start_excess,
+            "damping": state.damping,
+        }
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
         blocks = {**state.blocks, **blocks}
@@ -223,26 +268,24 @@ class CodedNewton:
 
     @staticmethod
     def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:
-        """Send a model: what the clients get is float32, and that is what is remembered."""
+        """Take a model: what the clients get is float32."""
         if not np.abs(model).max() < _LARGEST:
             raise InputError(
                 "coded-newton diverged: a client's gradient is not finite, or the step not damped"
             )
-        single = model.astype(np.float32)
-        sent = (*state.sent, single.astype(np.float64))
-        return replace(state, model=beside(single, state.model), sent=sent)
+        return replace(state, model=beside(model.astype(np.float32), state.model))
 
-    def _with_replies(self, state: NewtonState, replies: tuple[Reply, ...]) -> NewtonState:
+    def _with_replies(self, state: NewtonState, replies: Iterable[Reply]) -> NewtonState:
         """Move the anchors of all who answered; damp those more whose parity was too flat."""
         anchors, raised = dict(state.anchors), dict(state.raised)
         for reply in replies:
-            gradient = to_host(reply.gradient).astype(np.float64)
-            if gradient.shape != state.sent[0].shape or not np.isfinite(gradient).all():
+            gradient, shape = _double(reply.arrays["gradient"]), tuple(state.model.shape)
+            if gradient.shape != shape or not np.isfinite(gradient).all():
                 raise InputError(
                     f"the gradient of client {reply.client} has shape {gradient.shape} or is not "
-                    f"finite: must be finite numbers of shape {state.sent[0].shape}"
+                    f"finite: must be finite numbers of shape {shape}"
                 )
-            now = Anchor(gradient, state.sent[reply.round], reply.points)
+            now = Anchor(gradient, _double(reply.model), reply.points)
             before = anchors.get(reply.client)
             if self.damped and before is not None and before.points == now.points:
                 needed = _needed_damping(state, reply.client, before, now)
@@ -250,6 +293,15 @@ class CodedNewton:
                     raised[reply.client] = needed
             anchors[reply.client] = now
         return replace(state, anchors=anchors, raised=raised)
+
+
+def _first(own: Any, other: Any) -> Any:
+    return other if own is None else own
+
+
+def _double(array: Array) -> FloatArray:
+    """Return an array on the host, in double precision."""
+    return to_host(array).astype(np.float64)
 
 
 def _ridge(state: NewtonState) -> float:
@@ -285,7 +337,7 @@ def _needed_damping(state: NewtonState, client: int, before: Anchor, now: Anchor
 
 def _newton_step(state: NewtonState) -> FloatArray:
     """Solve for the minimum of all the clients' quadratics and the ridge."""
-    sketch, model = state.sketch, state.sent[-1]
+    sketch, model = state.sketch, _double(state.model)
     assert sketch is not None
     total = _ridge(state) * model
     residuals = sketch.features @ model - sketch.targets  # of clients that were never heard

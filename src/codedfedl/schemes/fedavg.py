@@ -3,26 +3,27 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from codedfedl.arrays import Array
-from codedfedl.errors import InputError
-from codedfedl.fleet.devices import Fleet
-from codedfedl.schemes.base import (
+from codedfedl.core.client import LocalModel
+from codedfedl.core.protocol import (
     Ask,
-    AskLocalModel,
     Everyone,
     Inbox,
+    Limits,
+    Scheme,
     State,
-    Task,
     Until,
     Wait,
     refuse_absent,
 )
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.devices import Fleet
 
 __all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Scheme):
     """Federated averaging over all clients, or over those that meet a deadline.
 
     Parameters
@@ -50,11 +51,14 @@ class FedAvg:
         if self.step is not None and not self.step > 0:
             raise InputError(f"fedavg.step is {self.step:g}: must be above 0")
 
-    def start(self, task: Task, fleet: Fleet, model: Array) -> State:
-        """Return the state before the first round."""
+    def check(self, fleet: Fleet | DelayModel) -> None:
+        """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
             refuse_absent(fleet, "fedavg without fedavg.deadline waits for all")
-        return State(task, model)
+
+    def within(self, limits: Limits) -> "FedAvg":
+        """Take the operator's deadline."""
+        return self if self.deadline else replace(self, deadline=limits.deadline)
 
     def ask(self, state: State) -> Ask | None:
         """Ask for local models."""
@@ -66,10 +70,10 @@ class FedAvg:
         size = task.step_size(state.round)
         if self.step is not None:
             size *= self.step / task.schedule.step
-        loads = task.points[batch]
-        return AskLocalModel(state.round, batch, loads, wait, self.local_steps, size, task.ridge)
+        work = LocalModel(batch, self.local_steps, size, task.ridge)
+        return Ask(work, wait, task.points[batch])
 
     def receive(self, state: State, inbox: Inbox) -> State:
         """Take the mean of the models that arrived; keep the old one if none did."""
-        model = inbox.total if inbox.points else state.model
+        model = inbox.total("model") / inbox.points if inbox.points else state.model
         return replace(state, model=model, round=state.round + 1)

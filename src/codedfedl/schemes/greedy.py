@@ -1,20 +1,20 @@
 """`greedy`: wait for the fastest clients only, and forget the others."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-from codedfedl.arrays import Array
+from codedfedl.core.client import Gradient
+from codedfedl.core.protocol import Ask, Fastest, Inbox, Scheme, State, refuse_absent
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.training import step
-from codedfedl.schemes.base import Ask, AskGradient, Fastest, Inbox, State, Task, refuse_absent
 
 __all__ = ["Greedy"]
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Scheme):
     """The round ends when a share 1 − ψ of the clients has answered.
 
     Parameters
@@ -31,10 +31,9 @@ class Greedy:
         if not 0 <= self.drop < 1:
             raise InputError(f"greedy.drop is {self.drop:g}: must be at least 0 and below 1")
 
-    def start(self, task: Task, fleet: Fleet, model: Array) -> State:
+    def check(self, fleet: Fleet | DelayModel) -> None:
         """Refuse fleets for which waiting might never end."""
         refuse_absent(fleet, "greedy waits for a number of clients")
-        return State(task, model)
 
     def ask(self, state: State) -> Ask | None:
         """Ask all for the gradient over all points, and wait for the fastest."""
@@ -42,10 +41,8 @@ class Greedy:
             return None
         batch = state.task.batch(state.round)
         count = max(1, ceil((1 - self.drop) * state.task.clients - 1e-9))
-        return AskGradient(state.round, batch, state.task.points[batch], Fastest(count))
+        return Ask(Gradient(batch), Fastest(count), state.task.points[batch])
 
     def receive(self, state: State, inbox: Inbox) -> State:
         """Take a step along the mean gradient of the points that arrived."""
-        size = state.task.step_size(state.round)
-        model = step(state.model, inbox.total, inbox.points, size, state.task.ridge)
-        return replace(state, model=model, round=state.round + 1)
+        return state.descended(inbox.total(), inbox.points)

@@ -1,29 +1,66 @@
 """`sketch-solve`: ridge regression at the server on the clients' own parity, without rounds."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.errors import InputError
-from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.sketching import Sketch
-from codedfedl.schemes.base import (
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.client import BlockParity
+from codedfedl.core.protocol import (
     Ask,
-    AskBlockParity,
-    Block,
     Everyone,
     Inbox,
+    Limits,
+    Reply,
+    Scheme,
     State,
     Task,
     Until,
+    Wait,
     refuse_absent,
 )
+from codedfedl.core.record import SETUP
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
+from codedfedl.learning.parity import Parity
+from codedfedl.learning.sketching import Sketch
 
-__all__ = ["SketchSolve", "check_mixing", "sketch_of"]
+__all__ = ["Block", "SketchSolve", "block_facts", "blocks_of", "check_mixing", "sketch_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The parity of one client, and from how many of its points it was made."""
+
+    parity: Parity
+    points: int
+
+
+def blocks_of(replies: Iterable[Reply]) -> dict[int, Block]:
+    """Return the parity among some replies, by client."""
+    return {
+        reply.client: Block(
+            Parity(reply.arrays["features0"], reply.arrays["targets0"]), reply.points
+        )
+        for reply in replies
+        if reply.round == SETUP and reply.points
+    }
+
+
+def block_facts(blocks: Mapping[int, Block], task: Task, code: Code) -> dict[str, float]:
+    """Say how much parity there is, and for whom it stands."""
+    sizes = [(block.points, block.parity.features.shape[0]) for block in blocks.values()]
+    return {
+        "parity_rows": float(sum(rows for _, rows in sizes)),
+        "points_per_parity_row": min(code.points_per_row(*size) for size in sizes),
+        "embedded_points": float(sum(points for points, _ in sizes)),
+        "unrepresented_points": float(task.held.sum() - task.held[list(blocks)].sum()),
+    }
 
 
 def check_mixing(scheme: str, mixing: int) -> None:
@@ -51,8 +88,15 @@ def sketch_of(blocks: Mapping[int, Block], task: Task) -> Sketch:
     return Sketch.of(features, np.concatenate([to_host(part.targets) for part in parts]))
 
 
+@dataclass(frozen=True, eq=False)
+class SketchState(State):
+    """The parity of each client that sent some."""
+
+    blocks: Mapping[int, Block] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
-class SketchSolve:
+class SketchSolve(Scheme):
     """Sketch-and-solve on block parity.
 
     Parameters
@@ -70,6 +114,7 @@ class SketchSolve:
     deadline: float | None = None
 
     name: ClassVar[str] = "sketch-solve"
+    solves: ClassVar[bool] = True
 
     @property
     def code(self) -> Code:
@@ -78,28 +123,42 @@ class SketchSolve:
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing)
-        _ = self.code  # which refuses what is no code
+        _ = self.code  # raises InputError for an unknown code
         if self.deadline is not None and not 0 < self.deadline < np.inf:
             raise InputError(
                 f"sketch-solve.deadline is {self.deadline:g}: must be finite and above 0 seconds"
             )
 
-    def start(self, task: Task, fleet: Fleet, model: Array) -> State:
+    def check(self, fleet: Fleet | DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
             refuse_absent(fleet, "sketch-solve waits for all")
+
+    def within(self, limits: Limits) -> "SketchSolve":
+        """Take the operator's deadline for the set-up."""
+        return self if self.deadline else replace(self, deadline=limits.setup_deadline)
+
+    def start(self, task: Task, fleet: Fleet | DelayModel, model: Array) -> SketchState:
+        """Refuse rows of more points than anybody has."""
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
-        return State(task, model)
+        return SketchState(task, model)
 
-    def ask(self, state: State) -> Ask | None:
+    def ask(self, state: SketchState) -> Ask | None:
         """Ask once."""
-        wait = Everyone() if self.deadline is None else Until(self.deadline)
-        return AskBlockParity(self.code, self.mixing, wait) if state.round == 0 else None
+        if state.blocks:
+            return None
+        wait: Wait = Everyone() if self.deadline is None else Until(self.deadline)
+        return Ask(BlockParity(self.code, self.mixing), wait, combine=EACH, setup=True)
 
-    def receive(self, state: State, inbox: Inbox) -> State:
+    def receive(self, state: SketchState, inbox: Inbox) -> SketchState:
         """Solve, with the ridge that leaves the smallest leave-one-out loss."""
-        sketch = sketch_of(inbox.blocks, state.task)
+        blocks = blocks_of(inbox.replies)
+        sketch = sketch_of(blocks, state.task)
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
         model = beside(sketch.solve(ridge).astype(np.float32), state.model)
-        return replace(state, model=model, round=1)
+        return replace(state, model=model, blocks=blocks)
+
+    def facts(self, state: SketchState) -> dict[str, float]:
+        """Say what the parity is made of."""
+        return block_facts(state.blocks, state.task, self.code)

@@ -1,4 +1,8 @@
-"""The engine: many settings of one seed in lock-step, on one data set and one feature map."""
+"""The engine: many settings of one seed side by side, on one data set and one feature map.
+
+Each setting has a driver (`core.drive`) and a time line. In every step all of them ask; the time
+lines say who arrived; and sums of gradients are computed for all settings together.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,65 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, Mask
-from codedfedl.arrays import Array, to_host
+from codedfedl.arrays import Array, beside, to_host
+from codedfedl.core.aggregate import SUM, RunningSum
+from codedfedl.core.client import Gradient, Gram
+from codedfedl.core.drive import Driver
+from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
+from codedfedl.core.record import SHOWN_ROUNDS, Record
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.training import accuracy, r_squared
-from codedfedl.schemes.base import (
-    Ask,
-    AskBlockParity,
-    AskEmbedded,
-    AskGradient,
-    AskGram,
-    AskLocalModel,
-    AskParity,
-    Inbox,
-    Scheme,
-    State,
-    Task,
-    Until,
-)
-from codedfedl.schemes.coded import CodedState
-from codedfedl.schemes.coded_newton import NewtonState
-from codedfedl.simulate.clock import Clock, SetupTime
-from codedfedl.simulate.crew import Crew
-from codedfedl.simulate.evaluate import Evaluator, stacked_predictions
+from codedfedl.simulate.clock import Clock
+from codedfedl.simulate.evaluate import Evaluator, Query, SimulatedClient, stacked_predictions
 from codedfedl.simulate.objective import Objective
 from codedfedl.simulate.problem import Problem
+from codedfedl.simulate.timeline import Exchange, Timeline
 
-__all__ = [
-    "FACTS",
-    "SHOWN_ROUNDS",
-    "Entry",
-    "Progress",
-    "Setting",
-    "Simulation",
-    "entries",
-    "first_round",
-]
-
-SHOWN_ROUNDS = 8
-"""Of so many rounds it is kept when each answer came, or would have come."""
-
-FACTS = (
-    "parity_rows",
-    "expected_return",
-    "points_per_parity_row",
-    "embedded_points",
-    "unrepresented_points",
-    "setup_deadline_s",
-    "round_deadline_s",
-    "planned_hours",
-    "planned_excess",
-    "planned_rounds",
-    "predicted_hours",
-    "predicted_excess",
-    "predicted_start_loss",
-    "predicted_start_excess",
-    "start_loss",
-    "damping",
-)
-"""What is said once of a setting and seed; NaN where it does not apply."""
+__all__ = ["Entry", "Progress", "Setting", "Simulation", "entries"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,27 +46,42 @@ def entries(task: Task, fleet: Fleet, schemes: Mapping[str, Scheme]) -> list[Ent
 
 @dataclass(eq=False)
 class Setting:
-    """One scheme in a simulation: its state, and what it has done so far.
+    """One scheme in a simulation, and what it has done so far.
 
-    A `crew` stands for clients with time lines of their own; `excess` is that of the objective,
-    which is followed for those schemes only. `facts` are said once: what parity mixes, what was
-    planned and predicted. `when` says for the first rounds when each answer came, or would have.
+    Attributes
+    ----------
+    facts
+        What is said once, by the names in `core.record.FACTS`.
+    models
+        Those that somebody may still answer, by round.
     """
 
     label: str
-    scheme: Scheme
-    state: State
-    clock: Clock
-    setup: SetupTime
-    crew: Crew | None = None
+    driver: Driver
+    timeline: Timeline
+    records: list[Record] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
-    follows_excess: bool = False
-    excess: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    deadlines: list[float] = field(default_factory=list)
-    arrived: list[Mask] = field(default_factory=list)
-    when: list[FloatArray] = field(default_factory=list)
-    metric: list[Any] = field(default_factory=list)
+    models: dict[int, Array] = field(default_factory=dict)
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme."""
+        return self.driver.scheme
+
+    @property
+    def state(self) -> State:
+        """What the scheme knows."""
+        return self.driver.state
+
+    @property
+    def rounds(self) -> list[Record]:
+        """The records of the rounds."""
+        return [record for record in self.records if not record.is_setup]
+
+    @property
+    def setup_seconds(self) -> float:
+        """How long the set-up took."""
+        return sum(record.seconds for record in self.records if record.is_setup)
 
 
 @dataclass(frozen=True)
@@ -124,57 +99,50 @@ class Simulation:
     def __init__(self, problem: Problem, entries: Sequence[Entry], seed: int) -> None:
         self.problem, self.seed = problem, seed
         self.evaluator = Evaluator(problem.batches)
-        self.round = 0
         self.rounds = max(entry.task.rounds for entry in entries)
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
-        zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        clocks: dict[tuple[int, int], Clock] = {}
+        self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
+        clocks: dict[tuple[Task, Fleet], Clock] = {}
         self.settings = []
         for entry in entries:
-            key = (id(entry.task), id(entry.actual))
+            key = (entry.task, entry.actual)
             if key not in clocks:
                 clocks[key] = Clock(entry.actual, entry.task, seed)
-            state = entry.scheme.start(entry.task, entry.fleet, zero)
-            clock = clocks[key]
-            setting = Setting(entry.label, entry.scheme, state, clock, clock.embedding())
+            state = entry.scheme.start(entry.task, entry.fleet, self._zero)
+            driver = Driver(entry.scheme, state, entry.task.rounds)
+            setting = Setting(entry.label, driver, Timeline(clocks[key]))
             self._set_up(setting)
             self.settings.append(setting)
 
-    def _set_up(self, setting: Setting) -> None:
-        """Answer what is asked once; it is the same on every start, so no checkpoint holds it."""
-        ask, clock, task = setting.scheme.ask(setting.state), setting.clock, setting.state.task
-        everyone = np.ones(task.clients, dtype=bool)
-        points = float(task.held.sum())
-        setting.follows_excess = isinstance(ask, AskBlockParity | AskGram)
-        if isinstance(ask, AskParity):
-            extra = clock.answer(ask)
-            before = setting.setup
-            setting.setup = SetupTime(before.compute + extra.compute, extra.upload)
-            inbox = Inbox(everyone, points, parity=self.evaluator.parity(ask, self.seed))
-            fewest = int(task.points.min(initial=2**53))
-            setting.facts = {
-                "parity_rows": float(sum(ask.rows)),
-                "points_per_parity_row": ask.code.points_per_row(fewest, max(ask.rows)),
-            }
-            if isinstance(setting.state, CodedState):
-                plan = setting.state.plans[0]
-                setting.facts["round_deadline_s"] = plan.deadline
-                setting.facts["expected_return"] = plan.expected_return
-            setting.state = setting.scheme.receive(setting.state, inbox)
-        elif isinstance(ask, AskBlockParity):
-            setting.crew = Crew(clock, self.problem.batches)
-            inbox, setting.setup = setting.crew.set_up(ask)
-            setting.state = setting.scheme.receive(setting.state, inbox)
-            self._record(setting, 0.0, np.inf, inbox.arrived)  # the start, before any round
-            setting.facts = self._start_facts(setting, ask, inbox)
-            setting.metric.append(self._metrics([setting.state.model])[0])
-        elif isinstance(ask, AskGram):
-            inbox = Inbox(everyone, points, gram=self.evaluator.gram())
-            setting.state = setting.scheme.receive(setting.state, inbox)
-            # This is its training: on the paper's clock too.
-            self._record(setting, clock.answer(ask).seconds, np.inf, everyone)
-            setting.metric.append(self._metrics([setting.state.model])[0])
+    @property
+    def round(self) -> int:
+        """How many rounds the longest of the settings has played."""
+        return max(setting.driver.played for setting in self.settings)
+
+    def run(self) -> Iterator[Progress]:
+        """Play round after round."""
+        while asked := [(s, ask) for s in self.settings if (ask := s.driver.ask()) is not None]:
+            # A step that is too large diverges: that is a result, not an error.
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._play(asked)
+            yield Progress(self.round, self.rounds, self.settings)
+
+    def restore(
+        self, setting: Setting, model: npt.NDArray[Any], state_round: int, records: list[Record]
+    ) -> None:
+        """Bring a setting to where it was, from a checkpoint or by playing its rounds again."""
+        driver, rounds = setting.driver, [record for record in records if not record.is_setup]
+        ask = driver.ask()
+        if ask is not None and driver.state.checkpointed and not ask.keep_late:
+            here = beside(model, driver.state.model)
+            driver.state = replace(driver.state, model=here, round=state_round)
+            driver.played = len(rounds)
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                while driver.played < len(rounds) and (ask := driver.ask()) is not None:
+                    self._play([(setting, ask)], measured=False)
+        setting.records = records
 
     def objective(self, task: Task) -> Objective:
         """Return the ridge objective over all points of all clients."""
@@ -184,164 +152,108 @@ class Simulation:
             self._objectives[ridge] = Objective.of(self.evaluator.gram(), targets, ridge)
         return self._objectives[ridge]
 
-    def run(self) -> Iterator[Progress]:
-        """Play round after round."""
-        while self.round < self.rounds:
-            # A step that is too large diverges: that is a result, not an error.
-            with np.errstate(over="ignore", invalid="ignore"):
-                self._play_round()
-            self.round += 1
-            yield Progress(self.round, self.rounds, self.settings)
+    def _set_up(self, setting: Setting) -> None:
+        """Play what comes once; it is the same on every start, so no checkpoint holds it."""
+        while (ask := setting.driver.ask()) is not None and ask.setup:
+            self._play([(setting, ask)])
+            setting.facts = setting.scheme.facts(setting.state)
+            if setting.scheme.solves and setting.records[-1].has_model:
+                task = setting.state.task
+                loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))
+                setting.facts["start_loss"] = loss
 
-    def _play_round(self) -> None:
-        asked = [(s, s.scheme.ask(s.state)) for s in self.settings]
-        playing: list[tuple[Setting, AskGradient, Mask]] = []
-        active = [setting for setting, ask in asked if ask is not None]
+    def _play(self, asked: Sequence[tuple[Setting, Ask]], *, measured: bool = True) -> None:
+        """Let some settings have their answers, and record what came of it."""
+        exchanges = []
         for setting, ask in asked:
-            if isinstance(ask, AskGradient):
-                playing.append((setting, ask, self._arrivals(setting, ask, ask.loads)))
-            elif isinstance(ask, AskLocalModel):
-                arrived = self._arrivals(setting, ask, ask.loads * ask.steps)
-                total = self.evaluator.local_models(ask, setting.state.model, arrived)
-                self._deliver(setting, ask, arrived, total)
-            elif isinstance(ask, AskEmbedded):
-                self._play_crew(setting, ask)
-        if playing:
-            settings, asks, arrived_masks = zip(*playing, strict=True)
-            models = [setting.state.model for setting in settings]
-            totals = self.evaluator.totals(asks, models, arrived_masks)
-            for setting, ask, arrived, total in zip(
-                settings, asks, arrived_masks, totals, strict=True
-            ):
-                self._deliver(setting, ask, arrived, total)
-        if active:
-            metrics = self._metrics([setting.state.model for setting in active])
-            for place, setting in enumerate(active):
-                setting.metric.append(metrics[place])
+            round_ = setting.driver.round
+            exchanges.append(setting.timeline.exchange(ask, round_))
+            if ask.keep_late:
+                setting.models[round_] = setting.state.model
+        settings = [setting for setting, _ in asked]
+        for setting, exchange, inbox in zip(
+            settings, exchanges, self._inboxes(settings, exchanges), strict=True
+        ):
+            setting.driver.receive(inbox)
+            if measured:
+                setting.records.append(self._record(setting, exchange))
+        if measured:
+            self._measure(settings)
 
-    def _start_facts(self, setting: Setting, ask: AskBlockParity, inbox: Inbox) -> dict[str, float]:
-        """Say what stands for whom after a set-up with a deadline, and what was predicted of it."""
-        sizes = [(b.points, b.parity.features.shape[0]) for b in inbox.blocks.values()]
-        held, state = setting.state.task.held, setting.state
-        facts = {
-            "parity_rows": float(sum(rows for _, rows in sizes)),
-            "points_per_parity_row": min(ask.code.points_per_row(*size) for size in sizes),
-            "embedded_points": float(sum(points for points, _ in sizes)),
-            "unrepresented_points": float(held.sum() - held[list(inbox.blocks)].sum()),
-            "start_loss": self.objective(state.task).loss(state.model, float(held.sum())),
-        }
-        if isinstance(state, NewtonState):
-            assert state.plan is not None
-            assert state.first_plan is not None
-            facts |= {
-                "planned_hours": state.first_plan.seconds / 3600,
-                "planned_excess": state.first_plan.excess,
-                "setup_deadline_s": state.plan.setup_deadline,
-                "round_deadline_s": state.plan.round_deadline,
-                "planned_rounds": float(state.plan.rounds),
-                "predicted_hours": state.plan.seconds / 3600,
-                "predicted_excess": state.plan.excess,
-                "predicted_start_loss": state.start_loss,
-                "predicted_start_excess": state.start_excess,
-                "damping": state.damping,
-            }
-        return facts
+    def _inboxes(self, settings: Sequence[Setting], exchanges: Sequence[Exchange]) -> list[Inbox]:
+        """Compute what the clients that arrived have sent."""
+        stacked = [place for place, one in enumerate(exchanges) if _is_sum_of_gradients(one)]
+        queries = [
+            Query(
+                exchanges[place].ask.work.batch,  # type: ignore[attr-defined]
+                exchanges[place].loads,
+                exchanges[place].arrived,
+                settings[place].state.model,
+                exchanges[place].ask.adds,
+            )
+            for place in stacked
+        ]
+        found = dict(zip(stacked, self.evaluator.inboxes(queries), strict=True))
+        return [
+            found[place] if place in found else self._answers(setting, one)
+            for place, (setting, one) in enumerate(zip(settings, exchanges, strict=True))
+        ]
 
-    def _play_crew(self, setting: Setting, ask: AskEmbedded) -> None:
-        assert setting.crew is not None
-        inbox, seconds = setting.crew.play(ask, setting.state.model)
-        setting.state = setting.scheme.receive(setting.state, inbox)
-        self._record(setting, seconds, seconds, inbox.arrived, setting.crew.busy_for)
+    def _answers(self, setting: Setting, exchange: Exchange) -> Inbox:
+        """Let each client that arrived do its work."""
+        ask, done = exchange.ask, exchange.done
+        points = float(sum(job.load for job in done))
+        if isinstance(ask.work, Gram) and ask.combine is SUM and exchange.arrived.all():
+            gram = self.evaluator.gram()
+            sums = {"hessian": gram.hessian, "moment": gram.moment}
+            return Inbox(exchange.arrived, points, sums)
+        total, replies = RunningSum(), []
+        for job in done:
+            client = SimulatedClient(self.problem.batches, job.client, self.seed)
+            model = setting.models[job.round] if ask.keep_late else setting.state.model
+            answer = job.work.for_client(job.client).answer(client, job.load, model)
+            if ask.combine is SUM:
+                total.add(answer.arrays)
+            else:
+                reply = Reply(job.client, job.round, answer.points, answer.arrays, model)
+                replies.append(reply)
+        awaited = {job.round for job in setting.timeline.pending}
+        setting.models = {r: model for r, model in setting.models.items() if r in awaited}
+        return Inbox(exchange.arrived, points, total.result(), tuple(replies))
 
-    def replay(self, setting: Setting, rounds: int) -> None:
-        """Play a crew's first rounds again: what it remembers is not in any checkpoint."""
-        for _ in range(rounds):
-            ask = setting.scheme.ask(setting.state)
-            assert isinstance(ask, AskEmbedded)
-            self._play_crew(setting, ask)
-
-    def _arrivals(
-        self, setting: Setting, ask: AskGradient | AskLocalModel, work: np.ndarray
-    ) -> Mask:
-        when = setting.clock.seconds(ask.round, work)
-        arrived, seconds = ask.wait.arrivals(when)
-        deadline = ask.wait.deadline if isinstance(ask.wait, Until) else np.inf
-        self._record(setting, seconds, deadline, arrived, when)
-        return arrived
-
-    def _record(
-        self,
-        setting: Setting,
-        seconds: float,
-        deadline: float,
-        arrived: Mask,
-        when: FloatArray | None = None,
-    ) -> None:
-        excess = np.nan
-        if setting.follows_excess:
+    def _record(self, setting: Setting, exchange: Exchange) -> Record:
+        excess, has_model = np.nan, setting.state.model is not self._zero
+        if setting.scheme.solves and has_model:
             excess = self.objective(setting.state.task).excess(setting.state.model)
-        setting.excess.append(excess)
-        if when is not None and len(setting.when) < SHOWN_ROUNDS:
-            setting.when.append(when)
-        setting.seconds.append(seconds)
-        setting.deadlines.append(deadline)
-        setting.arrived.append(arrived)
+        shown = setting.driver.played <= SHOWN_ROUNDS
+        return Record(
+            round=exchange.round,
+            deadline=exchange.ask.wait.deadline,
+            seconds=exchange.seconds,
+            loads=exchange.loads,
+            outcome=exchange.outcome,
+            arrival_times=exchange.arrival_times if shown else None,
+            has_model=has_model,
+            excess=excess,
+        )
 
-    @staticmethod
-    def _deliver(setting: Setting, ask: Ask, arrived: Mask, total: Array) -> None:
-        assert isinstance(ask, AskGradient | AskLocalModel)
-        points = float(ask.loads[arrived].sum())
-        setting.state = setting.scheme.receive(setting.state, Inbox(arrived, points, total))
-
-    def _metrics(self, models: Sequence[Array]) -> Array:
-        """Return accuracy or R² on the test points of every model, on the device."""
+    def _measure(self, settings: Sequence[Setting]) -> None:
+        """Evaluate the models of the last records on the test points, all in one product."""
+        some = [setting for setting in settings if setting.records[-1].has_model]
+        if not some:
+            return
         problem = self.problem
+        models = [setting.state.model for setting in some]
         predictions = stacked_predictions(problem.test_features, models)
         if problem.test_classes is not None:
-            return accuracy(predictions, problem.test_classes)
-        return r_squared(predictions, problem.test_targets)
-
-    def client_story(self, setting: Setting) -> dict[str, npt.NDArray[Any]]:
-        """Per client: load, how often it arrived, and where its time went, in the mean."""
-        fleet, chance, task = setting.clock.model.fleet, setting.clock.chance, setting.state.task
-        rounds, arrived = len(setting.arrived), setting.arrived
-        points = task.points[0].astype(np.float64)
-        loads = points
-        if setting.crew is not None:  # what it has in all; its first record is the set-up
-            points, loads = task.held.astype(np.float64), setting.crew.answered
-            rounds, arrived = max(rounds - 1, 1), arrived[1:] or arrived
-        ask = setting.scheme.ask(replace(setting.state, round=0))
-        if isinstance(ask, AskGradient):
-            loads = ask.loads
-        elif isinstance(ask, AskLocalModel):
-            loads = ask.loads * ask.steps
-        compute = loads / fleet.rate * (1 + chance.slowness[:rounds].mean(0) / fleet.alpha)
-        link = fleet.packet_time + fleet.packet_time_up
-        sent = chance.down[:rounds] * fleet.packet_time + chance.up[:rounds] * fleet.packet_time_up
-        asked = loads > 0
-        return {
-            "client": fleet.client,
-            "rate": fleet.rate,
-            "points": points,
-            "load": np.asarray(loads, dtype=np.float64),
-            "planned_share": _planned_share(setting.state),
-            "arrived_share": np.mean(arrived, axis=0),
-            "compute_s": compute,
-            "link_s": np.where(asked, link, 0.0),
-            "retransmission_s": np.where(asked, sent.mean(0) - link, 0.0),
-            "overhead_s": np.where(asked, fleet.overhead, 0.0),
-            "setup_compute_s": setting.setup.compute,
-            "setup_upload_s": setting.setup.upload,
-        }
+            metrics = accuracy(predictions, problem.test_classes)
+        else:
+            metrics = r_squared(predictions, problem.test_targets)
+        for place, setting in enumerate(some):
+            setting.records[-1] = replace(setting.records[-1], metric=metrics[place])
 
 
-def first_round(seconds: Sequence[float] | FloatArray) -> int:
-    """Return the number of the first record: 0 where it is the end of the set-up, and no round."""
-    return 0 if seconds[0] == 0 else 1
-
-
-def _planned_share(state: State) -> FloatArray:
-    """Return in which share of the rounds each client was planned to arrive; NaN if nobody did."""
-    if isinstance(state, CodedState):
-        return state.plans[0].return_probabilities
-    return np.full(state.task.clients, np.nan)
+def _is_sum_of_gradients(exchange: Exchange) -> bool:
+    """Whether the stacked products can give it."""
+    ask = exchange.ask
+    return type(ask.work) is Gradient and ask.combine is SUM and not ask.keep_late

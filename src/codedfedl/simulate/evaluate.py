@@ -1,12 +1,13 @@
 """What the clients would have computed, for many models at once.
 
-`answer` is the reference: one client, one ask. `Evaluator` gives the same sums fast. The gradient
-of *all* points of a mini-batch is a quadratic, which reads a Gram matrix of q² numbers instead of
-the points; what the missing clients would have added is computed from their points and taken off.
-Models that share a Gram matrix, or miss the same client, go through one matrix product.
+A client's own mathematics is in `core.client`; a `SimulatedClient` gives it the simulator's data.
+`Evaluator` computes the same sums of gradients fast. The gradient of *all* points of a mini-batch
+is a quadratic, which reads a Gram matrix of q² numbers instead of the points; what the missing
+clients would have added is computed from their points and taken off. Models that share a Gram
+matrix, or miss the same client, go through one matrix product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,13 +16,12 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array, beside
-from codedfedl.learning.gradients import Quadratic, gradient
-from codedfedl.learning.parity import Parity, compose, encode, point_weights
-from codedfedl.learning.training import step
-from codedfedl.schemes.base import AskGradient, AskLocalModel, AskParity
+from codedfedl.core.client import Points
+from codedfedl.core.protocol import Inbox
+from codedfedl.learning.gradients import Quadratic
 from codedfedl.streams import stream
 
-__all__ = ["Batch", "Evaluator", "answer", "local_model", "stacked_predictions"]
+__all__ = ["Batch", "Evaluator", "Fused", "Query", "SimulatedClient", "stacked_predictions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +58,82 @@ class Batch:
         return Quadratic.of(self.features, self.targets)
 
 
-def answer(batch: Batch, client: int, ask: AskGradient, model: Array) -> Array:
-    """Return what one client sends: the gradient over the first `load` of its points."""
-    return gradient(*batch.client(client, 0, int(ask.loads[client])), model)
+@dataclass(frozen=True, eq=False)
+class SimulatedClient:
+    """Client j, whose points lie among those of all."""
+
+    data: Sequence[Batch]
+    client: int
+    seed: int
+
+    @property
+    def points(self) -> int:
+        """Points that it holds."""
+        return sum(int(b.offsets[self.client + 1] - b.offsets[self.client]) for b in self.data)
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches."""
+        return len(self.data)
+
+    def batch(self, b: int) -> Points:
+        """Return the points of a mini-batch."""
+        return self.data[b].client(self.client)
+
+    def first(self, count: int) -> Iterator[Points]:
+        """Yield the first points in its own order, mini-batch after mini-batch."""
+        for b in range(self.batches):
+            features, targets = self.batch(b)
+            size = min(count, features.shape[0])
+            if size > 0:
+                yield features[:size], targets[:size]
+            count -= size
+
+    def code_stream(self, first: int, *rest: int) -> np.random.Generator:
+        """Return the stream of one of its codes."""
+        return stream(self.seed, "code", first, self.client, *rest)
 
 
-def local_model(batch: Batch, client: int, ask: AskLocalModel, model: Array) -> Array:
-    """Return one client's model after its local steps."""
-    features, targets = batch.client(client)
-    for _ in range(ask.steps):
-        total = gradient(features, targets, model)
-        model = step(model, total, features.shape[0], ask.step_size, ask.ridge)
-    return model
+@dataclass(frozen=True, eq=False)
+class Query:
+    """One setting's round of gradients.
+
+    Attributes
+    ----------
+    loads : array of shape (n,)
+    arrived : array of shape (n,)
+    adds
+        What the scheme will add to the sum.
+    """
+
+    batch: int
+    loads: IntArray
+    arrived: Mask
+    model: Array
+    adds: Quadratic | None = None
+
+    @property
+    def missed(self) -> IntArray:
+        """Points that were asked for in vain, shape (n,)."""
+        return np.where(self.arrived, 0, self.loads)
+
+
+@dataclass(frozen=True, eq=False)
+class Fused(Inbox):
+    """An inbox whose sum was computed together with the quadratic that the scheme adds to it."""
+
+    adds: Quadratic | None = None
+    both: Array = None
+    model: Array = None
+
+    def plus(self, own: Quadratic, model: Array) -> Array:
+        """Return what is known already, if it is that."""
+        return self.both if own is self.adds else own.gradient(model) + self.total()
+
+    def total(self, name: str = "gradient") -> Array:
+        """Return the clients' part alone."""
+        assert self.adds is not None
+        return self.both - self.adds.gradient(self.model) if name == "gradient" else 0.0
 
 
 class Evaluator:
@@ -77,8 +141,8 @@ class Evaluator:
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.batches = batches
-        self._asked: dict[tuple[int, bytes, int], tuple[Quadratic, Quadratic | None]] = {}
-        self._stacked: dict[tuple[int, ...], Quadratic] = {}
+        self._asked: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}
+        self._stacked: dict[tuple[Quadratic, ...], Quadratic] = {}
         self._places: dict[int, tuple[Array, Array]] = {}
 
     def gram(self) -> Quadratic:
@@ -88,55 +152,36 @@ class Evaluator:
             first = first + other
         return first
 
-    def parity(self, ask: AskParity, seed: int) -> tuple[Parity, ...]:
-        """Encode every mini-batch at every client, and add up."""
-        return tuple(
-            compose(self._encode(ask, seed, b, j) for j in range(batch.clients))
-            for b, batch in enumerate(self.batches)
-        )
+    def inboxes(self, queries: Sequence[Query]) -> list[Inbox]:
+        """Sum the gradients that arrived, for many settings, each on its own mini-batch."""
+        found: list[Inbox] = [None] * len(queries)  # type: ignore[list-item]
+        for batch in sorted({query.batch for query in queries}):
+            places = [place for place, query in enumerate(queries) if query.batch == batch]
+            some = [queries[place] for place in places]
+            for place, query, total in zip(places, some, self._totals(some), strict=True):
+                points = float(query.loads[query.arrived].sum())
+                found[place] = (
+                    Inbox(query.arrived, points, {"gradient": total})
+                    if query.adds is None
+                    else Fused(
+                        query.arrived, points, adds=query.adds, both=total, model=query.model
+                    )
+                )
+        return found
 
-    def _encode(self, ask: AskParity, seed: int, b: int, j: int) -> Parity:
-        features, targets = self.batches[b].client(j)
-        weights = point_weights(
-            features.shape[0], int(ask.loads[b, j]), float(ask.return_probabilities[b, j])
-        )
-        # The rows are part of the key: another redundancy is another code, not a shorter one.
-        code = stream(seed, "code", b, j, ask.rows[b])
-        return encode(features, targets, weights, ask.rows[b], code, ask.code)
+    def _totals(self, queries: Sequence[Query]) -> list[Array]:
+        """Sum the gradients that arrived and what is added to them, all on one mini-batch."""
+        missed = np.array([query.missed for query in queries])
+        if is_numpy_array(queries[0].model):
+            return self._one_by_one(queries, missed)
+        return self._all_at_once(queries, missed)
 
-    def local_models(self, ask: AskLocalModel, model: Array, arrived: Mask) -> Array:
-        """Return the mean of the local models that arrived, weighted by points."""
-        batch = self.batches[ask.batch]
-        points = float(ask.loads[arrived].sum())
-        total = model * 0
-        for j in np.flatnonzero(arrived):
-            total = total + local_model(batch, int(j), ask, model) * (int(ask.loads[j]) / points)
-        return total
-
-    def totals(
-        self, asks: Sequence[AskGradient], models: Sequence[Array], arrived: Sequence[Mask]
-    ) -> list[Array]:
-        """Sum the gradients that arrived and the server's own, for many asks of one mini-batch.
-
-        Parameters
-        ----------
-        asks, models, arrived
-            One each per setting; the asks are all for the same mini-batch.
-        """
-        missed = np.array(
-            [np.where(who, 0, ask.loads) for ask, who in zip(asks, arrived, strict=True)]
-        )
-        if is_numpy_array(models[0]):
-            return self._one_by_one(asks, models, missed)
-        return self._all_at_once(asks, models, missed)
-
-    def _one_by_one(
-        self, asks: Sequence[AskGradient], models: Sequence[Array], missed: IntArray
-    ) -> list[Array]:
+    def _one_by_one(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
         """Do as little arithmetic as there is: a processor begins a product at no cost."""
-        batch, columns = self.batches[asks[0].batch], models[0].shape[1]
-        quadratics = [self._quadratic(ask) for ask in asks]
-        totals: list[Array] = [None] * len(asks)
+        models = [query.model for query in queries]
+        batch, columns = self.batches[queries[0].batch], models[0].shape[1]
+        quadratics = [self._quadratic(query) for query in queries]
+        totals: list[Array] = [None] * len(queries)
         for members in _grouped(quadratics):
             shared = quadratics[members[0]]
             product = shared.hessian @ _side_by_side([models[s] for s in members])
@@ -150,16 +195,15 @@ class Evaluator:
                 totals[s] = totals[s] - part[:, _block(place, columns)]
         return totals
 
-    def _all_at_once(
-        self, asks: Sequence[AskGradient], models: Sequence[Array], missed: IntArray
-    ) -> list[Array]:
+    def _all_at_once(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
         """Do it in as few steps as there are: for a GPU the arithmetic costs next to nothing.
 
         What the missing would have added is taken from all points at once, the others masked.
         """
+        models = [query.model for query in queries]
         xp = array_namespace(models[0])
-        quadratics = [self._quadratic(ask) for ask in asks]
-        key = tuple(id(quadratic) for quadratic in quadratics)
+        quadratics = [self._quadratic(query) for query in queries]
+        key = tuple(quadratics)
         if key not in self._stacked:
             self._stacked[key] = Quadratic(
                 xp.stack([quadratic.hessian for quadratic in quadratics]),
@@ -167,18 +211,18 @@ class Evaluator:
             )
         total = self._stacked[key].gradient(xp.stack(list(models)))
         if missed.any():
-            batch = self.batches[asks[0].batch]
-            client, place = self._rows(asks[0].batch)
+            batch = self.batches[queries[0].batch]
+            client, place = self._rows(queries[0].batch)
             counted = place[:, None] < xp.take(beside(missed.T.copy(), place), client, axis=0)
             residuals = stacked_predictions(batch.features, models) - batch.targets[:, None, :]
             residuals = xp.where(counted[:, :, None], residuals, 0.0)
             part = batch.features.T @ xp.reshape(residuals, (residuals.shape[0], -1))
             part = xp.reshape(part, (-1, len(models), models[0].shape[1]))
             total = total - xp.permute_dims(part, (1, 0, 2))
-        return [total[s] for s in range(len(asks))]
+        return [total[s] for s in range(len(queries))]
 
     def _rows(self, batch: int) -> tuple[Array, Array]:
-        """Return whose each row of a mini-batch is, and its place among that client's rows."""
+        """Return the client of each row of a mini-batch, and its place among that client's."""
         if batch not in self._places:
             offsets, features = self.batches[batch].offsets, self.batches[batch].features
             held = np.diff(offsets)
@@ -187,21 +231,19 @@ class Evaluator:
             self._places[batch] = (beside(client, features), beside(place, features))
         return self._places[batch]
 
-    def _quadratic(self, ask: AskGradient) -> Quadratic:
-        """Return the quadratic of all points that are asked for, and the server's own."""
-        key = (ask.batch, ask.loads.tobytes(), id(ask.own))
+    def _quadratic(self, query: Query) -> Quadratic:
+        """Return the quadratic of all points that are asked for, and what is added to it."""
+        key = (query.batch, query.loads.tobytes(), query.adds)
         if key not in self._asked:
-            processed = self._processed(ask)
-            # The ask's own is kept beside, so that its id stays taken.
-            both = processed if ask.own is None else processed + ask.own
-            self._asked[key] = (both, ask.own)
-        return self._asked[key][0]
+            processed = self._processed(query.batch, query.loads)
+            self._asked[key] = processed if query.adds is None else processed + query.adds
+        return self._asked[key]
 
-    def _processed(self, ask: AskGradient) -> Quadratic:
-        batch = self.batches[ask.batch]
+    def _processed(self, number: int, loads: IntArray) -> Quadratic:
+        batch = self.batches[number]
         rest = [
             batch.client(j, int(load))
-            for j, load in enumerate(ask.loads)
+            for j, load in enumerate(loads)
             if load < batch.offsets[j + 1] - batch.offsets[j]
         ]
         if not rest:
@@ -212,9 +254,9 @@ class Evaluator:
 
 
 def _grouped(quadratics: Sequence[Quadratic]) -> list[list[int]]:
-    groups: dict[int, list[int]] = {}
+    groups: dict[Quadratic, list[int]] = {}
     for s, quadratic in enumerate(quadratics):
-        groups.setdefault(id(quadratic), []).append(s)
+        groups.setdefault(quadratic, []).append(s)
     return list(groups.values())
 
 

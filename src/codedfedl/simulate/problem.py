@@ -7,11 +7,11 @@ import numpy as np
 
 from codedfedl._types import IntArray
 from codedfedl.arrays import Array, to_device
+from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.features import FeatureMap
 from codedfedl.learning.training import Schedule
-from codedfedl.schemes.base import Task
 from codedfedl.simulate.evaluate import Batch
 
 __all__ = ["Parts", "Problem", "embedded", "task_of"]

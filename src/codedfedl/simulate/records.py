@@ -1,81 +1,94 @@
-"""What a simulation leaves behind: checkpoints to go on from, and tables to tell from."""
+"""What a simulation leaves behind: checkpoints to continue from, and tables to report from."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import beside, to_host
+from codedfedl._types import FloatArray
+from codedfedl.arrays import to_host
+from codedfedl.core.record import FACTS, packed, round_columns, timeline_columns, unpacked
 from codedfedl.io.tables import repeated
 from codedfedl.learning.features import FeatureMap, RandomFourier
 from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import Checkpoint, RunDirectory
-from codedfedl.simulate.engine import FACTS, Simulation, first_round
+from codedfedl.simulate.engine import Setting, Simulation
 from codedfedl.simulate.units import Unit
 
-__all__ = ["restore", "snapshot", "stories", "write_tables"]
+__all__ = ["client_columns", "restore", "snapshot", "stories", "write_tables"]
 
 
 def snapshot(simulation: Simulation, place: int) -> Checkpoint:
     """Return everything that a resumed simulation needs and cannot compute again."""
-    arrays: Checkpoint = {f"{place}/round": np.array(simulation.round)}
+    arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
+        prefix = f"{place}/{s}/"
+        arrays[f"{prefix}model"] = to_host(setting.state.model)
+        arrays[f"{prefix}state_round"] = np.array(setting.state.round)
+        arrays[f"{prefix}processed"] = setting.timeline.processed
         arrays |= {
-            f"{place}/{s}/model": to_host(setting.state.model),
-            f"{place}/{s}/seconds": np.array(setting.seconds),
-            f"{place}/{s}/deadlines": np.array(setting.deadlines),
-            f"{place}/{s}/arrived": np.array(setting.arrived),
-            f"{place}/{s}/when": np.array(setting.when).reshape(-1, setting.state.task.clients),
-            f"{place}/{s}/excess": np.array(setting.excess),
-            f"{place}/{s}/metric": np.array([float(value) for value in setting.metric]),
+            f"{prefix}records/{name}": values for name, values in packed(setting.records).items()
         }
     return arrays
 
 
 def restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None:
     """Bring a simulation to where its unit was in a checkpoint, if it had begun."""
-    if f"{place}/round" not in checkpoint:
-        return
-    simulation.round = int(checkpoint[f"{place}/round"])
     for s, setting in enumerate(simulation.settings):
-        stored = {
-            name: checkpoint[f"{place}/{s}/{name}"]
-            for name in ("model", "seconds", "deadlines", "arrived", "when", "excess", "metric")
-        }
-        played = len(stored["seconds"])
-        if setting.crew is not None:  # its clients remember more than a model
-            simulation.replay(setting, played - len(setting.seconds))
-        else:
-            model = beside(stored["model"], setting.state.model)
-            setting.state = replace(setting.state, model=model, round=played)
-        setting.seconds = stored["seconds"].tolist()
-        setting.deadlines = stored["deadlines"].tolist()
-        setting.arrived = list(stored["arrived"])
-        setting.when = list(stored["when"])
-        setting.excess = stored["excess"].tolist()
-        setting.metric = stored["metric"].tolist()
+        stored = _part(checkpoint, f"{place}/{s}/")
+        if stored:
+            records = unpacked(_part(stored, "records/"))
+            simulation.restore(setting, stored["model"], int(stored["state_round"]), records)
+            setting.timeline.processed = stored["processed"]
 
 
 def stories(simulation: Simulation, place: int) -> Checkpoint:
     """Return what is told of a finished unit: its clients, set-up and facts."""
-    return (
-        {
-            f"{place}/{s}/story/{name}": values
-            for s, setting in enumerate(simulation.settings)
-            for name, values in simulation.client_story(setting).items()
+    arrays: Checkpoint = {}
+    for s, setting in enumerate(simulation.settings):
+        prefix = f"{place}/{s}/"
+        arrays[f"{prefix}setup_seconds"] = np.array(setting.setup_seconds)
+        columns = client_columns(setting)
+        arrays |= {f"{prefix}story/{name}": values for name, values in columns.items()}
+        arrays |= {
+            f"{prefix}fact/{name}": np.array([setting.facts.get(name, np.nan)]) for name in FACTS
         }
-        | {
-            f"{place}/{s}/setup_seconds": np.array(setting.setup.seconds)
-            for s, setting in enumerate(simulation.settings)
-        }
-        | {
-            f"{place}/{s}/fact/{name}": np.array([setting.facts.get(name, np.nan)])
-            for s, setting in enumerate(simulation.settings)
-            for name in FACTS
-        }
-    )
+    return arrays
+
+
+def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
+    """Per client: load, how often it arrived, and where its time went on average."""
+    timeline, clock = setting.timeline, setting.timeline.clock
+    fleet, chance, task = clock.fleet, clock.chance, setting.state.task
+    told = setting.rounds or setting.records
+    loads, rounds = timeline.processed, max(len(setting.rounds), 1)
+    compute = loads / fleet.rate * (1 + chance.slowness[:rounds].mean(0) / fleet.alpha)
+    link = fleet.packet_time + fleet.packet_time_up
+    sent = chance.down[:rounds] * fleet.packet_time + chance.up[:rounds] * fleet.packet_time_up
+    asked = loads > 0
+    everything = any(record.loads.sum() > task.points[0].sum() for record in told)
+    return {
+        "client": fleet.client,
+        "rate": fleet.rate,
+        "points": (task.held if everything else task.points[0]).astype(np.float64),
+        "load": np.asarray(loads, dtype=np.float64),
+        "planned_share": _planned_share(setting),
+        "arrived_share": np.mean([record.arrived for record in told], axis=0),
+        "compute_s": compute,
+        "link_s": np.where(asked, link, 0.0),
+        "retransmission_s": np.where(asked, sent.mean(0) - link, 0.0),
+        "overhead_s": np.where(asked, fleet.overhead, 0.0),
+        "setup_compute_s": timeline.setup_compute,
+        "setup_upload_s": timeline.setup_upload,
+    }
+
+
+def _planned_share(setting: Setting) -> FloatArray:
+    """Return the share of rounds in which each client was planned to arrive; NaN: not planned."""
+    plan = setting.scheme.plan(setting.state)
+    unknown = np.full(setting.state.task.clients, np.nan)
+    return np.asarray(getattr(plan, "return_probabilities", unknown))
 
 
 def write_tables(directory: RunDirectory, units: Sequence[Unit], stored: Checkpoint) -> None:
@@ -94,35 +107,19 @@ def write_tables(directory: RunDirectory, units: Sequence[Unit], stored: Checkpo
                 "as_in_paper": _as_in_paper(unit.features, cell.scheme),
                 "seed": unit.seed,
             }
-            prefix = f"{place}/{s}/"
-            mine = {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
-            story, facts = _columns(mine, "story/"), _columns(mine, "fact/")
+            mine = _part(stored, f"{place}/{s}/")
+            story, facts = _part(mine, "story/"), _part(mine, "fact/")
             facts["sigma"] = np.array([getattr(unit.features, "sigma", np.nan)])
-            tables["rounds"].append(
-                repeated(common | {"metric_name": metric}, _round_columns(mine))
-            )
+            records = unpacked(_part(mine, "records/"))
+            rounds = round_columns(records, float(mine["setup_seconds"]))
+            tables["rounds"].append(repeated(common | {"metric_name": metric}, rounds))
             tables["clients"].append(repeated(common, story))
             tables["settings"].append(repeated(common, facts))
             if unit.seed == units[0].seed:
-                times = _timeline_columns(mine, story["client"])
+                times = timeline_columns(records, story["client"])
                 tables["timeline"].append(repeated(common, times))
     for name, parts in tables.items():
         directory.write(f"{name}.parquet", _stacked(parts))
-
-
-def _timeline_columns(stored: Checkpoint, clients: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return when each client's answer came in the first rounds, one row per client and round."""
-    when = stored["when"]
-    first = 1 - first_round(stored["seconds"])
-    shown = slice(first, first + len(when))
-    return {
-        "round": np.repeat(np.arange(len(when)) + 1, len(clients)),
-        "client": np.tile(clients, len(when)),
-        "round_seconds": np.repeat(stored["seconds"][shown], len(clients)),
-        "deadline_s": np.repeat(stored["deadlines"][shown], len(clients)),
-        "seconds": when.ravel(),
-        "arrived": stored["arrived"][shown].ravel(),
-    }
 
 
 def _as_in_paper(features: FeatureMap, scheme: SchemeConfig) -> bool:
@@ -131,21 +128,7 @@ def _as_in_paper(features: FeatureMap, scheme: SchemeConfig) -> bool:
     return isinstance(features, RandomFourier) and gaussian
 
 
-def _round_columns(stored: Checkpoint) -> dict[str, Any]:
-    training = np.cumsum(stored["seconds"]) / 3600
-    return {
-        "round": np.arange(len(training)) + first_round(stored["seconds"]),
-        "deadline_s": stored["deadlines"],
-        "seconds": stored["seconds"],
-        "training_hours": training,
-        "total_hours": training + float(stored["setup_seconds"]) / 3600,
-        "arrived": stored["arrived"].sum(1),
-        "excess": stored["excess"],
-        "metric": stored["metric"],
-    }
-
-
-def _columns(stored: Checkpoint, prefix: str) -> dict[str, Any]:
+def _part(stored: Checkpoint, prefix: str) -> Checkpoint:
     return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
 
 

@@ -5,35 +5,35 @@ the loads that they had; the parity is what they sent, since their codes are sec
 come out the same, up to the rounding of float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from codedfedl.data import Dataset, load_dataset, mini_batches
+from codedfedl.arrays import Array
+from codedfedl.core.aggregate import SUM, RunningSum
+from codedfedl.core.client import ArrayClient
+from codedfedl.core.drive import Driver, drive
+from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.data import Dataset, load_dataset
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.learning.gradients import gradient
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start
-from codedfedl.runs.journal import SETUP, Exchange, Journal, Members
-from codedfedl.schemes.base import AskGradient, Inbox, Reply
+from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.streams import stream
 
 __all__ = ["ROUNDING", "Replay", "replay"]
 
 ROUNDING = 1e-4
 """How far two models may lie apart, relative to the largest entry, and still be the same."""
 
-Points = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of a replay: `difference` is relative to the largest entry of the model."""
+    """The result of a replay: `difference` is relative to the largest entry of the model."""
 
     rounds: int
     answers: int
@@ -56,28 +56,64 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     dataset = load_dataset(experiment.data.name, data, label=experiment.data.label)
     clients = _clients(experiment, dataset, members)
     scheme = scheme_of(experiment)
-    shape = (clients[0][0].shape[1], members.columns)
+    shape = (clients[0].features.shape[1], members.columns)
     zero = np.zeros(shape, dtype=np.float32)
     state = start(scheme, experiment, members, fitted(journal, members), zero)
-    sent: dict[int, npt.NDArray[np.float32]] = {}
-    rounds = answers = missed = 0
-    for exchange in journal.exchanges():
-        inbox = journal.inbox(exchange, experiment.data.batches)
-        if exchange.round != SETUP:
-            model = sent[exchange.round] = np.asarray(state.model, dtype=np.float32)
-            ask = scheme.ask(state)
-            own = ask.own.gradient(model) if isinstance(ask, AskGradient) and ask.own else 0.0
-            inbox = _recomputed(inbox, exchange, experiment, clients, sent, own)
-            rounds += 1
-            answers += int(exchange.arrived.sum())
-            missed += int((~exchange.arrived & (exchange.loads > 0)).sum())
-        state = scheme.receive(state, inbox)
-    recorded, found = stored["model"].astype(np.float64), np.asarray(state.model, np.float64)
+    runtime = _Recomputed(journal, clients)
+    driver = Driver(scheme, state, journal.rounds())
+    for _ in drive(driver, runtime):
+        pass
+    recorded = stored["model"].astype(np.float64)
+    found = np.asarray(driver.state.model, np.float64)
     apart = float(np.abs(found - recorded).max() / max(np.abs(recorded).max(), 1e-30))
-    return Replay(rounds, answers, missed, apart)
+    return Replay(driver.played, runtime.answers, runtime.missed, apart)
 
 
-def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list[Points]:
+class _Recomputed:
+    """A runtime that knows from the journal who arrived, and computes their answers anew."""
+
+    def __init__(self, journal: Journal, clients: list[ArrayClient]) -> None:
+        self.journal, self.clients = journal, clients
+        self.exchanges: Iterator[Exchange] = journal.exchanges()
+        self.models: dict[int, Array] = {}
+        self.answers = self.missed = 0
+
+    def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
+        exchange = next(self.exchanges, None)
+        if exchange is None:
+            raise InputError(f"{self.journal.folder} ends before its model: resume it first")
+        inbox = self.journal.inbox(exchange, summed=ask.combine is SUM)
+        if ask.setup:  # what clients send once is made with secret codes
+            return inbox
+        self.models[round_] = model
+        record = exchange.record
+        self.answers += int(record.arrived.sum())
+        self.missed += int((~record.arrived & (record.loads > 0)).sum())
+        if ask.combine is SUM:
+            total = RunningSum()
+            for j in np.flatnonzero(record.arrived).tolist():
+                arrays = self._answer(ask, j, int(record.loads[j]), model)
+                total.add({name: array.astype(np.float64) for name, array in arrays.items()})
+            sums = {name: array.astype(np.float32) for name, array in total.result().items()}
+            return replace(inbox, sums=sums)
+        replies = [
+            reply
+            if reply.round not in self.models
+            else replace(
+                reply,
+                arrays=self._answer(ask, reply.client, reply.points, self.models[reply.round]),
+                model=self.models[reply.round],
+            )
+            for reply in inbox.replies
+        ]
+        return replace(inbox, replies=tuple(replies))
+
+    def _answer(self, ask: Ask, client: int, load: int, model: Array) -> dict[str, Array]:
+        work = ask.work.for_client(client)
+        return work.answer(self.clients[client], load, model).arrays
+
+
+def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list[ArrayClient]:
     """Embed every client's points, in the order in which it processes them."""
     seed = experiment.seeds[0]
     shards = experiment.deal(dataset.labels, len(members.names), seed)
@@ -88,42 +124,16 @@ def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list
         )
     features = experiment.feature_map(seed, experiment.schemes[0])
     clients = []
-    for rows in shards:
+    for j, rows in enumerate(shards):
         order = rows[processing_order(len(rows), seed)]
         targets = Shard(dataset.inputs, dataset.labels).targets(order, members.columns)
-        clients.append((features.transform(dataset.inputs[order]), targets))
+        embedded = features.transform(dataset.inputs[order])
+        clients.append(
+            ArrayClient(
+                embedded,
+                targets,
+                experiment.data.batches,
+                lambda first, *rest, j=j: stream(seed, "code", first, j, *rest),
+            )
+        )
     return clients
-
-
-def _recomputed(
-    inbox: Inbox,
-    exchange: Exchange,
-    experiment: Experiment,
-    clients: list[Points],
-    sent: dict[int, npt.NDArray[np.float32]],
-    own: Any,
-) -> Inbox:
-    """Return the inbox with gradients computed here."""
-
-    def over(client: int, first: int, points: int, round_: int) -> npt.NDArray[np.float32]:
-        features, targets = (part[first : first + points] for part in clients[client])
-        return np.asarray(gradient(features, targets, sent[round_]))
-
-    if exchange.replies:
-        return replace(inbox, replies=tuple(_answer(r, clients, over) for r in exchange.replies))
-    if exchange.total is None:  # nobody answered a scheme that uses single answers
-        return inbox
-    total = np.zeros_like(sent[exchange.round], dtype=np.float64) + own
-    for j in np.flatnonzero(exchange.arrived).tolist():
-        parts = mini_batches([np.arange(len(clients[j][0]))], experiment.data.batches)
-        first = int(parts[exchange.batch][0][0])
-        total += over(j, first, int(exchange.loads[j]), exchange.round)
-    return replace(inbox, total=total.astype(np.float32))
-
-
-def _answer(
-    reply: Reply, clients: list[Points], over: Callable[..., npt.NDArray[np.float32]]
-) -> Reply:
-    heavier = np.float32(len(clients[reply.client][0]) / reply.points)
-    found = over(reply.client, 0, reply.points, reply.round) * heavier
-    return replace(reply, gradient=found)

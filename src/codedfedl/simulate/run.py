@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from codedfedl.arrays import to_device
+from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet
@@ -13,7 +14,6 @@ from codedfedl.learning.features import FeatureMap
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
-from codedfedl.schemes.base import Task
 from codedfedl.simulate.engine import Progress, Simulation
 from codedfedl.simulate.problem import Problem, embedded
 from codedfedl.simulate.records import restore, snapshot, stories, write_tables
@@ -22,7 +22,7 @@ from codedfedl.simulate.units import Unit, datasets, deal, entries_of, units
 __all__ = ["Watch", "prepare", "simulate"]
 
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
-_FORMAT = 4  # of checkpoints
+_FORMAT = 5  # of checkpoints
 
 Watch = Callable[[str, Progress | None], None]
 
@@ -45,7 +45,7 @@ def simulate(
     device
         ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
     resume
-        Go on from the directory's checkpoint.
+        Continue from the directory's checkpoint.
     watch
         Called with what is being done, and after every round.
     """
@@ -61,6 +61,7 @@ def simulate(
     for unit in every:
         if unit.seed == experiment.seeds[0]:  # plan without computing: what cannot work is refused
             for entry in entries_of(unit, deal(unit)):
+                entry.scheme.check(entry.fleet)
                 entry.scheme.start(entry.task, entry.fleet, None)
     directory.open(experiment, resume=resume)
     problem = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import FleetDelays
@@ -15,7 +16,6 @@ from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import make_scheme
-from codedfedl.schemes.base import Task
 from codedfedl.simulate.engine import Entry
 from codedfedl.simulate.problem import Parts, task_of
 
@@ -59,7 +59,7 @@ def units(
         for cell in found:
             one, data = cell.experiment, cell.experiment.data
             scheme = make_scheme(cell.scheme.name, cell.scheme.settings)
-            features = getattr(scheme, "features", None)
+            features = scheme.features
             if features is not None and cell.scheme.features is not None:
                 name = cell.scheme.name
                 raise InputError(f"scheme {name!r} has features of its own: leave features out")

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.errors import InputError
-from codedfedl.federate.collect import Collector
+from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
 from codedfedl.runs.config import read_experiment
 from codedfedl.runs.directory import RunDirectory
@@ -30,4 +30,4 @@ def serve(grid: Grid, context: Context) -> None:
     directory = RunDirectory(str(keys["out"]))
     with directory.logged() as say:
         experiment = read_experiment(str(keys["experiment"]), str(keys.get("set", "")).split())
-        federate(Collector(grid), experiment, directory, say)
+        federate(FlowerTransport(grid), experiment, directory, say)

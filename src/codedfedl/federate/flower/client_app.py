@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
+from codedfedl.federate.flower.wire import pack, question_of, unpack
 from codedfedl.federate.node import QUESTIONS, Node
-from codedfedl.federate.wire import pack, question_of, unpack
 from codedfedl.learning.codes import LEAST_MIXING
 
 __all__ = ["answer", "app", "node_of", "respond"]
@@ -22,7 +22,7 @@ def node_of(context: Context) -> Node:
 
     Its keys: `name`; `data`, a file or folder, with `label` for a table; or `loader`, a function
     as ``module:function``; `cache`, a folder of the node's own; `least`, the fewest points that it
-    answers for together.
+    answers for together; `works`, modules whose own kinds of work it does, separated by commas.
     """
     config = dict(context.node_config)
     name = str(config.get("name", context.node_id))
@@ -41,7 +41,9 @@ def node_of(context: Context) -> Node:
     if not isinstance(least, int) or least < 1:
         raise InputError(f"least is {least!r} in the node configuration: must be 1 or more")
     default = Path.home() / ".cache" / "codedfedl" / str(context.node_id)
-    return Node(name, load, Path(str(config.get("cache", default))), least=least)
+    works = [module.strip() for module in str(config.get("works", "")).split(",") if module.strip()]
+    cache = Path(str(config.get("cache", default)))
+    return Node(name, load, cache, least=least, works=works)
 
 
 def answer(message: Message, context: Context) -> Message:

@@ -8,71 +8,55 @@ the queue alone.
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from codedfedl.errors import InputError
-from codedfedl.federate.node import Arrays
-from codedfedl.federate.wire import (
+from codedfedl.federate.flower.wire import (
     MalformedError,
     message_type,
     pack,
     pack_arrays,
-    printable,
     unpack,
 )
+from codedfedl.federate.transport import Arrays, Arrival, Status, printable
 
-__all__ = ["Arrival", "Collector"]
+__all__ = ["FlowerTransport"]
 
 _SECONDS_PER_LOOK = 0.03  # of the engine's time: with many clients each looks less often
 _BEFORE_THE_DEADLINE = 0.3  # when everybody looks once more
 _TRIES = 3
 _AGAIN = 5.0  # seconds until a question that got lost is asked again
 
-
-Status = Literal["answer", "malformed", "problem", "gone", "late"]
-"""An answer; one that is not ours; the node's own trouble; no such node; nothing in time."""
+_Slot = threading.Semaphore | None  # of the memory that an answer takes up
 
 
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """An answer, or why there is none.
-
-    Attributes
-    ----------
-    question
-        The number that `Collector.ask` gave.
-    when
-        On the monotonic clock; ∞ where nothing came.
-    reason
-        Why there is no answer.
-    """
-
-    question: int
-    client: int
-    status: Status
-    when: float = np.inf
-    facts: dict[str, Any] = field(default_factory=dict)
-    arrays: Arrays = field(default_factory=dict)
-    reason: str = ""
-    slot: threading.Semaphore | None = None  # of the memory that it takes up
-
-
-class Collector:
-    """Asks nodes, and collects their answers.
+class FlowerTransport:
+    """A `Transport` on a Flower grid.
 
     The engine may refuse a request when it is busy; every one is tried a few times.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._arrivals: SimpleQueue[tuple[Arrival, _Slot]] = SimpleQueue()
         self._questions = 0
+
+    def now(self) -> float:
+        """Return the monotonic clock."""
+        return time.monotonic()
+
+    def remaining(self, until: float) -> float:
+        """Return the seconds until then."""
+        return max(until - time.monotonic(), 0.0)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
 
     def nodes(self) -> set[int]:
         """Return the nodes that are there, as far as the engine knows."""
@@ -87,23 +71,7 @@ class Collector:
         *,
         at_once: int | None = None,
     ) -> dict[int, int]:
-        """Send a question to some clients; it expires after so many seconds.
-
-        Parameters
-        ----------
-        questions
-            The node and the facts for each client.
-        arrays
-            What goes to all of them, such as the model.
-        at_once
-            How many clients may be at it at a time, where answers are large: the next is asked when
-            an answer is dealt with, and one that got lost on the way is asked for again.
-
-        Returns
-        -------
-        dict
-            The client of every question's number.
-        """
+        """Push a message to every node, in this thread or as there is room for answers."""
         until = time.monotonic() + seconds
         shared = pack_arrays(arrays)
         look = max(0.1, _SECONDS_PER_LOOK * len(questions))
@@ -130,38 +98,35 @@ class Collector:
         return asked
 
     def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
-        """Yield answers to these questions as they come; those to others are forgotten.
-
-        Ends when all wanted ones are there, or on the monotonic clock at `until`; what was there by
-        then is still yielded.
-        """
+        """Yield answers from the queue."""
         missing = set(wanted)
         while missing:
             left = until - time.monotonic()
             try:
-                arrival = self._arrivals.get(left > 0, max(left, 0.0))
+                arrival, slot = self._arrivals.get(left > 0, max(left, 0.0))
             except Empty:
                 return
             if arrival.question in missing:
                 missing.remove(arrival.question)
                 yield arrival
-            if arrival.slot is not None:
-                arrival.slot.release()
+            del arrival  # it may be large
+            if slot is not None:
+                slot.release()
 
     def _wait(self, question: "_Question", identity: str | None) -> None:
-        self._arrivals.put(self._pulled(question, identity))
+        self._arrivals.put((self._pulled(question, identity), None))
 
     def _insist(self, question: "_Question", slots: threading.Semaphore) -> None:
         """Ask when there is a place, and again where the question or its answer got lost."""
-        arrival = question.nothing("late", "no answer in time")
+        arrival, slot = question.nothing("late", "no answer in time"), None
         if slots.acquire(timeout=max(question.left, 0.0)):
             for _ in range(_TRIES):
                 arrival = self._pulled(question, *self._push([question.message()]))
                 if arrival.status != "gone" or question.left < _AGAIN:
                     break
                 time.sleep(_AGAIN)
-            arrival = replace(arrival, slot=slots)
-        self._arrivals.put(arrival)
+            slot = slots
+        self._arrivals.put((arrival, slot))
 
     def _push(self, messages: list[Message]) -> list[str | None]:
         """Send messages; None stands for one that the engine does not take."""

@@ -6,23 +6,16 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from codedfedl.federate.node import Answer, Arrays
+from codedfedl.federate.transport import Answered, Arrays
 
 __all__ = [
     "MalformedError",
     "message_type",
     "pack",
     "pack_arrays",
-    "printable",
     "question_of",
     "unpack",
 ]
-
-
-def printable(text: object, most: int = 200) -> str:
-    """Return what somebody else wrote in a form that is safe in a log: one line, not too long."""
-    line = " ".join(str(text)[: 4 * most].encode("ascii", "backslashreplace").decode().split())
-    return "".join(c for c in line if c.isprintable())[:most]
 
 
 class MalformedError(ValueError):
@@ -50,11 +43,15 @@ def pack_arrays(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def unpack(content: RecordDict) -> Answer:
+def unpack(content: RecordDict) -> Answered:
     """Return facts and arrays; refuse anything else. No pickled object is ever read."""
     try:
-        facts = json.loads(str(content.config_records["facts"]["json"]))
-        arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
+        # By name: the views by type refer back to the message, which then stays in memory.
+        config, record = content["facts"], content["arrays"]
+        assert isinstance(config, ConfigRecord)
+        assert isinstance(record, ArrayRecord)
+        facts = json.loads(str(config["json"]))
+        arrays = {name: array.numpy() for name, array in record.items()}
     except Exception as error:  # a rogue may send anything
         raise MalformedError(f"malformed message ({type(error).__name__})") from None
     if not isinstance(facts, dict):

@@ -18,42 +18,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
-from codedfedl.data import Dataset
 from codedfedl.errors import InputError
-from codedfedl.federate import guard
-from codedfedl.federate.engine import APP, Superlink, environment, program
-from codedfedl.federate.keys import Keys, make_keys
+from codedfedl.federate.flower import guard
+from codedfedl.federate.flower.engine import APP, Superlink, environment, program
+from codedfedl.federate.flower.keys import Keys, make_keys
+from codedfedl.federate.shards import node_name
 from codedfedl.io.files import make_folder
-from codedfedl.runs.config import Experiment
 
-__all__ = ["LocalFederation", "check_port", "local_keys", "node_name", "write_shards"]
+__all__ = ["LocalFederation", "check_port", "local_keys"]
 
 HOST = "127.0.0.1"
 
 _START = 60.0  # seconds that a SuperLink may take
 _PATIENCE = 5.0  # seconds between asking a process to end and making it
 _POLL = "0.2"  # seconds between two looks of a SuperExec for work
-
-
-def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list[Path]:
-    """Deal a data set to the clients, and write each its own file, and the test points another."""
-    assert experiment.federation is not None
-    clients, seed = experiment.federation.clients, experiment.seeds[0]
-    shards = experiment.deal(dataset.labels, clients, seed)
-    paths = []
-    for j, rows in enumerate(shards):
-        make_folder(folder)
-        paths.append(folder / f"{node_name(j)}.npz")
-        np.savez(paths[-1], inputs=dataset.inputs[rows], labels=dataset.labels[rows])
-    np.savez(folder / "test.npz", inputs=dataset.test_inputs, labels=dataset.test_labels)
-    return paths
-
-
-def node_name(j: int) -> str:
-    """Return the name of client j, in the order of the clients."""
-    return f"node-{j:03d}"
 
 
 def check_port(port: int) -> None:

@@ -1,0 +1,39 @@
+"""How answers are combined before a scheme sees them.
+
+`SUM` is for schemes that need no single answer: only the sum of all leaves this file, and here is
+where a secure sum or noise belongs. `EACH` hands on every answer by itself.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from codedfedl.arrays import Array
+
+__all__ = ["EACH", "SUM", "Combine", "RunningSum"]
+
+
+class Combine(Enum):
+    """What a scheme is given of the answers."""
+
+    SUM = "sum"
+    EACH = "each"
+
+
+SUM, EACH = Combine.SUM, Combine.EACH
+
+
+class RunningSum:
+    """A sum of answers, of which one at a time is in memory."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Array] = {}
+
+    def add(self, arrays: Mapping[str, Array]) -> None:
+        """Add an answer."""
+        for name, array in arrays.items():
+            before = self._totals.get(name)
+            self._totals[name] = array if before is None else before + array
+
+    def result(self) -> dict[str, Array]:
+        """Return the sums; empty where nothing was added."""
+        return self._totals

@@ -1,0 +1,477 @@
+"""What a client does for the server: every kind of work, with its answer and its cost.
+
+This is the only place where a client's mathematics is written. A real node calls `answer` on its
+own data; the simulator calls it too, or does the same for many clients and models at once.
+
+A kind of work is a frozen dataclass with two methods, `answer` and `cost`. Its fields travel to the
+clients as JSON, so they are numbers, strings and lists.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import Array
+from codedfedl.core.protocol import Task
+from codedfedl.errors import InputError
+from codedfedl.fleet import costs
+from codedfedl.fleet.costs import BlockSetup, Cost
+from codedfedl.fleet.devices import Fleet
+from codedfedl.io.names import nearest
+from codedfedl.learning.codes import GAUSSIAN, Code
+from codedfedl.learning.gradients import Quadratic, gradient
+from codedfedl.learning.parity import encode, point_weights
+from codedfedl.learning.training import step
+
+__all__ = [
+    "WORK",
+    "Answer",
+    "ArrayClient",
+    "BlockParity",
+    "Client",
+    "Embedded",
+    "Gradient",
+    "Gram",
+    "LocalModel",
+    "Parity",
+    "Points",
+    "Prepare",
+    "Work",
+    "work_from",
+    "work_to",
+]
+
+Points = tuple[Array, Array]
+"""Features of shape (k, q) and targets of shape (k, c)."""
+
+_GROWTH = 1.5
+
+
+class Client(Protocol):
+    """A client's own data, as its work sees them: all points are embedded and in random order."""
+
+    @property
+    def points(self) -> int:
+        """Points that it holds."""
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches that its points are dealt to, one after the other."""
+
+    def batch(self, b: int) -> Points:
+        """Return the points of a mini-batch."""
+
+    def first(self, count: int) -> Iterator[Points]:
+        """Yield its first `count` points, in one part or several."""
+
+    def code_stream(self, first: int, *rest: int) -> np.random.Generator:
+        """Return private randomness for a code; the numbers say which, where it is repeatable."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayClient:
+    """A client whose points lie in two arrays, mini-batch after mini-batch."""
+
+    features: Array
+    targets: Array
+    batches: int
+    code_stream: Callable[..., np.random.Generator]
+
+    @property
+    def points(self) -> int:
+        """Points that it holds."""
+        return int(self.targets.shape[0])
+
+    def batch(self, b: int) -> Points:
+        """Return the points of a mini-batch: the first ones have one more where it must be."""
+        size, more = divmod(self.points, self.batches)
+        start = b * size + min(b, more)
+        rows = slice(start, start + size + (b < more))
+        return self.features[rows], self.targets[rows]
+
+    def first(self, count: int) -> Iterator[Points]:
+        """Yield its first points."""
+        yield self.features[:count], self.targets[:count]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a client sends.
+
+    Attributes
+    ----------
+    points
+        Points that the answer is about; 0 for none, where a client has nothing to say yet.
+    mixed
+        The fewest points behind any number in it; `points` by default.
+    """
+
+    points: int
+    arrays: dict[str, Array]
+    mixed: int | None = None
+
+    @property
+    def least_mixed(self) -> int:
+        """The fewest points behind any number."""
+        return self.points if self.mixed is None else self.mixed
+
+
+class Work(ABC):
+    """What clients are asked to do."""
+
+    kind: ClassVar[str]
+
+    needs_model: ClassVar[bool] = True
+    """Whether the model is sent to the client first."""
+
+    once: ClassVar[bool] = False
+    """Whether a client does it once in a federation: asked again, it sends the same."""
+
+    @abstractmethod
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return what a client sends for its first `load` points."""
+
+    @abstractmethod
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return what it costs every client, without embedding."""
+
+    def for_client(self, j: int) -> "Work":
+        """Return client j's part, where clients are asked for different things."""
+        return self
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return for how many points each client answers: as asked, unless the work says so.
+
+        Parameters
+        ----------
+        embedded, answered, held : arrays of shape (n,)
+            Points that each has embedded, had in its last answer, and holds.
+        """
+        return asked
+
+    def points_by(
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+    ) -> tuple[IntArray, FloatArray] | None:
+        """Return how many points each client can be done with by a deadline, and seconds a point.
+
+        None for work whose load does not depend on the time.
+        """
+        return None
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
+        """Return what the arrays of an answer about `points` must look like; None: unknown."""
+        return None
+
+    @classmethod
+    def received(cls, **fields: Any) -> Self:
+        """Return the work from its fields as JSON brings them."""
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Prepare(Work):
+    """Embed all points, and send nothing."""
+
+    kind: ClassVar[str] = "prepare"
+    needs_model: ClassVar[bool] = False
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return nothing: what counts is that it is done."""
+        return Answer(client.points, {})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return nothing on top of embedding."""
+        return Cost(np.zeros(task.clients), np.zeros(task.clients))
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return nothing."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Gradient(Work):
+    """The gradient over the first `load` points of a mini-batch, as a sum (section 3.5)."""
+
+    batch: int
+
+    kind: ClassVar[str] = "gradient"
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return X̂ᵀ(X̂β − Y)."""
+        features, targets = client.batch(self.batch)
+        return Answer(load, {"gradient": gradient(features[:load], targets[:load], model)})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return 2·q·c multiply-accumulates a point, and a packet."""
+        return costs.packet(task.workload, loads)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return that of the model."""
+        return {"gradient": _model_shape(task)}
+
+
+@dataclass(frozen=True)
+class LocalModel(Work):
+    """Some gradient steps on a mini-batch; the model then, times the points behind it."""
+
+    batch: int
+    steps: int
+    step_size: float
+    ridge: float
+
+    kind: ClassVar[str] = "local_model"
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return ℓ·β after the steps."""
+        features, targets = (part[:load] for part in client.batch(self.batch))
+        for _ in range(self.steps):
+            total = gradient(features, targets, model)
+            model = step(model, total, load, self.step_size, self.ridge)
+        return Answer(load, {"model": model * load})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return a gradient's for every step, and a packet."""
+        return costs.packet(task.workload, loads * self.steps)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return that of the model."""
+        return {"model": _model_shape(task)}
+
+
+@dataclass(frozen=True)
+class Embedded(Work):
+    """The gradient over all points that a client has embedded by now, as heavy as all it holds.
+
+    Parameters
+    ----------
+    least
+        A client with fewer points embedded says nothing yet.
+    """
+
+    least: int = 1
+
+    kind: ClassVar[str] = "embedded"
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return ℓ/k times the gradient over k points."""
+        total = sum(gradient(*part, model) for part in client.first(load))
+        return Answer(load, {"gradient": total * (client.points / load)})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return 2·q·c multiply-accumulates a point, and a packet."""
+        return costs.packet(task.workload, loads)
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Take new points in when they are half as many again, or all: answers can be compared.
+
+        A client that lost some of what it had embedded answers for what is left.
+        """
+        grown = (embedded >= _GROWTH * answered) | (embedded == held)
+        loads = np.where(grown, embedded, np.minimum(answered, embedded))
+        return np.where(loads >= np.minimum(self.least, held), loads, 0)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return that of the model."""
+        return {"gradient": _model_shape(task)}
+
+
+@dataclass(frozen=True)
+class Gram(Work):
+    """The Gram matrix and the moments over all points."""
+
+    kind: ClassVar[str] = "gram"
+    needs_model: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return X̂ᵀX̂ and X̂ᵀY."""
+        first, *others = (Quadratic.of(*part) for part in client.first(client.points))
+        total = sum(others, start=first)
+        return Answer(client.points, {"hessian": total.hessian, "moment": total.moment})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return q(q + 1)/2 + q·c multiply-accumulates a point, and as many numbers to send."""
+        return costs.gram(task.held, task.workload)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return (q, q) and (q, c)."""
+        q, _ = shape = _model_shape(task)
+        return {"hessian": (q, q), "moment": shape}
+
+
+@dataclass(frozen=True, eq=False)
+class Parity(Work):
+    """Parity of every mini-batch, weighted for a plan, to be added up over clients (section 3.2).
+
+    Parameters
+    ----------
+    rows : sequence of int
+        u of every mini-batch.
+    loads, return_probabilities : arrays of shape (batches, n), or (batches,) for one client
+        Of which the weights are made.
+    """
+
+    rows: Sequence[int]
+    loads: npt.ArrayLike
+    return_probabilities: npt.ArrayLike
+    code: Code = GAUSSIAN
+
+    kind: ClassVar[str] = "parity"
+    needs_model: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+
+    def for_client(self, j: int) -> "Parity":
+        """Return the weights of one client."""
+        loads, chances = np.asarray(self.loads), np.asarray(self.return_probabilities)
+        return replace(
+            self, loads=loads[:, j].tolist(), return_probabilities=chances[:, j].tolist()
+        )
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return G·W·X̂ and G·W·Y for every mini-batch."""
+        arrays: dict[str, Array] = {}
+        mixed = client.points
+        plans = zip(
+            self.rows, np.asarray(self.loads), np.asarray(self.return_probabilities), strict=True
+        )
+        for b, (rows, planned, probability) in enumerate(plans):
+            features, targets = client.batch(b)
+            points = features.shape[0]
+            weights = point_weights(points, int(planned), float(probability))
+            # The rows name the code: another redundancy is another code, not a shorter one.
+            part = encode(features, targets, weights, rows, client.code_stream(b, rows), self.code)
+            arrays |= {f"features{b}": part.features, f"targets{b}": part.targets}
+            mixed = min(mixed, self.code.points_per_row(points, rows))
+        return Answer(client.points, arrays, mixed)
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return what the code costs a point, and u·(q + c) numbers to send a mini-batch."""
+        each = [self.code.operations(rows) for rows in self.rows]
+        return costs.parity(task.points, self.rows, task.workload, each)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return (u, q) and (u, c) for every mini-batch."""
+        q, c = _model_shape(task)
+        sizes = {f"features{b}": (int(u), q) for b, u in enumerate(self.rows)}
+        return sizes | {f"targets{b}": (int(u), c) for b, u in enumerate(self.rows)}
+
+    @classmethod
+    def received(cls, **fields: Any) -> "Parity":
+        """Return the work from its fields as JSON brings them."""
+        return cls(**fields | {"code": Code(**fields["code"])})
+
+
+@dataclass(frozen=True)
+class BlockParity(Work):
+    """A client's own parity, unweighted, from what it has embedded when it must send.
+
+    A client with k of its ℓ points embedded sends ⌊k/mixing⌋ rows, √(ℓ/k) times as heavy, so that
+    in expectation they stand for all its points; with fewer than `mixing` it sends nothing.
+    """
+
+    code: Code
+    mixing: int
+
+    kind: ClassVar[str] = "block_parity"
+    needs_model: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return S·X̂ and S·Y of the first `load` points."""
+        rows = load // self.mixing
+        if rows == 0:
+            return Answer(0, {})
+        parts = list(client.first(load))
+        features, targets = parts[0] if len(parts) == 1 else _joined(parts)
+        weights = np.full(load, np.sqrt(client.points / load))
+        stream = client.code_stream(client.batches, rows, self.code.nonzeros)
+        part = encode(features, targets, weights, rows, stream, self.code)
+        arrays = {"features0": part.features, "targets0": part.targets}
+        return Answer(load, arrays, self.code.points_per_row(load, rows))
+
+    def setup(self, task: Task) -> BlockSetup:
+        """Return what it costs, step by step."""
+        return BlockSetup(task.workload, task.feature_macs, self.code.nonzeros, self.mixing)
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return what mixing costs a point, and the rows to send."""
+        return self.setup(task).mixing_cost(loads)
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return what is embedded, of what is asked for."""
+        return np.minimum(asked, embedded)
+
+    def points_by(
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Return as many points as leave time to mix and to send."""
+        setup = self.setup(task)
+        seconds = setup.seconds_per_point(fleet, slowness)
+        return setup.points_by(deadline, fleet, task.held, seconds), seconds
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return (rows, q) and (rows, c)."""
+        (q, c), rows = _model_shape(task), points // self.mixing
+        return {"features0": (rows, q), "targets0": (rows, c)} if rows else {}
+
+    @classmethod
+    def received(cls, **fields: Any) -> "BlockParity":
+        """Return the work from its fields as JSON brings them."""
+        return cls(**fields | {"code": Code(**fields["code"])})
+
+
+WORK: dict[str, type[Work]] = {
+    one.kind: one for one in (Prepare, Gradient, LocalModel, Embedded, Gram, Parity, BlockParity)
+}
+"""Every kind of work that comes with the package."""
+
+
+def work_to(work: Work) -> dict[str, Any]:
+    """Return work as it travels: its kind, and its fields as plain values."""
+    own = type(work)
+    kind = own.kind if WORK.get(own.kind) is own else f"{own.__module__}:{own.__qualname__}"
+    fields = asdict(work)  # type: ignore[call-overload]
+    plain = {name: _plain(value) for name, value in fields.items()}
+    return {"kind": kind, **plain}
+
+
+def work_from(facts: Mapping[str, Any], find: Callable[[str], type[Work] | None]) -> Work:
+    """Return work that somebody asks for.
+
+    Parameters
+    ----------
+    find
+        Returns the class of a kind that is not ours, ``module:Class``; None where it may not be
+        used here.
+    """
+    kind, fields = str(facts["kind"]), {k: v for k, v in facts.items() if k != "kind"}
+    own = WORK.get(kind) or find(kind)
+    if own is None:
+        raise InputError(f"the work {kind!r} is unknown here: {nearest(kind, list(WORK))}")
+    return own.received(**fields)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _model_shape(task: Task) -> tuple[int, int]:
+    return task.workload.features, task.workload.labels
+
+
+def _joined(parts: Sequence[Points]) -> Points:
+    xp = array_namespace(parts[0][0])
+    features, targets = (xp.concat(list(column), axis=0) for column in zip(*parts, strict=True))
+    return features, targets

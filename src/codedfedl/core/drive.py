@@ -1,0 +1,97 @@
+"""The loop of every run: a scheme asks, a runtime answers, the scheme learns.
+
+A runtime may drive many schemes side by side, as the simulator does; each has a `Driver`, and all
+rules of the loop are in it.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from codedfedl.core.client import Prepare, Work
+from codedfedl.core.protocol import Ask, Everyone, Inbox, Runtime, Scheme, State
+from codedfedl.core.record import SETUP
+from codedfedl.errors import InputError
+
+__all__ = ["PREPARE", "Driver", "drive"]
+
+PREPARE = Ask(Prepare(), Everyone(), setup=True)
+"""What comes before the first round of a scheme that has no set-up of its own."""
+
+
+class Driver:
+    """A scheme on its way.
+
+    Parameters
+    ----------
+    state
+        From `Scheme.start`, or a later one.
+    rounds
+        The most rounds that are played.
+    """
+
+    def __init__(self, scheme: Scheme, state: State, rounds: int) -> None:
+        self.scheme, self.state, self.rounds = scheme, state, rounds
+        self.played = 0
+        self._prepared = False
+        self._asked: Ask | None = None
+
+    def ask(self) -> Ask | None:
+        """Return what to ask the clients now; None when all is done."""
+        ask = self.scheme.ask(self.state)
+        if ask is None:
+            return None
+        _check(self.scheme, ask)
+        if not ask.setup and not self._prepared:
+            ask = PREPARE
+        elif not ask.setup and self.played >= self.rounds:
+            return None
+        self._asked = ask
+        return ask
+
+    @property
+    def round(self) -> int:
+        """The round that the last ask belongs to, from 0 on; `SETUP` before the first."""
+        assert self._asked is not None
+        return SETUP if self._asked.setup else self.played
+
+    def receive(self, inbox: Inbox) -> None:
+        """Let the scheme learn from the answers to the last ask."""
+        ask = self._asked
+        assert ask is not None
+        self._prepared = True
+        if ask is not PREPARE:
+            self.state = self.scheme.receive(self.state, inbox)
+        self.played += not ask.setup
+
+    def fold(self, received: Iterable[Inbox]) -> Iterator[tuple[Ask, int]]:
+        """Learn from what was received earlier, in the same order: a state is a fold over that.
+
+        Yields every ask and its round before its inbox is taken.
+        """
+        for inbox in received:
+            ask = self.ask()
+            if ask is None:
+                raise InputError("the run has recorded more than its scheme asks for")
+            yield ask, self.round
+            self.receive(inbox)
+
+
+def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
+    """Drive a scheme on a runtime to its end; yields every round, `SETUP` for what comes before."""
+    while (ask := driver.ask()) is not None:
+        round_ = driver.round
+        driver.receive(runtime.exchange(ask, driver.state.model, round_))
+        yield round_
+
+
+def _check(scheme: Scheme, ask: Ask) -> None:
+    """Refuse what no runtime could answer: an ask that is none must not stall a run."""
+    if not isinstance(ask, Ask):
+        raise InputError(f"scheme {scheme.name!r} asks with {ask!r}: return an Ask, or None")
+    if not isinstance(ask.work, Work):
+        raise InputError(
+            f"scheme {scheme.name!r} asks for {ask.work!r}: give a Work, with answer and cost"
+        )
+    if not hasattr(ask.wait, "enough") or not hasattr(ask.wait, "deadline"):
+        raise InputError(
+            f"scheme {scheme.name!r} waits with {ask.wait!r}: give a Wait, with deadline and enough"
+        )

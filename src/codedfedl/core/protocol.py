@@ -1,0 +1,392 @@
+"""The protocol between a scheme and whoever runs it.
+
+A scheme is a state machine without I/O: it *asks*, and learns from the *inbox* that answers. A
+runtime, simulated or real, decides one thing only: who arrived, and when.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import numpy as np
+
+from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import Array
+from codedfedl.core.aggregate import SUM, Combine
+from codedfedl.errors import InputError
+from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.training import Schedule, step
+
+if TYPE_CHECKING:
+    from codedfedl.core.client import Work
+    from codedfedl.fleet.delays import DelayModel
+    from codedfedl.learning.features import FeatureMap
+
+__all__ = [
+    "Ask",
+    "Everyone",
+    "Fastest",
+    "Inbox",
+    "Limits",
+    "Next",
+    "Reply",
+    "Runtime",
+    "Scheme",
+    "State",
+    "Task",
+    "Until",
+    "Wait",
+    "arrivals",
+    "refuse_absent",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The public facts of a training task: nothing here is a client's secret.
+
+    Attributes
+    ----------
+    workload
+        What a point and a packet cost, with q and c.
+    feature_macs
+        Multiply-accumulates that embedding a point costs.
+    points : array of shape (batches, n)
+        Points of every client in every mini-batch.
+    """
+
+    workload: Workload
+    feature_macs: int
+    points: IntArray
+    epochs: int
+    schedule: Schedule
+    ridge: float
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches in an epoch."""
+        return len(self.points)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return int(self.points.shape[1])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in all epochs."""
+        return self.epochs * self.batches
+
+    def batch(self, round_: int) -> int:
+        """Return the mini-batch of a round, both counted from 0."""
+        return round_ % self.batches
+
+    @property
+    def held(self) -> IntArray:
+        """Points of every client in all mini-batches, shape (n,)."""
+        return np.asarray(self.points.sum(0))
+
+    def step_size(self, round_: int) -> float:
+        """Return the step size of a round."""
+        return self.schedule.at(round_ // self.batches)
+
+
+class Wait(Protocol):
+    """How long the server waits: until a deadline, or until enough answers are there."""
+
+    @property
+    def deadline(self) -> float:
+        """Seconds after which nobody is waited for; ∞ if there is no such limit."""
+
+    def enough(self, fresh: int, late: int, expected: int) -> bool:
+        """Say whether the server may go on; once true, it stays true with more answers.
+
+        Parameters
+        ----------
+        fresh
+            Answers to this ask that are there.
+        late
+            Answers to earlier asks that came since this one.
+        expected
+            Answers to this ask that will come, sooner or later.
+        """
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """Until all who were asked have answered."""
+
+    deadline: ClassVar[float] = inf
+
+    def enough(self, fresh: int, late: int, expected: int) -> bool:
+        """Return whether nobody is missing."""
+        return fresh >= expected
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Until `count` of those asked now have answered."""
+
+    count: int
+    deadline: ClassVar[float] = inf
+
+    def enough(self, fresh: int, late: int, expected: int) -> bool:
+        """Return whether `count` have answered."""
+        return fresh >= self.count
+
+
+@dataclass(frozen=True)
+class Next:
+    """Until `count` answers are there from now on, whichever ask they answer: asynchronous."""
+
+    count: int
+    deadline: ClassVar[float] = inf
+
+    def enough(self, fresh: int, late: int, expected: int) -> bool:
+        """Return whether `count` answers came."""
+        return fresh + late >= self.count
+
+
+@dataclass(frozen=True)
+class Until:
+    """Until a deadline, in seconds."""
+
+    deadline: float
+
+    def enough(self, fresh: int, late: int, expected: int) -> bool:
+        """Return False: the clock decides."""
+        return False
+
+
+def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]:
+    """Say whose answer counts as arrived, and how long the server waits.
+
+    Parameters
+    ----------
+    seconds : array of shape (n,)
+        When each answer is there; ∞ for a client from which none will come.
+    fresh : array of shape (n,)
+        Whose answer is to this ask, and not to an earlier one.
+    """
+    deadline = wait.deadline
+    order = np.argsort(seconds, kind="stable")
+    order = order[: int(np.isfinite(seconds).sum())]
+    new = np.cumsum(fresh[order])
+    expected = int(new[-1]) if len(order) else 0
+    low, high = 0, len(order) + 1  # the smallest number of answers that is enough; high if none is
+    while low < high:
+        middle = (low + high) // 2
+        now = int(new[middle - 1]) if middle else 0
+        if middle > len(order) or wait.enough(now, middle - now, expected):
+            high = middle
+        else:
+            low = middle + 1
+    arrived = np.zeros(len(seconds), dtype=bool)
+    arrived[order[:low]] = True
+    last = float(seconds[order[min(low, len(order)) - 1]]) if len(order) and low else 0.0
+    if last <= deadline and (low <= len(order) or deadline == inf):
+        return arrived, last
+    return arrived & (seconds <= deadline), deadline
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What a scheme wants of the clients.
+
+    Attributes
+    ----------
+    work
+        What each client is to do.
+    wait
+        How long the server waits.
+    loads : array of shape (n,), optional
+        Points that each client is to process, 0 where it is not asked; all that it has by default.
+    combine
+        `SUM` where the scheme needs no more than a sum of the answers, `EACH` where it needs every
+        single one.
+    keep_late
+        Whether a client that is still busy finishes that first, and its answer reaches a later
+        inbox. Otherwise everybody drops what it was doing when it is asked anew.
+    setup
+        Whether this is done once, before the first round: on the paper's clock it takes no time.
+    adds
+        A hint, which changes no result: the quadratic that the scheme will add to the sum by
+        `Inbox.plus`. A runtime may then compute both in one product.
+    """
+
+    work: "Work"
+    wait: Wait
+    loads: IntArray | None = None
+    combine: Combine = SUM
+    keep_late: bool = False
+    setup: bool = False
+    adds: Quadratic | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """A client's own answer.
+
+    Attributes
+    ----------
+    round
+        The round in which it was asked, from 0 on; -1 for the set-up.
+    points
+        Points that the answer is about.
+    model
+        The model that it answers, which may be an old one.
+    """
+
+    client: int
+    round: int
+    points: int
+    arrays: Mapping[str, Array]
+    model: Array = None
+
+
+@dataclass(frozen=True, eq=False)
+class Inbox:
+    """The answers to an ask.
+
+    Attributes
+    ----------
+    arrived : array of shape (n,)
+        Who answered this ask in time.
+    points : float
+        Points behind the answers that count.
+    sums
+        The sum of every array of the answers, under `SUM`; empty where nobody answered.
+    replies
+        Single answers by client, under `EACH`: also those to earlier asks that came since.
+    """
+
+    arrived: Mask
+    points: float
+    sums: Mapping[str, Array] = field(default_factory=dict)
+    replies: tuple[Reply, ...] = ()
+
+    def total(self, name: str = "gradient") -> Array:
+        """Return the sum of an array over the clients that arrived; 0 where nobody did."""
+        return self.sums.get(name, 0.0)
+
+    def plus(self, own: Quadratic, model: Array) -> Array:
+        """Return the clients' gradients and that of a quadratic at the server, g_U + g_C."""
+        return own.gradient(model) + self.total("gradient")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a scheme knows between two asks."""
+
+    task: Task
+    model: Array
+    round: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.round >= self.task.rounds
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether `model` and `round` are all that the rounds have changed since the set-up.
+
+        Then a run continues from a checkpoint of both. A state with a memory of its own is
+        brought back by playing its rounds again, unless it says otherwise here.
+        """
+        return type(self) is State
+
+    def descended(self, total: Array, points: float) -> Self:
+        """Return the state after a step along the mean gradient `total`/`points`."""
+        size = self.task.step_size(self.round)
+        model = self.model
+        if points > 0:  # nobody answered: nothing is learnt
+            model = step(model, total, points, size, self.task.ridge)
+        return replace(self, model=model, round=self.round + 1)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the operator of a real federation sets, where a scheme does not.
+
+    Attributes
+    ----------
+    deadline : seconds, optional
+        Of a round.
+    setup_deadline : seconds
+    rounds
+    availability
+        No client is taken to answer in a larger share of the rounds.
+    """
+
+    deadline: float | None
+    setup_deadline: float
+    rounds: int
+    availability: float
+
+
+class Scheme(ABC):
+    """A way to train: a frozen dataclass of settings with pure functions.
+
+    It holds no state of its own: all that it learns is in the `State` that it returns.
+    """
+
+    name: ClassVar[str]
+
+    solves: ClassVar[bool] = False
+    """Whether it aims at the exact minimum: then a simulator follows how far off it is."""
+
+    features: ClassVar["FeatureMap | None"] = None
+    """The feature map, where the scheme itself decides it."""
+
+    takes_any_delays: ClassVar[bool] = False
+    """Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`."""
+
+    def check(self, fleet: "Fleet | DelayModel") -> None:  # noqa: B027
+        """Refuse a fleet for which waiting might never end; real federations bound every wait."""
+
+    def within(self, limits: Limits) -> "Scheme":
+        """Return the scheme with an operator's limits where it has no settings of its own."""
+        return self
+
+    @property
+    def plans_deadline(self) -> bool:
+        """Whether its rounds end at a deadline that it plans itself."""
+        return False
+
+    def start(self, task: Task, fleet: "Fleet | DelayModel", model: Array) -> State:
+        """Plan, and return the state before the first ask."""
+        return State(task, model)
+
+    @abstractmethod
+    def ask(self, state: Any) -> Ask | None:
+        """Return what to ask next; None when training is done."""
+
+    @abstractmethod
+    def receive(self, state: Any, inbox: Inbox) -> State:
+        """Learn from the answers."""
+
+    def plan(self, state: Any) -> Any:
+        """Return the plan that the rounds follow, if there is one."""
+        return None
+
+    def facts(self, state: Any) -> dict[str, float]:
+        """Return what a report should say of a run, by the names in `core.record.FACTS`."""
+        return {}
+
+
+class Runtime(Protocol):
+    """Whoever asks the clients: a virtual clock, or a transport."""
+
+    def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
+        """Ask the clients for work on a model, wait, and return what came."""
+
+
+def refuse_absent(fleet: "Fleet | DelayModel", waiting: str) -> None:
+    """Refuse a fleet for which waiting might never end, in the words of who would wait."""
+    availability = getattr(fleet, "availability", None)
+    if availability is not None and (availability < 1).any():
+        raise InputError(f"{waiting}, and some clients' availability is below 1")

@@ -1,0 +1,203 @@
+"""One record of an exchange, for every runtime, and the tables that a run leaves.
+
+| table | a row for each |
+| --- | --- |
+| `rounds` | setting, seed and round; round 0 is the end of the set-up, where a model is there |
+| `clients` | setting, seed and client |
+| `settings` | setting and seed: what is said once (`FACTS`) |
+| `timeline` | setting, client and one of the first rounds: when its answer came |
+| `refusals` | answer that was not taken, and why |
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl._types import FloatArray, IntArray, Mask
+
+__all__ = [
+    "ARRIVED",
+    "DROPPED",
+    "FACTS",
+    "LATE",
+    "NOT_ASKED",
+    "SETUP",
+    "SHOWN_ROUNDS",
+    "Record",
+    "packed",
+    "round_columns",
+    "timeline_columns",
+    "unpacked",
+]
+
+NOT_ASKED, ARRIVED, LATE, DROPPED = range(4)
+"""What became of a question to a client."""
+
+SETUP = -1
+"""The round of what is asked before the first, which is 0."""
+
+SHOWN_ROUNDS = 8
+"""Of so many rounds it is kept when each answer came, or would have come."""
+
+FACTS = (
+    "parity_rows",
+    "expected_return",
+    "points_per_parity_row",
+    "embedded_points",
+    "unrepresented_points",
+    "setup_deadline_s",
+    "round_deadline_s",
+    "planned_hours",
+    "planned_excess",
+    "planned_rounds",
+    "predicted_hours",
+    "predicted_excess",
+    "predicted_start_loss",
+    "predicted_start_excess",
+    "start_loss",
+    "damping",
+)
+"""What is said once of a setting and seed; NaN where it does not apply."""
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What became of an exchange; arrays have shape (n,).
+
+    Attributes
+    ----------
+    round
+        Counted from 0; -1 for the set-up.
+    has_model
+        Whether there was a model to evaluate: a set-up may leave none.
+    deadline, seconds
+        How long the server would have waited at most (∞: for all), and how long it did.
+    loads
+        Points that each client was asked for.
+    outcome
+        `NOT_ASKED`, `ARRIVED`, `LATE` or `DROPPED`, which is: nothing will come.
+    arrival_times : seconds, optional
+        Until each answer was there, or would have been (∞: never); kept of the first rounds alone.
+    compute : seconds, optional
+        What each client says it computed (NaN: unknown).
+    refusals
+        Client and reason.
+    metric, excess
+        Of the model after this exchange.
+    """
+
+    round: int
+    deadline: float
+    seconds: float
+    loads: IntArray
+    outcome: npt.NDArray[np.int8]
+    arrival_times: FloatArray | None
+    compute: FloatArray | None = None
+    refusals: tuple[tuple[int, str], ...] = ()
+    has_model: bool = True
+    metric: Any = np.nan
+    excess: float = np.nan
+
+    @property
+    def is_setup(self) -> bool:
+        """Whether it is not a round."""
+        return self.round == SETUP
+
+    @property
+    def arrived(self) -> Mask:
+        """Who answered in time."""
+        return np.asarray(self.outcome == ARRIVED)
+
+    def count(self, outcome: int) -> int:
+        """Return how many clients had an outcome."""
+        return int((self.outcome == outcome).sum())
+
+
+def round_columns(records: Sequence[Record], setup_seconds: float) -> dict[str, Any]:
+    """Return a row per round, and one for the end of the set-up where that left a model.
+
+    `training_hours` is the paper's clock; `total_hours` charges the set-up too.
+    """
+    told = [record for record in records if not record.is_setup or record.has_model]
+    seconds = np.array([0.0 if one.is_setup else one.seconds for one in told])
+    hours = np.cumsum(seconds) / 3600
+    counts = {"arrived": ARRIVED, "late": LATE, "dropped": DROPPED}
+    return {
+        "round": np.array([one.round + 1 for one in told], dtype=np.int64),
+        "deadline_s": np.array([one.deadline for one in told], dtype=np.float64),
+        "seconds": seconds,
+        "training_hours": hours,
+        "total_hours": hours + setup_seconds / 3600,
+        **{
+            name: np.array([one.count(kind) for one in told], dtype=np.int64)
+            for name, kind in counts.items()
+        },
+        "refused": np.array([len(one.refusals) for one in told], dtype=np.int64),
+        "excess": np.array([one.excess for one in told], dtype=np.float64),
+        "metric": np.array([float(one.metric) for one in told], dtype=np.float64),
+    }
+
+
+def timeline_columns(records: Sequence[Record], clients: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return when each client's answer came in the first rounds, a row per client and round."""
+    shown = [record for record in records if not record.is_setup][:SHOWN_ROUNDS]
+    return {
+        "round": np.repeat([one.round + 1 for one in shown], len(clients)).astype(np.int64),
+        "client": np.tile(clients, len(shown)),
+        "round_seconds": np.repeat([one.seconds for one in shown], len(clients)).astype(float),
+        "deadline_s": np.repeat([one.deadline for one in shown], len(clients)).astype(float),
+        "seconds": _joined([_times(one, len(clients)) for one in shown], np.float64),
+        "arrived": _joined([one.arrived for one in shown], np.bool_),
+    }
+
+
+def _times(record: Record, clients: int) -> FloatArray:
+    return np.full(clients, np.nan) if record.arrival_times is None else record.arrival_times
+
+
+def packed(records: Sequence[Record]) -> dict[str, npt.NDArray[Any]]:
+    """Return records as arrays, for a checkpoint; equal loads are kept once."""
+    loads = {record.loads.tobytes(): record.loads for record in records}
+    places = {key: place for place, key in enumerate(loads)}
+    timed = [one for one in records if one.arrival_times is not None]
+    clients = len(records[0].loads) if records else 0
+    return {
+        "round": np.array([one.round for one in records], dtype=np.int64),
+        "deadline": np.array([one.deadline for one in records], dtype=np.float64),
+        "seconds": np.array([one.seconds for one in records], dtype=np.float64),
+        "has_model": np.array([one.has_model for one in records], dtype=bool),
+        "metric": np.array([float(one.metric) for one in records], dtype=np.float64),
+        "excess": np.array([one.excess for one in records], dtype=np.float64),
+        "outcome": np.array([one.outcome for one in records], dtype=np.int8).reshape(-1, clients),
+        "loads": np.array(list(loads.values()), dtype=np.int64).reshape(-1, clients),
+        "loads_of": np.array([places[one.loads.tobytes()] for one in records], dtype=np.int64),
+        "times": np.array([one.arrival_times for one in timed]).reshape(-1, clients),
+        "timed": np.array([one.arrival_times is not None for one in records], dtype=bool),
+    }
+
+
+def unpacked(stored: Mapping[str, npt.NDArray[Any]]) -> list[Record]:
+    """Return the records that `packed` made arrays of."""
+    times = iter(stored["times"])
+    loads = list(stored["loads"])
+    return [
+        Record(
+            round=int(stored["round"][k]),
+            deadline=float(stored["deadline"][k]),
+            seconds=float(stored["seconds"][k]),
+            loads=loads[stored["loads_of"][k]],
+            outcome=stored["outcome"][k],
+            arrival_times=next(times) if stored["timed"][k] else None,
+            has_model=bool(stored["has_model"][k]),
+            metric=float(stored["metric"][k]),
+            excess=float(stored["excess"][k]),
+        )
+        for k in range(len(stored["round"]))
+    ]
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)

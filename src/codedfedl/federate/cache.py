@@ -1,0 +1,133 @@
+"""What a client keeps on its own disk: embedded points, and what it has given away once.
+
+An engine may start a new process for every message. So features and targets lie in a folder,
+memory-mapped, and are made once.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.data.partitions import processing_order
+from codedfedl.data.shards import Shard
+from codedfedl.errors import InputError
+from codedfedl.federate.transport import Answered
+from codedfedl.io.files import make_folder, replacing
+from codedfedl.learning.features import FeatureMap
+
+__all__ = ["Cache"]
+
+_ROWS_AT_ONCE = 4096  # points embedded between two looks at the clock
+
+
+class Cache:
+    """The folder of one client in one federation.
+
+    Parameters
+    ----------
+    load
+        Returns the client's data; only called where the folder does not hold what is needed.
+    clock
+        Returns seconds.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, load: Callable[[], Shard], clock: Callable[[], float]
+    ) -> None:
+        self.folder, self.name, self.load, self.clock = folder, name, load, clock
+
+    def embed(
+        self,
+        features: FeatureMap,
+        columns: int,
+        seed: int,
+        *,
+        points: int | None = None,
+        seconds: float = np.inf,
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
+        """Embed until so many points are here, or the time is up.
+
+        Returns
+        -------
+        features, targets, embedded
+            Both memory-mapped, in the order of processing, and how many rows of them are filled.
+        """
+        until = self.clock() + seconds
+        paths = [self.folder / f"{name}.npy" for name in ("features", "targets")]
+        counter = self.folder / "embedded"
+        embedded = int(counter.read_text()) if counter.is_file() else 0
+        if embedded == 0:
+            self._allocate(paths, features, columns)
+        arrays = [np.load(path, mmap_mode="r+") for path in paths]
+        rows_of_features, targets = arrays
+        wanted = len(targets) if points is None else min(points, len(targets))
+        if embedded < wanted:
+            shard, order = self.load(), processing_order(len(targets), seed)
+        while embedded < wanted and self.clock() < until:
+            rows = slice(embedded, min(embedded + _ROWS_AT_ONCE, wanted))
+            rows_of_features[rows] = features.transform(shard.inputs[order[rows]])
+            targets[rows] = shard.targets(order[rows], columns)
+            if not (np.isfinite(rows_of_features[rows]).all() and np.isfinite(targets[rows]).all()):
+                raise InputError(f"{self.name} has points that are not finite: leave them out")
+            for array in arrays:
+                array.flush()
+            embedded = rows.stop
+            with replacing(counter) as partial:  # after the rows are on the disk
+                partial.write_text(str(embedded))
+        return rows_of_features, targets, embedded
+
+    def once(self, digest: str, make: Callable[[], Answered]) -> Answered:
+        """Give something once in a federation; asked again, give the same, and refuse any other.
+
+        Whoever got several would learn more of the data with each. A new federation has a new
+        folder, and gets a new answer.
+        """
+        path = self.folder / "parity.npz"
+        if path.is_file():
+            with np.load(path) as stored:
+                facts: dict[str, Any] = json.loads(str(stored["facts"]))
+                if facts.pop("digest") != digest:
+                    raise InputError("this node gave its parity already, for another plan")
+                return facts, {name: stored[name] for name in stored.files if name != "facts"}
+        facts, arrays = make()
+        if not arrays:  # nothing is given yet
+            return facts, arrays
+        make_folder(self.folder)
+        self._keep(path, facts | {"digest": digest}, arrays)
+        return facts, arrays
+
+    def clear(self) -> None:
+        """Remove everything: the federation is over."""
+        if self.folder.is_dir():
+            for file in self.folder.iterdir():
+                file.unlink()
+            self.folder.rmdir()
+
+    @staticmethod
+    def _keep(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        with replacing(path) as partial, partial.open("wb") as file:
+            np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
+
+    def _allocate(self, paths: list[Path], features: FeatureMap, columns: int) -> None:
+        points, width = self.load().inputs.shape
+        make_folder(self.folder)
+        self.folder.chmod(0o700)
+        for path, size in zip(paths, (features.size(width), columns), strict=True):
+            np.lib.format.open_memmap(path, "w+", np.float32, (points, size)).flush()
+            _reserve(path)
+
+
+def _reserve(path: Path) -> None:
+    """Take the disk space at once: a memory map on a full disk dies without a word."""
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            raise InputError(
+                f"the cache needs {path.stat().st_size:,} bytes for {path}: {error.strerror}"
+            ) from None

@@ -1,0 +1,149 @@
+"""A transport without a network: nodes in this process, on a clock that nobody has to wait for.
+
+It is for tests and for trying a scheme out: the server and the nodes are the real ones.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+from codedfedl.errors import InputError
+from codedfedl.federate.transport import Answered, Arrays, Arrival, printable
+
+__all__ = ["MemoryTransport", "Respond"]
+
+Respond = Callable[[str, dict[str, Any], Arrays], Answered]
+"""How a node answers: the kind of question, its facts, its arrays."""
+
+Delay = Callable[[int, str, dict[str, Any]], float]
+"""Seconds until a node's answer is there (∞: never): node, kind, facts."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    number: int
+    client: int
+    node: int
+    kind: str
+    facts: dict[str, Any]
+    arrays: Arrays
+    until: float
+    slots: "_Slots | None"
+
+
+class _Slots:
+    """How many clients may still be asked, and who is next."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.waiting: deque[_Question] = deque()
+
+
+class MemoryTransport:
+    """Nodes that answer when a script says so.
+
+    Parameters
+    ----------
+    nodes
+        How each node answers, by its number.
+    delay
+        How long that takes; a twentieth of a second by default.
+
+    Attributes
+    ----------
+    online : set of int
+        Nodes that are there: take one out and it answers nothing.
+    asked : list
+        Every question so far: node, kind and facts.
+    """
+
+    def __init__(self, nodes: Mapping[int, Respond], delay: Delay = lambda *_: 0.05) -> None:
+        self.responds, self.delay = dict(nodes), delay
+        self.online = set(nodes)
+        self.asked: list[tuple[int, str, dict[str, Any]]] = []
+        self._now, self._questions = 0.0, 0
+        self._coming: list[tuple[float, int, Arrival, _Slots | None]] = []
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self._now
+
+    def remaining(self, until: float) -> float:
+        """Return ∞: computing takes no virtual time."""
+        return inf
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self._now += seconds
+
+    def nodes(self) -> set[int]:
+        """Return who is online."""
+        return set(self.online)
+
+    def ask(
+        self,
+        kind: str,
+        questions: Mapping[int, tuple[int, dict[str, Any]]],
+        arrays: Arrays,
+        seconds: float,
+        *,
+        at_once: int | None = None,
+    ) -> dict[int, int]:
+        """Ask, and let the nodes answer in virtual time."""
+        until = self._now + seconds
+        slots = None if at_once is None else _Slots(at_once)
+        asked = {}
+        for client, (node, facts) in questions.items():
+            question = _Question(self._questions, client, node, kind, facts, arrays, until, slots)
+            asked[question.number] = client
+            self._questions += 1
+            if slots is None or slots.free > 0:
+                self._begin(question)
+            else:
+                slots.waiting.append(question)
+        return asked
+
+    def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
+        """Yield what comes by then, in the order of virtual time."""
+        missing = set(wanted)
+        while missing and self._coming and self._coming[0][0] <= until:
+            when, _, arrival, slots = heapq.heappop(self._coming)
+            self._now = max(self._now, when)
+            if arrival.question in missing:
+                missing.remove(arrival.question)
+                yield arrival
+            if slots is not None:
+                slots.free += 1
+                if slots.waiting:
+                    self._begin(slots.waiting.popleft())
+        if missing and isfinite(until):
+            self._now = max(self._now, until)
+
+    def _begin(self, question: _Question) -> None:
+        if question.slots is not None:
+            question.slots.free -= 1
+        self.asked.append((question.node, question.kind, question.facts))
+        seconds = inf
+        if question.node in self.online:
+            seconds = self.delay(question.node, question.kind, question.facts)
+        when = self._now + seconds
+        if when <= question.until:
+            arrival = self._answered(question, when)
+        else:
+            when = question.until
+            arrival = Arrival(question.number, question.client, "late", reason="no answer in time")
+        heapq.heappush(self._coming, (when, question.number, arrival, question.slots))
+
+    def _answered(self, question: _Question, when: float) -> Arrival:
+        number, client = question.number, question.client
+        try:
+            respond = self.responds[question.node]
+            facts, arrays = respond(question.kind, question.facts, question.arrays)
+        except InputError as error:
+            return Arrival(number, client, "problem", when, reason=printable(error))
+        if "problem" in facts:
+            return Arrival(number, client, "problem", when, reason=printable(facts["problem"]))
+        return Arrival(number, client, "answer", when, facts, arrays)

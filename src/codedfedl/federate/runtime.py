@@ -1,0 +1,348 @@
+"""The clients of a real federation: ask them, wait until a deadline, check what they send.
+
+Whatever a client answers is checked before it counts, and what is wrong with one answer does not
+hold the others up.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.arrays import Array, to_host
+from codedfedl.core.aggregate import SUM, RunningSum
+from codedfedl.core.client import Embedded, Gradient, Prepare, Work, work_to
+from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.record import ARRIVED, SETUP
+from codedfedl.errors import InputError
+from codedfedl.federate.checks import (
+    Bounds,
+    Evidence,
+    Expected,
+    Expecting,
+    RefusedError,
+    check_distance,
+    checked_answer,
+)
+from codedfedl.federate.meeting import Say
+from codedfedl.federate.node import Job
+from codedfedl.federate.tally import Tally
+from codedfedl.federate.transport import Arrays, Arrival, Transport
+from codedfedl.runs.config import FederationConfig
+from codedfedl.runs.journal import Exchange, Journal, Members
+
+__all__ = ["Federation"]
+
+_REMEMBERED = 20  # rounds after which a late answer is not waited for any more
+_EMBEDDING = 0.25  # share of a round in which a client may embed more points
+_ENCODING = 0.5  # share of a set-up in which a client embeds, before it mixes and sends
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """A question that is not answered yet."""
+
+    client: int
+    round: int
+    work: Work
+    load: int
+
+
+class Federation:
+    """The runtime of a federation: a transport, and the members that it reaches.
+
+    Attributes
+    ----------
+    last
+        The last exchange, as the journal keeps it.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: FederationConfig,
+        members: Members,
+        task: Task,
+        job: Job,
+        journal: Journal,
+        say: Say,
+    ) -> None:
+        self.transport, self.config, self.members = transport, config, members
+        self.task, self.journal, self.say = task, journal, say
+        self.job = asdict(job)
+        self.bounds = Bounds.of(job.kind, members.classes)
+        self.evidence = Evidence(task, journal.parity, lambda j: journal.kept()[j])
+        self.excluded = {j for j, name in enumerate(members.names) if name in config.without}
+        self.last: Exchange | None = None
+        self._pending: dict[int, _Pending] = {}
+        self._answered = np.zeros(len(members.names), dtype=np.int64)
+        self._sent: dict[int, Array] = {}
+        self._setup: Ask | None = None
+        self._delivered: set[int] = set()
+
+    @property
+    def everyone(self) -> range:
+        """All members, those that are left out too."""
+        return range(len(self.members.names))
+
+    def question(
+        self,
+        kind: str,
+        facts: Mapping[int, Mapping[str, Any]],
+        seconds: float,
+        *,
+        at_once: int | None = None,
+        **arrays: npt.NDArray[Any],
+    ) -> dict[int, int]:
+        """Ask some clients; return the client of every question."""
+        questions = {
+            j: (self.members.nodes[j], {"job": self.job, **own}) for j, own in facts.items()
+        }
+        return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once)
+
+    # From the journal.
+
+    def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
+        """Take an exchange from the journal: what the server itself knew, and the answers."""
+        self._remember(ask, model, round_)
+        if ask.setup:
+            self.excluded |= {client for client, _ in exchange.record.refusals}
+        for reply in exchange.replies:
+            self._answered[reply.client] = reply.points
+        return self._inbox(ask, exchange)
+
+    def resume(self) -> None:
+        """Ask again for what clients send once and may send late."""
+        if self._setup is not None and self._setup.keep_late:
+            tally = self._tally(self._setup)
+            self._ask(self._setup, tally, SETUP, self._longest(self._setup), None)
+
+    # Live.
+
+    def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
+        """Ask the clients, wait, and return what came."""
+        self._remember(ask, model, round_)
+        if not ask.keep_late:
+            self._pending.clear()  # whoever is late with an earlier round need not answer it
+        deadline, tally = self._longest(ask), self._tally(ask)
+        before = dict(self._pending)
+        asked = self._ask(ask, tally, round_, deadline, model)
+        fresh = {self._pending[number].client for number in asked}
+        total, points = RunningSum(), 0.0
+        replies: list[Reply] = []
+        counts = {"fresh": int(tally.arrived_already), "late": 0}
+        expect = self._expect
+        with Expecting(
+            lambda j: expect(ask.work, j, round_, int(tally.loads[j])),
+            fresh,
+            lambda: self.transport.remaining(tally.began + deadline),
+        ) as expected:
+            for arrival in self.transport.gather({*asked, *before}, tally.began + deadline):
+                pending = self._pending.pop(arrival.question)
+                now = pending.round == round_ and arrival.question in asked
+                if not ask.keep_late and arrival.when > tally.began + deadline:
+                    continue
+                with self._refusals(tally, arrival) as usable:
+                    if usable:
+                        right = expected[pending.client] if now else self._expects(pending)
+                        reply = self._taken(arrival, pending, right)
+                        if reply is not None:
+                            points += reply.points
+                            self._combine(ask, pending, reply, total, replies)
+                        if now and arrival.when <= tally.began + deadline and reply is not None:
+                            tally.arrived(arrival)
+                        counts["fresh" if now else "late"] += 1
+                if ask.wait.enough(**counts, expected=len(fresh) + tally.arrived_already):
+                    break
+        if ask.setup:
+            self.excluded |= {client for client, _ in tally.refusals}
+            self._check_setup(ask, tally, deadline)
+        self._check_somebody(ask, tally, round_, deadline)
+        return self._closed(ask, tally, round_, deadline, total, replies, points)
+
+    def _closed(
+        self,
+        ask: Ask,
+        tally: Tally,
+        round_: int,
+        deadline: float,
+        total: RunningSum,
+        replies: list[Reply],
+        points: float,
+    ) -> Inbox:
+        here = self.transport.nodes()
+        gone = [j for j in self.everyone if self.members.nodes[j] not in here]
+        known = self._delivered
+        stored = {j: n for j, n in self.journal.kept().items() if j not in known}
+        self._delivered |= set(stored)
+        self.last = Exchange(
+            tally.record(round_, deadline, self.transport.now(), gone),
+            points + sum(n for j, n in stored.items() if tally.when[j] == 0.0),
+            {name: array.astype(np.float32) for name, array in total.result().items()},
+            tuple(sorted(replies, key=lambda reply: (reply.client, reply.round))),
+            stored,
+        )
+        return self._inbox(ask, self.last)
+
+    def _combine(
+        self, ask: Ask, pending: _Pending, reply: Reply, total: RunningSum, replies: list[Reply]
+    ) -> None:
+        """Keep an answer: on the disk what comes once, in a sum, or by itself."""
+        if pending.work.once:
+            if reply.client in self.journal.kept():
+                raise RefusedError("parity came a second time")
+            self.journal.keep(reply.client, reply.arrays, reply.points)
+        elif ask.combine is SUM:
+            total.add({name: array.astype(np.float64) for name, array in reply.arrays.items()})
+        else:
+            replies.append(reply)
+
+    def _inbox(self, ask: Ask, exchange: Exchange) -> Inbox:
+        """Return what the scheme receives, each reply with the model that it is for."""
+        self._delivered |= set(exchange.stored)
+        inbox = self.journal.inbox(exchange, summed=ask.combine is SUM)
+        return replace(
+            inbox,
+            replies=tuple(replace(r, model=self._sent.get(r.round)) for r in inbox.replies),
+        )
+
+    def _ask(
+        self, ask: Ask, tally: Tally, round_: int, deadline: float, model: Array | None
+    ) -> dict[int, int]:
+        """Ask all who are wanted and idle; what was sent once is not asked for again."""
+        busy = {pending.client for pending in self._pending.values()}
+        here = self.journal.kept() if ask.work.once else {}
+        for j in here:
+            tally.answered_before(j)
+        elastic = type(ask.work).load is not Work.load
+        share = _ENCODING if ask.setup else _EMBEDDING
+        wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
+        facts = {
+            j: {
+                "work": work_to(ask.work.for_client(j)),
+                "round": round_,
+                "load": int(tally.loads[j]),
+                "answered": int(self._answered[j]),
+                "seconds": share * deadline if elastic else None,
+            }
+            for j in wanted
+        }
+        if not facts:
+            return {}
+        life = _REMEMBERED * deadline if ask.keep_late else deadline
+        arrays: Arrays = {}
+        if ask.work.needs_model:
+            arrays["model"] = np.asarray(to_host(model), dtype=np.float32)
+        at_once = self._at_once(ask.work) if ask.work.once else None
+        asked = self.question("work", facts, life, at_once=at_once, **arrays)
+        self._pending |= {
+            number: _Pending(j, round_, ask.work, int(tally.loads[j]))
+            for number, j in asked.items()
+        }
+        return asked
+
+    def _at_once(self, work: Work) -> int:
+        """Return how many clients may send at a time what is large."""
+        shapes = work.shapes(self.task, int(self.task.held.max())) or {}
+        each = max(1, 4 * sum(int(np.prod(shape)) for shape in shapes.values()))
+        return max(1, int(self.config.in_flight * 1e6 / each))
+
+    def _taken(
+        self, arrival: Arrival, pending: _Pending, expected: Expected | None
+    ) -> Reply | None:
+        """Return an answer as a reply once it is checked; None where a client has nothing yet."""
+        client, work = pending.client, pending.work
+        arrays, points = checked_answer(arrival, work, self.task, pending.round, pending.load)
+        if points == 0:
+            return None
+        held = int(self.task.held[client])
+        if isinstance(work, Gradient | Embedded):
+            model = to_host(self._sent[pending.round])
+            about = points if isinstance(work, Gradient) else held
+            self.bounds.check_gradient(arrays["gradient"], model, about)
+            if expected is not None:
+                check_distance(arrays["gradient"], expected, self.config.tolerance)
+        elif work.once:
+            self.bounds.check_parity(arrays, held, self.config.tolerance)
+        if work.needs_model:
+            self._answered[client] = points
+        return Reply(client, pending.round, points, arrays)
+
+    def _expect(self, work: Work, client: int, round_: int, load: int) -> Expected | None:
+        if not work.needs_model:
+            return None
+        return self.evidence.expects(work, client, load, to_host(self._sent[round_]))
+
+    def _expects(self, pending: _Pending) -> Expected | None:
+        return self._expect(pending.work, pending.client, pending.round, pending.load)
+
+    def _remember(self, ask: Ask, model: Array, round_: int) -> None:
+        if ask.setup:
+            self._setup = self._setup if isinstance(ask.work, Prepare) else ask
+            self.evidence.setup = ask.work
+            return
+        self._sent[round_] = model
+        self._sent.pop(round_ - _REMEMBERED - 1, None)
+
+    def _longest(self, ask: Ask) -> float:
+        """Return for how long this ask may wait: no wait is without an end."""
+        if np.isfinite(ask.wait.deadline):
+            return ask.wait.deadline
+        limit = None if ask.setup else self.config.deadline
+        return limit or self.config.setup_timeout
+
+    def _tally(self, ask: Ask) -> Tally:
+        """Begin an exchange with all who are not left out."""
+        loads = np.array(self.task.held if ask.loads is None else ask.loads, dtype=np.int64)
+        loads[list(self.excluded)] = 0
+        return Tally.start(loads, self.transport.now())
+
+    def _check_setup(self, ask: Ask, tally: Tally, deadline: float) -> None:
+        """Refuse to begin without what the scheme waits for from everybody."""
+        if np.isfinite(ask.wait.deadline) or isinstance(ask.work, Prepare):
+            return
+        refused = {client for client, _ in tally.refusals}
+        playing = [j for j in self.everyone if tally.loads[j]]
+        silent = [j for j in playing if tally.outcome[j] != ARRIVED and j not in refused]
+        kind = ask.work.kind.replace("_", " ")
+        if silent:
+            names = [self.members.names[j] for j in silent]
+            waited = self.transport.now() - tally.began
+            raise InputError(
+                f"no {kind} from {', '.join(names)} within {waited:.3g} s: look at their logs and "
+                "run this again, with a larger federation.setup_timeout, or with "
+                f"federation.without={names} to continue without them"
+            )
+        if not set(playing) - refused:
+            raise InputError(f"all {kind} was refused: see what the log says of it")
+
+    def _check_somebody(self, ask: Ask, tally: Tally, round_: int, deadline: float) -> None:
+        """End a run in which nobody answers a scheme that waits for answers alone."""
+        waits_for_answers = not ask.setup and not np.isfinite(ask.wait.deadline)
+        if waits_for_answers and not ask.keep_late and not (tally.outcome == ARRIVED).any():
+            raise InputError(
+                f"no client answered in round {round_ + 1} within {deadline:g} s: see that the "
+                "nodes are up and run this again, or begin anew with a larger federation.deadline"
+            )
+
+    @contextmanager
+    def _refusals(self, tally: Tally, arrival: Arrival) -> Iterator[bool]:
+        """Say whether there is an answer to use; note whatever is wrong with it, and continue."""
+        client, name = arrival.client, self.members.names[arrival.client]
+        if arrival.status in ("problem", "gone"):
+            tally.dropped(client)
+        if arrival.status == "problem":
+            self.say(f"{name}: {arrival.reason}")
+        why = arrival.reason if arrival.status == "malformed" else ""
+        try:
+            yield arrival.status == "answer"
+        except TimeoutError:  # there was no time left to judge it: it stays late
+            return
+        except Exception as error:  # whatever a client sends, the others continue
+            why = str(error) if isinstance(error, RefusedError) else type(error).__name__
+        if why:
+            self.say(f"refused: {name}: {why}")
+            tally.refused(client, why)

@@ -1,0 +1,95 @@
+"""What a federation needs of an engine: to ask nodes, and to gather answers until a deadline."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Answered", "Arrays", "Arrival", "Status", "Transport", "printable"]
+
+Arrays = dict[str, npt.NDArray[Any]]
+Answered = tuple[dict[str, Any], Arrays]
+"""A node's answer to a question: plain facts, and arrays."""
+
+Status = Literal["answer", "malformed", "problem", "gone", "late"]
+"""An answer; one that is not ours; the node's own trouble; no such node; nothing in time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """An answer, or why there is none.
+
+    Attributes
+    ----------
+    question
+        The number that `Transport.ask` gave.
+    when
+        On the transport's clock; ∞ where nothing came.
+    reason
+        Why there is no answer.
+    """
+
+    question: int
+    client: int
+    status: Status
+    when: float = np.inf
+    facts: dict[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    reason: str = ""
+
+
+class Transport(Protocol):
+    """Carries questions to nodes, and their answers back."""
+
+    def now(self) -> float:
+        """Return the time in seconds, on a clock that never goes back."""
+
+    def remaining(self, until: float) -> float:
+        """Return how many seconds a computation may take if it must be done by then."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that are there, as far as is known."""
+
+    def ask(
+        self,
+        kind: str,
+        questions: Mapping[int, tuple[int, dict[str, Any]]],
+        arrays: Arrays,
+        seconds: float,
+        *,
+        at_once: int | None = None,
+    ) -> dict[int, int]:
+        """Send a question to some clients; it expires after so many seconds.
+
+        Parameters
+        ----------
+        questions
+            The node and the facts for each client.
+        arrays
+            What goes to all of them, such as the model.
+        at_once
+            How many clients may be at it at a time, where answers are large: the next is asked when
+            an answer is dealt with, and one that got lost on the way is asked for again.
+
+        Returns
+        -------
+        dict
+            The client of every question's number.
+        """
+
+    def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
+        """Yield answers to these questions as they come; those to others are forgotten.
+
+        Ends when all wanted ones are there, or at `until`; what was there by then is still yielded.
+        """
+
+
+def printable(text: object, most: int = 200) -> str:
+    """Return what somebody else wrote in a form that is safe in a log: one line, not too long."""
+    line = " ".join(str(text)[: 4 * most].encode("ascii", "backslashreplace").decode().split())
+    return "".join(c for c in line if c.isprintable())[:most]

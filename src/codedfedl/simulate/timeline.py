@@ -1,0 +1,177 @@
+"""The clients of one setting on the virtual clock: each has a time line of its own.
+
+A client embeds its points, works on what it is asked, is late, and embeds on while it is idle.
+Where everybody drops what it does when a round begins, nothing is left of a time line but the
+delays of that round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.core.client import Work
+from codedfedl.core.protocol import Ask, arrivals
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
+from codedfedl.fleet import costs
+from codedfedl.simulate.clock import Clock
+
+__all__ = ["Exchange", "Job", "Timeline"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a client works on: since when it was asked, and until when it takes."""
+
+    client: int
+    round: int
+    work: Work
+    load: int
+    finished: float
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Who arrived, and when: all that a virtual clock says of an ask.
+
+    Attributes
+    ----------
+    arrived, outcome, loads, arrival_times : arrays of shape (n,)
+    kept
+        The jobs whose answers came, those to earlier asks too, where late ones are kept.
+    """
+
+    ask: Ask
+    round: int
+    seconds: float
+    arrived: Mask
+    outcome: npt.NDArray[np.int8]
+    loads: IntArray
+    arrival_times: FloatArray
+    kept: Sequence[Job] | None = None
+
+    def jobs(self, clients: Mask, now: float = 0.0) -> list[Job]:
+        """Return this ask as the work of some clients."""
+        return [
+            Job(j, self.round, self.ask.work, int(self.loads[j]), now + float(seconds))
+            for j, seconds in zip(
+                np.flatnonzero(clients).tolist(), self.arrival_times[clients], strict=True
+            )
+        ]
+
+    @property
+    def done(self) -> Sequence[Job]:
+        """The jobs whose answers came, by client."""
+        return self.jobs(self.arrived) if self.kept is None else self.kept
+
+
+class Timeline:
+    """All clients of one setting, from second 0 of the set-up on.
+
+    Attributes
+    ----------
+    setup_compute, setup_upload : arrays of shape (n,), seconds
+        What each client's processor and link did in the set-up.
+    processed : array of shape (n,)
+        Points that each was last asked to process, every local step counted.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.task = clock, clock.task
+        self.held, clients = clock.task.held, clock.task.clients
+        self.now = 0.0
+        self.setup_compute, self.setup_upload = np.zeros(clients), np.zeros(clients)
+        self.processed = np.zeros(clients)
+        self._embedded = np.zeros(clients)
+        self._answered = np.zeros(clients, dtype=np.int64)  # points of the last answer
+        self._idle_since = np.zeros(clients)
+        self._jobs: dict[int, Job] = {}
+
+    @property
+    def pending(self) -> Sequence[Job]:
+        """What the clients are still busy with."""
+        return list(self._jobs.values())
+
+    def exchange(self, ask: Ask, round_: int) -> Exchange:
+        """Ask who is idle, and wait."""
+        self._begin(ask)
+        idle = self._idle_since <= self.now
+        asked = self.held if ask.loads is None else ask.loads
+        answer = self._in_round if ask.work.needs_model else self._once
+        loads, seconds = answer(ask, round_, np.asarray(asked, dtype=np.int64), idle)
+        wanted = idle & (loads > 0)
+        started = wanted & np.isfinite(seconds)
+        remaining = np.where(started, seconds, np.inf)
+        for job in self._jobs.values():
+            remaining[job.client] = job.finished - self.now
+        came, length = arrivals(ask.wait, remaining, started)
+        outcome = np.full(len(self.held), NOT_ASKED, dtype=np.int8)
+        outcome[np.isfinite(remaining)] = LATE
+        outcome[came & started] = ARRIVED
+        outcome[wanted & ~started] = DROPPED
+        new = Exchange(ask, round_, length, came & started, outcome, loads, remaining)
+        if ask.keep_late:
+            self._jobs |= {job.client: job for job in new.jobs(started, self.now)}
+            self._idle_since[started] = np.inf
+            new = replace(new, kept=[self._finish(j) for j in np.flatnonzero(came).tolist()])
+        self.now += length
+        return new
+
+    def _begin(self, ask: Ask) -> None:
+        """Let the clients come to the moment of the ask."""
+        if not ask.keep_late:
+            self._idle_since[list(self._jobs)] = self.now
+            self._jobs.clear()
+        if (self._embedded < self.held).any():
+            idle = np.maximum(self.now - self._idle_since, 0.0)
+            with np.errstate(over="ignore"):
+                grown = self._embedded + idle * self.clock.embedding_speed()
+            self._embedded = np.minimum(grown, self.held)
+            self._idle_since = np.maximum(self._idle_since, self.now)
+
+    def _in_round(
+        self, ask: Ask, round_: int, asked: IntArray, idle: Mask
+    ) -> tuple[IntArray, FloatArray]:
+        """Return loads and seconds of work on a model."""
+        embedded = np.floor(self._embedded + 1e-9).astype(np.int64)
+        loads = ask.work.load(asked, embedded, self._answered, self.held)
+        cost = ask.work.cost(self.task, loads)
+        seconds = self.clock.round_seconds(round_, cost)
+        missing = np.maximum(loads - embedded, 0)
+        if missing.any():
+            seconds = seconds + missing / self.clock.embedding_speed()
+            self._embedded = np.where(idle, np.maximum(self._embedded, loads), self._embedded)
+        self.processed = np.where(idle, cost.macs / self.task.workload.point_macs, self.processed)
+        self._answered = np.where(idle & np.isfinite(seconds), loads, self._answered)
+        return loads, seconds
+
+    def _once(
+        self, ask: Ask, round_: int, asked: IntArray, idle: Mask
+    ) -> tuple[IntArray, FloatArray]:
+        """Return loads and seconds of work that needs no model: embedding comes first."""
+        work, task, clock = ask.work, self.task, self.clock
+        by = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
+        if by is not None:
+            loads, seconds_per_point = by
+            self._embedded = loads.astype(np.float64)
+            compute = loads * seconds_per_point
+            upload = clock.upload(work.cost(task, loads))
+        else:
+            loads, missing = asked, self.held - self._embedded
+            embed = clock.embedding(costs.embedding(missing, task.feature_macs))
+            compute, upload = clock.once(work.kind, work.cost(task, loads))
+            compute = embed + compute
+            self._embedded = self.held.astype(np.float64)
+        if ask.setup:
+            self.setup_compute = self.setup_compute + compute
+            self.setup_upload = self.setup_upload + upload
+        else:
+            self.processed = work.cost(task, loads).macs / task.workload.point_macs
+        return loads, compute + upload
+
+    def _finish(self, client: int) -> Job:
+        job = self._jobs.pop(client)
+        self._idle_since[client] = job.finished
+        return job
