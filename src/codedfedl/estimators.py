@@ -25,7 +25,6 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     validate_data,
 )
 
-from codedfedl.codes import LEAST_MIXING
 from codedfedl.cold_start import ColdStart
 from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.owners import dealt, fleet_of
@@ -33,7 +32,7 @@ from codedfedl.errors import InputError
 from codedfedl.features import FeatureMap, feature_map, typical_sigma
 from codedfedl.fleet import Devices, Fleet, FloatArray
 from codedfedl.planning import Plan
-from codedfedl.schemes import Scheme, make_scheme, settings_of
+from codedfedl.schemes import Scheme, scheme_for
 from codedfedl.schemes.coded import CodedState
 from codedfedl.schemes.coded_newton import NewtonState
 from codedfedl.simulate.engine import Setting, Simulation, entries, first_round
@@ -137,9 +136,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             if not hasattr(self.scheme, "receive"):
                 raise InputError(f"scheme is {self.scheme!r}: give a scheme's name, or a scheme")
             return self.scheme
-        make_scheme(self.scheme, {})  # which refuses a name that it does not know
-        few = most_points < 4 * LEAST_MIXING and "mixing" in settings_of(self.scheme)
-        return make_scheme(self.scheme, {"mixing": max(1, most_points // 4)} if few else {})
+        return scheme_for(self.scheme, {}, most_points, rows=4)
 
     def _keep(self, setting: Setting, fleet: Fleet) -> None:
         """Keep the model and the records: nothing here holds a training point."""

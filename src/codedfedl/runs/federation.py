@@ -17,7 +17,6 @@ from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import Scheme, make_scheme
 from codedfedl.schemes.base import State, Task
 from codedfedl.schemes.coded import Coded
-from codedfedl.training import Schedule
 
 __all__ = ["SCHEMES", "federation_config", "fitted", "scheme_of", "start", "task_of"]
 
@@ -38,7 +37,8 @@ def federation_config(experiment: Experiment) -> FederationConfig:
         )
     if experiment.grid:
         raise InputError("a federation runs one setting: leave out [grid]")
-    _ = experiment.features.known_sigma  # which refuses one that needs all data
+    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    _ = experiment.schedule(features)  # both refuse what needs all data in one place
     return experiment.federation
 
 
@@ -75,7 +75,7 @@ def task_of(experiment: Experiment, members: Members) -> Task:
         feature_macs=features.macs(members.inputs),
         points=np.array(sizes),
         epochs=max(training.epochs, -(-rounds // batches)),
-        schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
+        schedule=experiment.schedule(features),
         ridge=training.ridge,
     )
 
