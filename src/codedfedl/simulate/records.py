@@ -97,7 +97,15 @@ def write_tables(directory: RunDirectory, units: Sequence[Unit], stored: Checkpo
             prefix = f"{place}/{s}/"
             mine = {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
             story, facts = _columns(mine, "story/"), _columns(mine, "fact/")
-            facts["sigma"] = np.array([getattr(unit.features, "sigma", np.nan)])
+            step = cell.experiment.schedule(unit.features, unit.dataset.inputs).step
+            more = {
+                "sigma": getattr(unit.features, "sigma", np.nan),
+                "step": step,
+                "diverged": float(not np.isfinite(mine["model"]).all()),
+                "chance": unit.dataset.chance,
+                "test_points": float(len(unit.dataset.test_labels)),
+            }
+            facts |= {name: np.array([value]) for name, value in more.items()}
             tables["rounds"].append(
                 repeated(common | {"metric_name": metric}, _round_columns(mine))
             )
