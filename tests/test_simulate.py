@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "data": {"name": "digits", "batches": 2},
     "fleet": {"clients": 6},
     "features": {"n_components": 60, "sigma": 2.0},
-    "training": {"epochs": 4, "step": 2.0, "target": 0.5},
+    "training": {"epochs": 4, "step": 2.0, "ridge": 9e-6, "target": 0.5},
     "schemes": [
         {"name": "uncoded"},
         {"name": "greedy", "drop": 0.2},
@@ -243,7 +243,7 @@ def test_pseudocode_computes_the_same_model() -> None:
     experiment = small(
         fleet={"clients": pseudocode.CLIENTS},
         features={"n_components": pseudocode.Q, "sigma": pseudocode.SIGMA},
-        training={"epochs": pseudocode.EPOCHS, "step": pseudocode.STEP},
+        training={"epochs": pseudocode.EPOCHS, "step": pseudocode.STEP, "ridge": 9e-6},
         schemes=[{"name": "coded", "redundancy": pseudocode.REDUNDANCY}],
     )
     (setting,) = played(experiment).values()
