@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_wine  # type: ignore[import-untyped]
 
 from codedfedl import InputError
 from codedfedl.data import load_dataset
