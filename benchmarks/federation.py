@@ -40,6 +40,7 @@ def experiment_of(nodes: int) -> Experiment:
         {
             "data": {"name": "digits", "batches": 1},
             "features": {"n_components": FEATURES, "sigma": 2.0},
+            "training": {"step": 6.0, "decay_epochs": [40, 65], "ridge": 9e-6},
             "schemes": [scheme],
             "federation": table,
         },

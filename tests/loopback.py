@@ -99,7 +99,7 @@ def experiment_of(
         {
             "data": {"name": "digits", "batches": more.pop("batches", 1)},
             "features": {"n_components": 64, "sigma": 2.0},
-            "training": {"step": 2.0, "epochs": 10},
+            "training": {"step": 2.0, "epochs": 10, "ridge": 9e-6},
             "schemes": [scheme or {"name": "coded", "redundancy": 0.2}],
             "federation": {**table, **more},
         },

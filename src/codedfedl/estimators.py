@@ -31,12 +31,11 @@ from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.owners import dealt, fleet_of
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
-from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, feature_map, typical_sigma
 from codedfedl.learning.training import Schedule
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
-from codedfedl.schemes import Scheme, make_scheme, settings_of
+from codedfedl.schemes import Scheme, scheme_for
 from codedfedl.simulate.engine import Setting, Simulation, entries
 from codedfedl.simulate.problem import embedded, task_of
 from codedfedl.streams import stream
@@ -138,9 +137,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             if not hasattr(self.scheme, "receive"):
                 raise InputError(f"scheme is {self.scheme!r}: give a scheme's name, or a scheme")
             return self.scheme
-        make_scheme(self.scheme, {})  # which refuses a name that it does not know
-        few = most_points < 4 * LEAST_MIXING and "mixing" in settings_of(self.scheme)
-        return make_scheme(self.scheme, {"mixing": max(1, most_points // 4)} if few else {})
+        return scheme_for(self.scheme, {}, most_points, rows=4)
 
     def _keep(self, setting: Setting, fleet: Fleet) -> None:
         """Keep the model and the records: nothing here holds a training point."""

@@ -62,15 +62,17 @@ def sweep_command(
 ) -> None:
     """Run every combination of some settings, and say which is best.
 
-    `codedfedl sweep --fleet my.csv` answers which redundancy is best for a fleet, on digits. KEY is
-    any key of an experiment (erasure, k1, k2, clients, sigma, step, …; with its table where that
-    is unclear, such as training.step), a setting of a scheme (redundancy, drop, mixing, …), scheme
-    or seeds. Settings that share their data are played in lock-step.
+    `codedfedl sweep --fleet my.csv` answers which redundancy is best for a fleet, on digits; with
+    `--set data.name=table.csv --set data.label=kind`, on your own table, with a step and a target
+    that suit it. KEY is any key of an experiment (erasure, k1, k2, clients, sigma, step, …; with
+    its table where that is unclear, such as training.step), a setting of a scheme (redundancy,
+    drop, mixing, …), scheme or seeds. Settings that share their data are played in lock-step.
 
     --out gets sweep.parquet (a row per setting and seed), sweep.png, report.html and all that a
     run directory holds. A sweep that was interrupted goes on with --resume.
     """
-    chosen = _with_grid(named_experiment(experiment, overrides), vary, seeds, fleet)
+    named = _for_own_data(named_experiment(experiment, overrides), experiment, overrides or [])
+    chosen = _with_grid(named, vary, seeds, fleet)
     directory = RunDirectory(out)
     with told_how_to_go_on(out, resume):
         run_experiment(chosen, directory, data, device, resume)
@@ -92,6 +94,18 @@ def _winners(found: list[Outcome]) -> dict[str, str | None]:
     race = found if len(races(found)) == 1 else []
     winners = {clock: best(race, clock) for clock in CLOCKS}
     return {clock: None if one is None else one.setting for clock, one in winners.items()}
+
+
+def _for_own_data(chosen: Experiment, name: str, overrides: list[str]) -> Experiment:
+    """Leave out a built-in experiment's step and target on a table: they are for its own data."""
+    if Path(name).is_file() or not Path(chosen.data.name).suffix:
+        return chosen
+    given = {override.partition("=")[0].strip() for override in overrides}
+    kept = {key for key in ("step", "decay_epochs", "target") if f"training.{key}" in given}
+    training = chosen.model_dump(exclude_none=True)["training"]
+    for key in {"step", "decay_epochs", "target"} - kept:
+        training.pop(key, None)
+    return check(chosen.model_dump(exclude_none=True) | {"training": training}, "--set")
 
 
 def _with_grid(

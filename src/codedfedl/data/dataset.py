@@ -75,6 +75,16 @@ class Dataset:
         return 1 if self.labels.ndim == 1 else self.labels.shape[1]
 
     @property
+    def chance(self) -> float:
+        """What a model gets on the test points that knows no input: an accuracy, or an R² of 0.
+
+        It always answers with the most frequent class of the test points, or with the mean.
+        """
+        if not self.is_classification:
+            return 0.0
+        return float(np.bincount(self.test_labels.astype(np.int64)).max() / len(self.test_labels))
+
+    @property
     def targets(self) -> npt.NDArray[np.float32]:
         """What the model is fitted to, shape (n, c): one-hot classes, or the labels as columns."""
         return _targets(self.labels, self.classes)

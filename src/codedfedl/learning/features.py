@@ -24,6 +24,7 @@ __all__ = [
     "Structured",
     "feature_map",
     "fingerprint",
+    "safe_step",
     "typical_sigma",
 ]
 
@@ -227,6 +228,32 @@ def typical_sigma(points: npt.NDArray[Any]) -> float:
     starts = range(0, len(points), _ROWS_AT_ONCE)
     squares = (((points[start : start + _ROWS_AT_ONCE] - mean) ** 2).sum() for start in starts)
     return float((sum(squares) / len(points) / 2) ** 0.5) or 1.0
+
+
+def safe_step(features: FeatureMap, ridge: float, points: npt.NDArray[Any] | None = None) -> float:
+    """Return a step size at which no mini-batch's gradient step diverges: 1/(R² + λ).
+
+    R² is the largest squared norm of a mapped point, and no Hessian of a mean over points, however
+    they are chosen, has a larger eigenvalue: a mini-batch or a client of one class is safe too. A
+    step is stable up to 2/(R² + λ). For Fourier features R² is taken as 1, the norm on average; it
+    is never above 2, where this step is still stable.
+
+    Parameters
+    ----------
+    points : array of shape (n, d), optional
+        All inputs, which only ``identity`` needs.
+    """
+    if isinstance(features, _Fourier):
+        return 1 / (1 + ridge)
+    if points is None:
+        raise InputError(
+            "training.step is 'auto', which needs all data in one place where features.kind is "
+            "'identity': give a number, at most 1 over the largest squared norm of a point"
+        )
+    starts = range(0, len(points), _ROWS_AT_ONCE)
+    mapped = (features.transform(points[start : start + _ROWS_AT_ONCE]) for start in starts)
+    largest = max(float((rows.astype(np.float64) ** 2).sum(axis=1).max()) for rows in mapped)
+    return 1 / (largest + ridge) if largest + ridge > 0 else 1.0
 
 
 def fingerprint(features: FeatureMap, inputs: int) -> FloatArray:

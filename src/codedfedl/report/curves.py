@@ -35,7 +35,7 @@ def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Fi
             for colour, setting in zip(_cycle(len(settings)), settings, strict=True):
                 seeds = [curve for curve in found if curve.setting == setting]
                 _draw(ax, seeds, clock, colour)
-            if target is not None:
+            if target is not None and np.isfinite(target):
                 ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
             ax.set_xlabel(label)
             if clock != "rounds":

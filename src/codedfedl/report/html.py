@@ -92,7 +92,7 @@ def main_figure(directory: RunDirectory) -> Figure:
 
 def _goal(outcome: Outcome) -> str:
     if not np.isfinite(outcome.target):
-        return "more than anybody reached, since the reference diverged"
+        return "no target, since the reference diverged or is not above chance"
     return f"an {outcome.metric} of {written(outcome.metric, outcome.target)} on the test set"
 
 
@@ -134,11 +134,11 @@ def _race(stories: Sequence[Story], lines: Lines) -> list[dict[str, Any]]:
     together = _comparable(stories)
     hours: dict[tuple[Any, ...], list[float]] = {}
     for name, o in found:
-        if (hour := median_of_all(o.total_hours)) is not None:
+        if (hour := median_of_all(o.total_hours)) is not None and o.above_chance:
             hours.setdefault(("" if together else name, o.dataset, o.target), []).append(hour)
     told = []
     for name, o in found:
-        hour = median_of_all(o.total_hours)
+        hour = median_of_all(o.total_hours) if o.above_chance else None
         rivals = hours.get(("" if together else name, o.dataset, o.target), [])
         told.append(
             {

@@ -45,6 +45,17 @@ class Curve:
     facts: dict[str, float]
 
     @property
+    def chance_bound(self) -> float:
+        """What is clearly above chance: more than chance and three standard errors of the test set.
+
+        For R² that is 0; of a run that does not say what chance gives, everything is above it.
+        """
+        chance, tested = self.facts.get("chance"), self.facts.get("test_points")
+        if chance is None or tested is None:
+            return -np.inf
+        return chance + 3 * float(np.sqrt(chance * (1 - chance) / tested))
+
+    @property
     def excess_at_plan(self) -> float | None:
         """Excess of the objective when the plan said it would be done, or in the end."""
         planned = self.facts.get("predicted_hours", np.inf)
@@ -65,7 +76,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One setting over all seeds; None stands for a target that was not met."""
+    """One setting over all seeds; None stands for a target that was not met.
+
+    Without a target in the experiment or a reference above chance to set one, `target` is ∞.
+    """
 
     dataset: str
     setting: str
@@ -91,6 +105,9 @@ class Outcome:
     predicted_hours: list[float | None]
     predicted_start_loss: list[float | None]
     start_loss: list[float | None]
+    chance: float | None = None
+    above_chance: bool = True
+    diverged: bool = False
 
     @property
     def reference_name(self) -> str:
@@ -188,9 +205,24 @@ def _reference(rivals: Sequence[Curve]) -> list[Curve]:
 
 
 def _reached(reference: Sequence[Curve]) -> float:
-    """Return what the reference reaches in the end on every seed, less a little; ∞ if diverged."""
+    """Return what the reference reaches in the end on every seed, less a little.
+
+    It is ∞ where the reference diverged or is not above chance: that is no target.
+    """
     final = float(min(curve.metric[-1] for curve in reference))
-    return final - 0.01 * abs(final) if np.isfinite(final) else np.inf
+    bound = max(curve.chance_bound for curve in reference)
+    if not np.isfinite(final) or final <= bound:
+        return np.inf
+    return max(final - 0.01 * abs(final), bound)
+
+
+def _above_chance(target: float, seeds: Sequence[Curve]) -> bool:
+    """Say whether a setting learned anything: in the end, or when it met a target above chance."""
+    bound = max(curve.chance_bound for curve in seeds)
+    met = all(curve.reaches(target) is not None for curve in seeds)
+    return bool(
+        np.median([curve.metric[-1] for curve in seeds]) > bound or (target > bound and met)
+    )
 
 
 def _outcome(
@@ -209,6 +241,8 @@ def _outcome(
     def fact(name: str) -> list[float | None]:
         return [curve.facts.get(name) for curve in seeds]
 
+    above = _above_chance(target, seeds)
+    compared = above and _above_chance(target, reference)
     mixing = [points for points in fact("points_per_parity_row") if points is not None]
     return Outcome(
         dataset=dataset,
@@ -221,8 +255,8 @@ def _outcome(
         training_hours=at([curve.training_hours for curve in seeds]),
         total_hours=at([curve.total_hours for curve in seeds]),
         final=[float(curve.metric[-1]) for curve in seeds],
-        gain=_gain(target, seeds, reference, "training_hours"),
-        gain_total=_gain(target, seeds, reference, "total_hours"),
+        gain=_gain(target, seeds, reference, "training_hours") if compared else None,
+        gain_total=_gain(target, seeds, reference, "total_hours") if compared else None,
         reference=reference[0].setting,
         paper_hours=paper[0] if paper else None,
         paper_gain=paper[1] if paper else None,
@@ -235,6 +269,9 @@ def _outcome(
         predicted_hours=fact("predicted_hours"),
         predicted_start_loss=fact("predicted_start_loss"),
         start_loss=fact("start_loss"),
+        chance=first.facts.get("chance"),
+        above_chance=above,
+        diverged=any(curve.facts.get("diverged") == 1 for curve in seeds),
     )
 
 

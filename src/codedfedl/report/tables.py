@@ -155,6 +155,8 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
     if len(goals) > 1:
         columns["target"] = [written(o.metric, o.target) for o in found]
     goal = f"Time to {found[0].metric} {goals.pop()} on the test set" if len(goals) == 1 else None
+    if not any(np.isfinite(o.target) for o in found):
+        goal = "There is no target: the reference diverged or is not above chance"
     table = Table(title=goal, title_justify="left", box=None, padding=(0, 1), header_style="bold")
     for heading, cells in columns.items():
         if heading in ("data", "scheme"):  # these give way where there is little room

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from codedfedl.report.results import Outcome, median_of_all, written
 
 __all__ = ["CLOCKS", "best", "races", "span", "three_digits", "verdict"]
@@ -11,9 +13,12 @@ CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
 
 
 def best(found: Sequence[Outcome], clock: str) -> Outcome | None:
-    """Return who met the target first on every seed, by the median; nobody if nobody did."""
+    """Return who met the target first on every seed, by the median; nobody if nobody did.
+
+    Whoever is not above chance meets nothing.
+    """
     hours = {id(o): median_of_all(getattr(o, clock)) for o in found}
-    met = [o for o in found if hours[id(o)] is not None]
+    met = [o for o in found if hours[id(o)] is not None and o.above_chance]
     return min(met, key=lambda o: hours[id(o)] or 0.0, default=None)
 
 
@@ -30,12 +35,21 @@ def verdict(found: Sequence[Outcome]) -> list[str]:
     told = []
     every = races(found)
     for race in every:
-        goal = f"On {race[0].dataset}, to {written(race[0].metric, race[0].target)}: "
+        target = race[0].target
+        aim = f", to {written(race[0].metric, target)}" if np.isfinite(target) else ""
+        goal = f"On {race[0].dataset}{aim}: "
         told += [(goal if len(every) > 1 else "") + sentence for sentence in _verdict(race)]
     return told
 
 
 def _verdict(race: Sequence[Outcome]) -> list[str]:
+    if not any(o.above_chance for o in race):
+        return [_nothing_learned(race)]
+    if not np.isfinite(race[0].target):
+        return [
+            f"There is no target: {race[0].reference}, which sets it by default, is not above "
+            "chance. Give training.target, or lower training.step."
+        ]
     sentences = []
     for clock, name in CLOCKS.items():
         first = best(race, clock)
@@ -49,6 +63,24 @@ def _verdict(race: Sequence[Outcome]) -> list[str]:
             versus = f", {_times(gain)} {first.reference_name}"
         sentences.append(f"With {name}, {first.setting} is first: {took}{versus}.")
     return sentences
+
+
+def _nothing_learned(race: Sequence[Outcome]) -> str:
+    """Say that nobody is first, and what to try."""
+    metric, chance = race[0].metric, race[0].chance or 0.0
+    finals = [value for o in race for value in o.final if np.isfinite(value)]
+    if all(o.diverged for o in race) or not finals:
+        return (
+            "Every setting diverged, so no setting is called first: lower training.step, or leave "
+            'it at "auto".'
+        )
+    guess = "the most frequent class" if metric == "accuracy" else "the mean"
+    return (
+        f"No setting is clearly above chance: the best {metric} is {written(metric, max(finals))}, "
+        f"and always answering {guess} gives {written(metric, chance)}. No setting is called "
+        'first: leave training.step and features.sigma at "auto", train for more epochs, or check '
+        "that the inputs say something about the label."
+    )
 
 
 def _times(gain: float) -> str:

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 from pydantic import (
     BaseModel,
@@ -18,7 +19,8 @@ from codedfedl._types import IntArray
 from codedfedl.data import partition
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.features import FeatureMap, feature_map
+from codedfedl.learning.features import FeatureMap, feature_map, safe_step
+from codedfedl.learning.training import Schedule
 from codedfedl.schemes import Scheme, make_scheme
 
 __all__ = [
@@ -45,7 +47,7 @@ class DataConfig(_Table):
     label: str | None = None
     partition: Literal["sorted", "iid", "dirichlet"] = "sorted"
     concentration: float = Field(0.5, gt=0)
-    batches: int = Field(5, ge=1)
+    batches: int = Field(1, ge=1)
 
 
 class FleetConfig(_Table):
@@ -69,8 +71,8 @@ class FeaturesConfig(_Table):
     """The feature map; a `sigma` of ``auto`` is taken from the data."""
 
     kind: Literal["fourier", "structured", "identity"] = "fourier"
-    n_components: int = Field(2000, ge=1)
-    sigma: Annotated[float, Field(gt=0)] | Literal["auto"] = 5.0
+    n_components: int = Field(500, ge=1)
+    sigma: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
 
     @property
     def known_sigma(self) -> float:
@@ -84,13 +86,13 @@ class FeaturesConfig(_Table):
 
 
 class TrainingConfig(_Table):
-    """How long and in which steps."""
+    """How long and in which steps; a `step` of ``auto`` is as large as is safe: `safe_step`."""
 
     epochs: int = Field(100, ge=1)
-    step: float = Field(6.0, gt=0)
+    step: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     decay: float = Field(0.8, gt=0, le=1)
-    decay_epochs: list[int] = [40, 65]
-    ridge: float = Field(9e-6, ge=0)
+    decay_epochs: list[int] = []
+    ridge: float = Field(1e-4, ge=0)
     target: float | None = None
 
 
@@ -165,7 +167,11 @@ class SchemeConfig(BaseModel):
 
 
 class Experiment(_Table):
-    """Everything that a run depends on."""
+    """Everything that a run depends on.
+
+    The defaults train on any table: they are those of the estimators, and the only scheme is one
+    that needs no step.
+    """
 
     title: str = ""
     seeds: list[NonNegativeInt] = Field([0], min_length=1)
@@ -173,7 +179,7 @@ class Experiment(_Table):
     fleet: FleetConfig = FleetConfig()
     features: FeaturesConfig = FeaturesConfig()
     training: TrainingConfig = TrainingConfig()
-    schemes: list[SchemeConfig] = [SchemeConfig(name="uncoded"), SchemeConfig(name="coded")]
+    schemes: list[SchemeConfig] = [SchemeConfig(name="coded-newton")]
     grid: dict[str, Annotated[list[bool | int | float | str], Field(min_length=1)]] = {}
     federation: FederationConfig | None = None
 
@@ -206,6 +212,14 @@ class Experiment(_Table):
         features = self.features.model_copy(update={"sigma": sigma})
         return self.model_copy(update={"features": features})
 
+    def schedule(
+        self, features: FeatureMap, points: npt.NDArray[np.float32] | None = None
+    ) -> Schedule:
+        """Return the step sizes on these features; `points` are all there are, where known."""
+        how = self.training
+        step = safe_step(features, how.ridge, points) if how.step == "auto" else how.step
+        return Schedule(step, how.decay, tuple(how.decay_epochs))
+
     def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:
         """Return which points each client has, as the data's partition says."""
         how = self.data
@@ -235,6 +249,11 @@ def read_experiment(path: str | Path, overrides: list[str] | None = None) -> Exp
 
 def apply_overrides(document: dict[str, Any], overrides: list[str], where: str) -> Experiment:
     """Turn a document with ``key.sub=value`` overrides into an experiment."""
+    if not overrides and all(table == {} for table in document.values()):
+        raise InputError(
+            f"{where} is empty: say at least which data and which fleet, a line each, such as "
+            'data.name = "my.csv", data.label = "kind", fleet.name = "fleet.csv"'
+        )
     for override in overrides:
         _override(document, override)
     experiment = check(document, where)

@@ -14,7 +14,6 @@ from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme
@@ -30,7 +29,8 @@ def federation_config(experiment: Experiment) -> FederationConfig:
         raise InputError("a federation has one scheme and one seed: leave out the others")
     if experiment.grid:
         raise InputError("a federation runs one setting: leave out [grid]")
-    _ = experiment.features.known_sigma  # raises InputError for one that needs all data
+    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    _ = experiment.schedule(features)  # both refuse what needs all data in one place
     return experiment.federation
 
 
@@ -53,7 +53,7 @@ def task_of(experiment: Experiment, members: Members) -> Task:
         feature_macs=features.macs(members.inputs),
         points=np.array(sizes),
         epochs=max(training.epochs, -(-rounds // batches)),
-        schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
+        schedule=experiment.schedule(features),
         ridge=training.ridge,
     )
 

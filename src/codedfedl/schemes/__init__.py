@@ -7,8 +7,9 @@ from typing import Any
 from codedfedl.core.protocol import Scheme
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
+from codedfedl.learning.codes import LEAST_MIXING
 
-__all__ = ["SCHEMES", "Scheme", "make_scheme", "settings_of"]
+__all__ = ["SCHEMES", "Scheme", "make_scheme", "scheme_for", "settings_of"]
 
 
 def _found() -> dict[str, type[Any]]:
@@ -48,3 +49,16 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
         given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
         raise InputError(f"scheme {name!r} cannot have {given}: {error}") from None
     return scheme
+
+
+def scheme_for(name: str, settings: dict[str, Any], most_points: int, rows: int = 1) -> Scheme:
+    """Return a scheme by name; where `mixing` is not given, it suits clients with few points.
+
+    A client with fewer points than `mixing` sends no parity. Where not even the client with
+    `most_points` could send `rows` rows, mixing is a quarter of its points, and the scheme warns
+    that such rows are close to raw data.
+    """
+    make_scheme(name, settings)  # which refuses a name or a setting that it does not know
+    if "mixing" in settings_of(name) and most_points < rows * LEAST_MIXING:
+        settings = {"mixing": max(1, most_points // 4)} | settings
+    return make_scheme(name, settings)

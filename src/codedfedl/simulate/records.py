@@ -109,7 +109,14 @@ def write_tables(directory: RunDirectory, units: Sequence[Unit], stored: Checkpo
             }
             mine = _part(stored, f"{place}/{s}/")
             story, facts = _part(mine, "story/"), _part(mine, "fact/")
-            facts["sigma"] = np.array([getattr(unit.features, "sigma", np.nan)])
+            more = {
+                "sigma": getattr(unit.features, "sigma", np.nan),
+                "step": cell.experiment.schedule(unit.features, unit.dataset.inputs).step,
+                "diverged": float(not np.isfinite(mine["model"]).all()),
+                "chance": unit.dataset.chance,
+                "test_points": float(len(unit.dataset.test_labels)),
+            }
+            facts |= {name: np.array([value]) for name, value in more.items()}
             records = unpacked(_part(mine, "records/"))
             rounds = round_columns(records, float(mine["setup_seconds"]))
             tables["rounds"].append(repeated(common | {"metric_name": metric}, rounds))

@@ -12,10 +12,9 @@ from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload, read_fleet
 from codedfedl.fleet.paper import paper_devices
 from codedfedl.learning.features import FeatureMap, typical_sigma
-from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
-from codedfedl.schemes import make_scheme
+from codedfedl.schemes import make_scheme, scheme_for
 from codedfedl.simulate.engine import Entry
 from codedfedl.simulate.problem import Parts, task_of
 
@@ -93,12 +92,13 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
                 parts,
                 unit.features,
                 epochs=training.epochs,
-                schedule=Schedule(training.step, training.decay, tuple(training.decay_epochs)),
+                schedule=one.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
             )
             fleet = replace(_fleet(one.fleet, task.workload, unit.seed), points=task.points[0])
             made[key] = (task, fleet, _slowed(fleet, one.fleet))
-        scheme = make_scheme(cell.scheme.name, cell.scheme.settings)
+        most = int(made[key][0].held.max())
+        scheme = scheme_for(cell.scheme.name, cell.scheme.settings, most)
         found.append(Entry(cell.label, scheme, *made[key]))
     return found
 
