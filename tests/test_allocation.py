@@ -13,6 +13,7 @@ from codedfedl import (
     minimum_deadline,
     paper_fleet,
 )
+from codedfedl.planning import theorem
 from codedfedl.planning.allocation import DEADLINE_TOLERANCE, _by_bisection
 from tests import naive
 from tests.strategies import fleets, times
@@ -35,7 +36,8 @@ def test_bisection_finds_the_same_returns_as_the_pieces(fleet: Fleet, t: float) 
 def test_deadline_against_exhaustive_search(fleet: Fleet, share: float) -> None:
     target = share * fleet.total_points
     found = minimum_deadline(FleetDelays(fleet), target)
-    assert found.t == pytest.approx(naive.deadline_of_whole_loads(fleet, target), rel=1e-6)
+    expected = theorem.minimum_waiting_time(theorem.clients_of(fleet), target)
+    assert found.t == pytest.approx(expected, rel=1e-6)
     assert found.expected_return >= target
 
 

@@ -61,7 +61,7 @@ def expected_return(model: DelayModel, loads: npt.ArrayLike, t: npt.ArrayLike) -
 
 
 def best_loads(model: DelayModel, t: float, *, whole: bool = True) -> Allocation:
-    """Maximise every client's expected return for a given t (eq. optimLj).
+    """Maximise every client's expected return for a given t (eq. (9)).
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def best_loads(model: DelayModel, t: float, *, whole: bool = True) -> Allocation
 def minimum_deadline(model: DelayModel, target: float, *, whole: bool = True) -> Allocation:
     """Find the smallest t at which the best loads return `target` points in expectation.
 
-    This is eq. epochTime with ε = 0: the return at the deadline is never below the target.
+    This is eq. (10) with ε = 0: the return at the deadline is never below the target.
 
     Parameters
     ----------

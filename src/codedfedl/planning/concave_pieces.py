@@ -48,7 +48,7 @@ class BestLoads(NamedTuple):
 
 
 def peak_share(alpha: FloatArray) -> FloatArray:
-    """Return ℓ*(t, ν)/(μ(t − ντ)), the closed maximum of f_ν (eq. optLfn), for any α.
+    """Return ℓ*(t, ν)/(μ(t − ντ)), the closed maximum of f_ν (eq. (14)), for any α.
 
     The paper writes it −α/(W₋₁(−e^−(1+α)) + 1). With v = −W₋₁ − 1 that is α/v where
     v − log(1 + v) = α, which Newton's method solves without under- or overflow.

@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def weights(self) -> FloatArray:
-        """√P(no return) of the points that each client processes; all others weigh 1 (eq. w_jk)."""
+        """√P(no return) of the points that a client processes; all others weigh 1 (section 3.4)."""
         return np.sqrt(1 - self.return_probabilities)
 
     def document(self) -> dict[str, Any]:
