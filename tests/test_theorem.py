@@ -40,11 +40,11 @@ def test_h_is_a_distribution(erasure: float) -> None:
     nu = theorem.transmissions(link_only, 1.0)
     probability = theorem.h(nu, erasure)
     assert probability.sum() == pytest.approx(1, abs=1e-12)
-    assert nu @ probability == pytest.approx(2 / (1 - erasure))  # two geometric numbers, eq. (2)
+    assert nu @ probability == pytest.approx(2 / (1 - erasure))  # two geometric numbers, eq. 2
 
 
 def test_return_against_draws_of_the_total_delay() -> None:
-    """20 loads, 1e-6 false alarms together by Hoeffding's inequality: 200,000 draws of eq. (3)."""
+    """20 loads, 1e-6 false alarms together by Hoeffding's inequality: 200,000 draws of eq. 3."""
     fleet = Fleet(points=[400], rate=2, alpha=2, packet_time=3, erasure=0.4)
     (client,), draws = theorem.clients_of(fleet), 200_000
     bound = np.sqrt(np.log(2 * 20 / 1e-6) / (2 * draws))

@@ -16,6 +16,7 @@ from scipy.integrate import IntegrationWarning, quad
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.transmissions import (
+    LARGEST_ALPHA,
     NEGLIGIBLE,
     answered_by,
     geometric_sum,
@@ -216,7 +217,8 @@ def _symmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> Float
     """Sum the Theorem's terms over ν, for a link that is the same both ways."""
     erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
     last, compute = useful_transmissions(erasure), np.maximum(compute, _INSTANT)
-    return answered_by(time, compute, last, fleet.alpha, fleet.packet_time, erasure)[0]
+    alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
+    return answered_by(time, compute, last, alpha, fleet.packet_time, erasure)[0]
 
 
 def _asymmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
@@ -231,7 +233,8 @@ def _asymmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> Floa
         [np.where(choose, d, u) for d, u in zip(*links, strict=True)]
         for choose in (down_is_outer, ~down_is_outer)
     )
-    columns = (time, compute, tau, p, inner_tau, inner_p, fleet.alpha)
+    alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
+    columns = (time, compute, tau, p, inner_tau, inner_p, alpha)
     flat = [column.reshape(-1, 1) for column in np.broadcast_arrays(*columns)]
     time_, compute_, tau, p, inner_tau, inner_p, alpha = flat
     spare = time_ - compute_ - inner_tau

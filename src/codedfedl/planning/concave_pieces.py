@@ -24,6 +24,7 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.transmissions import (
+    LARGEST_ALPHA,
     answered_by,
     arrived_by,
     late_mass_derivatives,
@@ -48,7 +49,7 @@ class BestLoads(NamedTuple):
 
 
 def peak_share(alpha: FloatArray) -> FloatArray:
-    """Return ℓ*(t, ν)/(μ(t − ντ)), the closed maximum of f_ν (eq. (14)), for any α.
+    """Return ℓ*(t, ν)/(μ(t − ντ)), the closed maximum of f_ν (eq. 14), for any α.
 
     The paper writes it −α/(W₋₁(−e^−(1+α)) + 1). With v = −W₋₁ − 1 that is α/v where
     v − log(1 + v) = α, which Newton's method solves without under- or overflow.
@@ -81,17 +82,18 @@ class ConcavePieces:
     def of(cls, fleet: Fleet) -> Self:
         """Compute once what does not depend on t."""
         erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
+        alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
         return cls(
             fleet.points,
             fleet.rate,
-            fleet.alpha,
+            alpha,
             fleet.packet_time,
             erasure,
             fleet.overhead,
             fleet.availability,
             fleet.points / fleet.rate,
             useful_transmissions(erasure),
-            peak_share(fleet.alpha),
+            peak_share(alpha),
         )
 
     def take(self, clients: IntArray | slice) -> Self:

@@ -57,7 +57,7 @@ def clients_of(fleet: Fleet) -> list[Client]:
 def h(nu: IntArray, erasure: float) -> FloatArray:
     """h_ν = (ν − 1)(1 − p)²p^(ν−2): the probability of ν transmissions, down and up together.
 
-    Each link needs a geometric number of transmissions, eq. (2).
+    Each link needs a geometric number of transmissions, eq. 2.
     """
     return (nu - 1) * (1 - erasure) ** 2 * erasure ** (nu - 2.0)
 
@@ -103,7 +103,7 @@ def expected_return(client: Client, t: float, load: float) -> float:
 
 
 def optimal_load_by_lambert_w(client: Client, t: float, nu: int) -> float:
-    """ℓ*(t, ν) = −αμ(t − ντ)U(t − ντ)/(W₋₁(−e^−(1+α)) + 1), eq. (14) as printed.
+    """ℓ*(t, ν) = −αμ(t − ντ)U(t − ντ)/(W₋₁(−e^−(1+α)) + 1), eq. 14 as printed.
 
     It maximises the single term f_ν. From α ≈ 727 on the argument of W₋₁ underflows and the result
     is NaN or 0, and for small α the digits cancel; `optimal_load` has neither problem.
@@ -113,7 +113,7 @@ def optimal_load_by_lambert_w(client: Client, t: float, nu: int) -> float:
 
 
 def optimal_load(client: Client, t: float, nu: int) -> float:
-    """ℓ*(t, ν) of eq. (14) for any α: αμ(t − ντ)/v, where v − log(1 + v) = α.
+    """ℓ*(t, ν) of eq. 14 for any α: αμ(t − ντ)/v, where v − log(1 + v) = α.
 
     v = −W₋₁(−e^−(1+α)) − 1; `peak_share` is α/v.
     """
@@ -122,7 +122,7 @@ def optimal_load(client: Client, t: float, nu: int) -> float:
 
 
 def best_load(client: Client, t: float) -> int:
-    """ℓ*(t) = argmax E[R(t; ℓ̃)] over the whole loads 0 ≤ ℓ̃ ≤ ℓ: step 1, eq. (9)."""
+    """ℓ*(t) = argmax E[R(t; ℓ̃)] over the whole loads 0 ≤ ℓ̃ ≤ ℓ: step 1, eq. 9."""
     loads = range(int(client.points) + 1)
     return max(loads, key=lambda load: expected_return(client, t, load))
 
@@ -130,7 +130,7 @@ def best_load(client: Client, t: float) -> int:
 def minimum_waiting_time(
     clients: Sequence[Client], target: float, tolerance: float = 1e-9
 ) -> float:
-    """Return the smallest t with E[R_U(t; ℓ*(t))] ≥ m − u, by bisection: step 2, eq. (10).
+    """Return the smallest t with E[R_U(t; ℓ*(t))] ≥ m − u, by bisection: step 2, eq. 10.
 
     Parameters
     ----------
