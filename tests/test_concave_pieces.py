@@ -119,3 +119,20 @@ def test_figure_1_has_an_optimum_inside_every_piece() -> None:
     for load in peaks:
         around = expected_return(FleetDelays(client), load + np.array([[-1e-3], [0], [1e-3]]), t)
         assert around.argmax() == 1
+
+
+@pytest.mark.parametrize("t", [3.0, 7.3, 20.0])
+def test_pieces_much_shorter_than_a_point(t: float) -> None:
+    """Most pieces have no whole load; one client has no point."""
+    fleet = Fleet(
+        points=[60, 60, 0, 60],
+        rate=[1, 10, 1, 0.3],
+        alpha=[0.5, 4, 2, 50],
+        packet_time=[0.01, 0.02, 0.01, 0.03],
+        erasure=[0.99, 0.97, 0.5, 0.98],
+    )
+    found = best_loads(FleetDelays(fleet), t)
+    clients = theorem.clients_of(fleet)
+    best = [theorem.best_load(client, t) for client in clients]
+    returned = [theorem.expected_return(c, t, load) for c, load in zip(clients, best, strict=True)]
+    np.testing.assert_allclose(found.loads * found.return_probabilities, returned, rtol=1e-9)
