@@ -1,4 +1,7 @@
-"""Slow references, written straight from the paper: one client, one term, one piece at a time."""
+"""Slow references: SciPy on one piece at a time, and sums term by term.
+
+The paper's own formulas are in `codedfedl.planning.theorem`.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,54 +20,6 @@ RootFinder = Callable[..., float]
 def clients(fleet: Fleet) -> Iterator[Fleet]:
     for j in range(len(fleet)):
         yield fleet.take(np.array([j]))
-
-
-def h(nu: int, p: float) -> float:
-    return (nu - 1) * (1 - p) ** 2 * p ** (nu - 2)
-
-
-def f(nu: int, t: float, load: float, rate: float, alpha: float, tau: float) -> float:
-    if t - load / rate - tau * nu <= 0:
-        return 0.0
-    return load * -math.expm1(-alpha * rate / load * (t - load / rate - tau * nu))
-
-
-def expected_return(client: Fleet, load: float, t: float) -> float:
-    """The Theorem, term by term."""
-    (rate,), (alpha,), (tau,), (p,) = client.rate, client.alpha, client.packet_time, client.erasure
-    t = t - client.overhead[0]
-    if load <= 0:
-        return 0.0
-    if tau == 0:
-        return float(client.availability[0]) * f(2, t, load, rate, alpha, 0.0)
-    total = 0.0
-    for nu in range(2, math.ceil(t / tau)):
-        total += h(nu, p) * f(nu, t, load, rate, alpha, tau)
-        if nu > 4 and p ** (nu - 2) * nu < 1e-18:
-            break
-    return float(client.availability[0]) * total
-
-
-def best_whole_load(client: Fleet, t: float) -> tuple[int, float]:
-    """Try every load."""
-    returns = [expected_return(client, load, t) for load in range(int(client.points[0]) + 1)]
-    best = int(np.argmax(returns))
-    return best, returns[best]
-
-
-def deadline_of_whole_loads(fleet: Fleet, target: float) -> float:
-    """Bisect t over exhaustive searches."""
-
-    def short(t: float) -> bool:
-        return sum(best_whole_load(client, t)[1] for client in clients(fleet)) < target
-
-    low, high = 0.0, 1.0
-    while short(high):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if short(middle) else (low, middle)
-    return high
 
 
 class ScipyClient:

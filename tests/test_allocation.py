@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -13,6 +15,7 @@ from codedfedl import (
     minimum_deadline,
     paper_fleet,
 )
+from codedfedl.planning import theorem
 from codedfedl.planning.allocation import DEADLINE_TOLERANCE, _by_bisection
 from tests import naive
 from tests.strategies import fleets, times
@@ -35,7 +38,8 @@ def test_bisection_finds_the_same_returns_as_the_pieces(fleet: Fleet, t: float) 
 def test_deadline_against_exhaustive_search(fleet: Fleet, share: float) -> None:
     target = share * fleet.total_points
     found = minimum_deadline(FleetDelays(fleet), target)
-    assert found.t == pytest.approx(naive.deadline_of_whole_loads(fleet, target), rel=1e-6)
+    expected = theorem.minimum_waiting_time(theorem.clients_of(fleet), target)
+    assert found.t == pytest.approx(expected, rel=1e-6)
     assert found.expected_return >= target
 
 
@@ -108,6 +112,52 @@ def test_sampling_a_large_fleet_changes_nothing() -> None:
     found = minimum_deadline(model, target)
     assert found.expected_return >= target
     assert best_loads(model, found.t * (1 - 1e-6)).expected_return < target
+
+
+class TestNearlyDeterministicProcessor:
+    """α → ∞: T = ℓ̃/μ + Nτ, and the best load of k transmissions ends just before t − kτ."""
+
+    @given(
+        fleet=fleets(max_clients=3, max_points=40),
+        log_alpha=st.floats(12, 308),
+        t=times(),
+        whole=st.booleans(),
+    )
+    def test_best_loads_against_the_limit(
+        self, fleet: Fleet, log_alpha: float, t: float, whole: bool
+    ) -> None:
+        """Whole loads by brute force over the Theorem, a hair before and a hair after t."""
+        fixed = dataclasses.replace(fleet, alpha=np.full(len(fleet), 10**log_alpha))
+        found = best_loads(FleetDelays(fixed), t, whole=whole)
+        returned = found.loads * found.return_probabilities
+        clients = theorem.clients_of(fixed)
+        before, after = (
+            np.array([theorem.expected_return(c, s, theorem.best_load(c, s)) for c in clients])
+            for s in (t * (1 - 1e-9), t * (1 + 1e-9))
+        )
+        assert (returned >= before * (1 - 1e-9)).all()
+        if whole:
+            assert (returned <= after * (1 + 1e-9)).all()
+
+    @pytest.mark.parametrize("alpha", [1e15, 1e16, 1e17, 1e18, 1e30, 1e150, 1e300])
+    def test_plan_no_longer_depends_on_alpha(self, alpha: float) -> None:
+        """One transmission each way: all 400 points of both need 6 s and 200 s."""
+        fleet = Fleet(points=[400, 400], rate=[2, 20], alpha=alpha, packet_time=3, erasure=0)
+        found = minimum_deadline(FleetDelays(fleet), 799)
+        assert found.loads.tolist() == [399, 400]
+        assert found.t == pytest.approx(399 / 2 + 6, rel=1e-6)
+        assert best_loads(FleetDelays(fleet), 16.0).loads.tolist() == [19, 199]
+        continuous = best_loads(FleetDelays(fleet), 16.0, whole=False)
+        np.testing.assert_allclose(continuous.loads, [20, 200], rtol=1e-12)
+        np.testing.assert_allclose(continuous.return_probabilities, 1, rtol=1e-12)
+
+    @pytest.mark.parametrize("alpha", [1e16, 1e300])
+    def test_asymmetric_links(self, alpha: float) -> None:
+        fleet = Fleet(
+            points=[400], rate=2, alpha=alpha, packet_time=1, erasure=0, packet_time_up=2.5
+        )
+        assert best_loads(FleetDelays(fleet), 20.0).loads.tolist() == [32]
+        assert minimum_deadline(FleetDelays(fleet), 300).t == pytest.approx(153.5, rel=1e-6)
 
 
 class TestAnyModel:

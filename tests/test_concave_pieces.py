@@ -2,21 +2,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import lambertw
 
 from codedfedl import Fleet, FleetDelays, best_loads, expected_return
 from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
+from codedfedl.planning import theorem
 from codedfedl.planning.concave_pieces import ConcavePieces, peak_share, piece_peaks
-from tests import naive
 from tests.strategies import fleets, times
 
 
 class TestClosedForm:
-    @pytest.mark.parametrize("alpha", [0.01, 0.5, 1.0, 2.0, 20.0, 600.0])
-    def test_equals_the_papers_lambert_w(self, alpha: float) -> None:
-        lambert = lambertw(-np.exp(-(1 + alpha)), -1).real
-        assert peak_share(np.array([alpha]))[0] == pytest.approx(-alpha / (lambert + 1), rel=1e-9)
-
     @given(log_alpha=st.floats(-6, 6))
     def test_is_a_root_for_any_alpha(self, log_alpha: float) -> None:
         alpha = 10**log_alpha
@@ -46,7 +40,8 @@ class TestClosedForm:
 def test_best_whole_load_against_every_load(fleet: Fleet, t: float) -> None:
     found = best_loads(FleetDelays(fleet), t)
     returned = found.loads * found.return_probabilities
-    best = [naive.best_whole_load(client, t)[1] for client in naive.clients(fleet)]
+    clients = theorem.clients_of(fleet)
+    best = [theorem.expected_return(c, t, theorem.best_load(c, t)) for c in clients]
     np.testing.assert_allclose(returned, best, rtol=1e-7, atol=1e-10)
     assert (found.loads == np.floor(found.loads)).all()
     assert (found.loads <= fleet.points).all()
@@ -124,3 +119,20 @@ def test_figure_1_has_an_optimum_inside_every_piece() -> None:
     for load in peaks:
         around = expected_return(FleetDelays(client), load + np.array([[-1e-3], [0], [1e-3]]), t)
         assert around.argmax() == 1
+
+
+@pytest.mark.parametrize("t", [3.0, 7.3, 20.0])
+def test_pieces_much_shorter_than_a_point(t: float) -> None:
+    """Most pieces have no whole load; one client has no point."""
+    fleet = Fleet(
+        points=[60, 60, 0, 60],
+        rate=[1, 10, 1, 0.3],
+        alpha=[0.5, 4, 2, 50],
+        packet_time=[0.01, 0.02, 0.01, 0.03],
+        erasure=[0.99, 0.97, 0.5, 0.98],
+    )
+    found = best_loads(FleetDelays(fleet), t)
+    clients = theorem.clients_of(fleet)
+    best = [theorem.best_load(client, t) for client in clients]
+    returned = [theorem.expected_return(c, t, load) for c, load in zip(clients, best, strict=True)]
+    np.testing.assert_allclose(found.loads * found.return_probabilities, returned, rtol=1e-9)

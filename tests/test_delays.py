@@ -6,7 +6,7 @@ from scipy.stats import norm
 from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
 from codedfedl._types import FloatArray
 from codedfedl.fleet.delays import _asymmetric_cdf
-from tests import naive
+from codedfedl.planning import theorem
 from tests.strategies import fleets, times
 
 
@@ -62,8 +62,8 @@ def test_mean_against_samples() -> None:
 def test_load_times_cdf_is_the_theorem(fleet: Fleet, t: float) -> None:
     loads = np.ceil(fleet.points / 2)
     found = loads * FleetDelays(fleet).cdf(loads, t)
-    clients = zip(naive.clients(fleet), loads, strict=True)
-    expected = [naive.expected_return(client, load, t) for client, load in clients]
+    clients = zip(theorem.clients_of(fleet), loads, strict=True)
+    expected = [theorem.expected_return(client, t, load) for client, load in clients]
     # a cdf is good to 1e-12; a load multiplies that, and so does a large α the exponent's rounding
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-10)
 

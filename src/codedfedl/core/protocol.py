@@ -22,7 +22,7 @@ from codedfedl.learning.training import Schedule, step
 
 if TYPE_CHECKING:
     from codedfedl.core.client import Work
-    from codedfedl.fleet.delays import DelayModel
+    from codedfedl.fleet.delays import DelayDistribution
     from codedfedl.learning.features import FeatureMap
 
 __all__ = [
@@ -343,9 +343,9 @@ class Scheme(ABC):
     """The feature map, where the scheme itself decides it."""
 
     takes_any_delays: ClassVar[bool] = False
-    """Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`."""
+    """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
 
-    def check(self, fleet: "Fleet | DelayModel") -> None:  # noqa: B027
+    def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
         """Refuse a fleet for which waiting might never end; real federations bound every wait."""
 
     def within(self, limits: Limits) -> "Scheme":
@@ -357,7 +357,7 @@ class Scheme(ABC):
         """Whether its rounds end at a deadline that it plans itself."""
         return False
 
-    def start(self, task: Task, fleet: "Fleet | DelayModel", model: Array) -> State:
+    def start(self, task: Task, fleet: "Fleet | DelayDistribution", model: Array) -> State:
         """Plan, and return the state before the first ask."""
         return State(task, model)
 
@@ -385,7 +385,7 @@ class Runtime(Protocol):
         """Ask the clients for work on a model, wait, and return what came."""
 
 
-def refuse_absent(fleet: "Fleet | DelayModel", waiting: str) -> None:
+def refuse_absent(fleet: "Fleet | DelayDistribution", waiting: str) -> None:
     """Refuse a fleet for which waiting might never end, in the words of who would wait."""
     availability = getattr(fleet, "availability", None)
     if availability is not None and (availability < 1).any():

@@ -14,13 +14,14 @@ What the server computes is free, as in the paper.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
 
 __all__ = ["BlockSetup", "Cost", "Setup", "embedding", "gram", "packet", "parity"]
@@ -47,12 +48,9 @@ class Cost:
         self, fleet: Fleet, workload: Workload, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the time of the computation and of the upload, on the same model."""
-        compute = self.macs / (workload.point_macs * fleet.rate)
-        compute = compute * (1 + rng.standard_exponential(len(fleet)) / fleet.alpha)
-        packets = self.packets(workload)
-        again = rng.negative_binomial(np.maximum(packets, 1), 1 - fleet.erasure_up)
-        upload = (packets + np.where(packets > 0, again, 0)) * fleet.packet_time_up
-        return compute, upload
+        # Multiply-accumulates instead of points, and their rate: one division, one rounding.
+        by_macs = FleetDelays(replace(fleet, rate=workload.point_macs * fleet.rate))
+        return by_macs.bulk(self.macs, self.packets(workload), rng)
 
 
 def packet(workload: Workload, loads: npt.ArrayLike) -> Cost:

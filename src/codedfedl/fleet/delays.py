@@ -11,11 +11,11 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.integrate import IntegrationWarning, quad
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.transmissions import (
+    LARGEST_ALPHA,
     NEGLIGIBLE,
     answered_by,
     geometric_sum,
@@ -23,7 +23,15 @@ from codedfedl.fleet.transmissions import (
     useful_transmissions,
 )
 
-__all__ = ["FOREVER", "Chance", "DelayModel", "FleetDelays", "expected_maximum"]
+__all__ = [
+    "FOREVER",
+    "Chance",
+    "Chances",
+    "DelayDistribution",
+    "DelayModel",
+    "FleetDelays",
+    "expected_maximum",
+]
 
 FOREVER = 1e150
 """Seconds after which every client that takes part has answered."""
@@ -34,7 +42,14 @@ _CROSSING = 1e-3  # how late, relative to the time
 _INSTANT = 1e-150  # seconds: what a load of 0 points takes
 
 
-class DelayModel(Protocol):
+class Chances(Protocol):
+    """The random part of the delays in a number of rounds, drawn before the loads are known."""
+
+    def of_round(self, round_: int) -> Self:
+        """Return the chances of one round."""
+
+
+class DelayDistribution(Protocol):
     """What a planner needs to know of a fleet: anything with these members can be planned.
 
     ``cdf`` must not rise with the load, and must not fall with t.
@@ -58,9 +73,39 @@ class DelayModel(Protocol):
         """Return the same clients with other points per round."""
 
 
+class DelayModel(DelayDistribution, Protocol):
+    """A distribution of delays that can be sampled too: what a simulator needs.
+
+    ``seconds`` of the chances that ``draw`` gives are distributed as ``cdf`` says.
+    """
+
+    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
+        """Draw the chances of every round and client; the same chances serve any loads."""
+
+    def seconds(self, loads: npt.ArrayLike, chance: Any) -> FloatArray:
+        """T for the loads and chances that this model drew, shape (…, n); ∞ if no reply comes."""
+
+    def bulk(
+        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
+    ) -> tuple[FloatArray, FloatArray]:
+        """Draw the seconds of computing and of uploading for a step outside the rounds.
+
+        Parameters
+        ----------
+        points
+            Work in units of gradient points, shape (n,). It is done once, without a model download.
+        packets
+            Packets to upload, each of the size of a model, shape (n,).
+
+        Returns
+        -------
+        compute, upload : arrays of shape (n,)
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class Chance:
-    """What chance decides in each round and client: all arrays have shape (rounds, n).
+    """The `Chances` of `FleetDelays`: all arrays have shape (rounds, n).
 
     The same chances serve any loads, so that schemes can be compared on the same luck.
     """
@@ -165,17 +210,34 @@ class FleetDelays:
         total[chance.absent] = np.inf
         return total
 
+    def bulk(
+        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
+    ) -> tuple[FloatArray, FloatArray]:
+        """Draw the seconds of computing and of uploading for a step outside the rounds.
 
-def expected_maximum(model: DelayModel, loads: npt.ArrayLike) -> float:
+        Neither overhead nor availability play a part, which are a round's.
+        """
+        fleet = self.fleet
+        compute = np.asarray(points, dtype=np.float64) / fleet.rate
+        compute = compute * (1 + rng.standard_exponential(len(fleet)) / fleet.alpha)
+        packets = np.asarray(packets, dtype=np.int64)
+        again = rng.negative_binomial(np.maximum(packets, 1), 1 - fleet.erasure_up)
+        upload = (packets + np.where(packets > 0, again, 0)) * fleet.packet_time_up
+        return compute, upload
+
+
+def expected_maximum(model: DelayDistribution, loads: npt.ArrayLike) -> float:
     """E[max_j T_j]: the mean round when the server waits for all who have a load, seconds.
 
     ∞ where some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt, by adaptive quadrature:
     good to three digits or more where the link alone decides (steps), to six elsewhere.
     """
+    from scipy.integrate import IntegrationWarning, quad
+
     loads = np.asarray(loads, dtype=np.float64) * np.ones(len(model.points))
     asked = np.flatnonzero(loads > 0)
 
-    def all_done(model: DelayModel, loads: FloatArray, t: float) -> float:
+    def all_done(model: DelayDistribution, loads: FloatArray, t: float) -> float:
         return float(np.prod(model.cdf(loads, t)))
 
     model, loads = model.take(asked), loads[asked]
@@ -216,7 +278,8 @@ def _symmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> Float
     """Sum the Theorem's terms over ν, for a link that is the same both ways."""
     erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
     last, compute = useful_transmissions(erasure), np.maximum(compute, _INSTANT)
-    return answered_by(time, compute, last, fleet.alpha, fleet.packet_time, erasure)[0]
+    alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
+    return answered_by(time, compute, last, alpha, fleet.packet_time, erasure)[0]
 
 
 def _asymmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
@@ -231,7 +294,8 @@ def _asymmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> Floa
         [np.where(choose, d, u) for d, u in zip(*links, strict=True)]
         for choose in (down_is_outer, ~down_is_outer)
     )
-    columns = (time, compute, tau, p, inner_tau, inner_p, fleet.alpha)
+    alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
+    columns = (time, compute, tau, p, inner_tau, inner_p, alpha)
     flat = [column.reshape(-1, 1) for column in np.broadcast_arrays(*columns)]
     time_, compute_, tau, p, inner_tau, inner_p, alpha = flat
     spare = time_ - compute_ - inner_tau

@@ -1,4 +1,4 @@
-"""Delays that follow no formula: measured ones, behind the same `cdf`."""
+"""Delays that follow no formula: measured ones, to plan and to simulate with like any other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,35 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.delays import Chance, FleetDelays
 from codedfedl.fleet.devices import Fleet
 
-__all__ = ["MeasuredDelays", "MixedDelays", "rows_by_client"]
+__all__ = ["MeasuredChance", "MeasuredDelays", "MixedChance", "MixedDelays", "rows_by_client"]
 
 _FILE_COLUMNS = ("client", "points", "per_point", "fixed")
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredChance:
+    """The `Chances` of `MeasuredDelays`: which measurement comes again, shape (rounds, n)."""
+
+    measurement: IntArray
+
+    def of_round(self, round_: int) -> "MeasuredChance":
+        """Return the measurements of one round, shape (n,)."""
+        return MeasuredChance(self.measurement[round_])
+
+
+@dataclass(frozen=True, eq=False)
+class MixedChance:
+    """The `Chances` of `MixedDelays`: those of both models, for all clients."""
+
+    formula: Chance
+    measured: MeasuredChance
+
+    def of_round(self, round_: int) -> "MixedChance":
+        """Return the chances of one round."""
+        return MixedChance(self.formula.of_round(round_), self.measured.of_round(round_))
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -118,12 +141,39 @@ class MeasuredDelays:
         return np.asarray(met.sum(-1) / (~np.isnan(self.fixed)).sum(-1), dtype=np.float64)
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw measurements anew, shape (rounds, n)."""
+        """Draw T for every round and client, shape (rounds, n); ∞ where no reply comes."""
+        return self.seconds(loads, self.draw(rounds, rng))
+
+    def draw(self, rounds: int, rng: np.random.Generator) -> MeasuredChance:
+        """Draw a measurement for every round and client, each equally likely."""
         counts = (~np.isnan(self.fixed)).sum(-1)
-        chosen = rng.integers(counts, size=(rounds, len(counts)))
-        clients = np.arange(len(counts))
-        per_point, fixed = self.per_point[clients, chosen], self.fixed[clients, chosen]
+        return MeasuredChance(rng.integers(counts, size=(rounds, len(counts))))
+
+    def seconds(self, loads: npt.ArrayLike, chance: MeasuredChance) -> FloatArray:
+        """T for the loads and the measurements drawn, shape (…, n); ∞ where no reply comes."""
+        clients = np.arange(len(self.points))
+        per_point = self.per_point[clients, chance.measurement]
+        fixed = self.fixed[clients, chance.measurement]
         return _would_take(per_point, fixed, np.asarray(loads, dtype=np.float64))
+
+    def bulk(
+        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
+    ) -> tuple[FloatArray, FloatArray]:
+        """Draw the seconds of computing and of uploading for a step outside the rounds.
+
+        One measurement is drawn for each client, among those with a reply: the points take its
+        seconds per point, and every packet its fixed seconds. Measurements do not tell the link
+        from the overhead of a round, nor the uplink from the downlink, so the upload is an upper
+        estimate. A client that never replied takes for ever.
+        """
+        replied = np.isfinite(self.per_point) & np.isfinite(self.fixed)
+        first_replies = np.argsort(~replied, axis=-1, kind="stable")
+        clients = np.arange(len(self.points))
+        chosen = first_replies[clients, rng.integers(np.maximum(replied.sum(-1), 1))]
+        points, packets = (np.asarray(work, dtype=np.float64) for work in (points, packets))
+        compute = _would_take(self.per_point[clients, chosen], np.zeros(len(clients)), points)
+        upload = _would_take(self.fixed[clients, chosen], np.zeros(len(clients)), packets)
+        return compute, upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +230,27 @@ class MixedDelays:
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
         """Draw T for every round and client, shape (rounds, n); ∞ where no reply comes."""
-        drawn = [model.sample(loads, rounds, rng) for model in (self.formula, self.measured)]
-        return np.where(self.follows, *drawn)
+        return self.seconds(loads, self.draw(rounds, rng))
+
+    def draw(self, rounds: int, rng: np.random.Generator) -> MixedChance:
+        """Draw the chances of both models for all clients, whichever of them a client follows."""
+        return MixedChance(self.formula.draw(rounds, rng), self.measured.draw(rounds, rng))
+
+    def seconds(self, loads: npt.ArrayLike, chance: MixedChance) -> FloatArray:
+        """T for the loads and chances, shape (…, n); ∞ where no reply comes."""
+        formula = self.formula.seconds(loads, chance.formula)
+        return np.where(self.follows, formula, self.measured.seconds(loads, chance.measured))
+
+    def bulk(
+        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
+    ) -> tuple[FloatArray, FloatArray]:
+        """Draw the seconds of computing and of uploading, by each client's own model."""
+        formula = self.formula.bulk(points, packets, rng)
+        measured = self.measured.bulk(points, packets, rng)
+        compute, upload = (
+            np.where(self.follows, *both) for both in zip(formula, measured, strict=True)
+        )
+        return compute, upload
 
 
 def rows_by_client(client: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[IntArray]]:

@@ -11,6 +11,7 @@ import numpy as np
 from codedfedl._types import FloatArray
 
 __all__ = [
+    "LARGEST_ALPHA",
     "NEGLIGIBLE",
     "answered_by",
     "arrived_by",
@@ -24,6 +25,13 @@ __all__ = [
 
 NEGLIGIBLE = 1e-17
 """Probability below which further transmissions are not looked at: under half an ulp of 1."""
+
+LARGEST_ALPHA = 1e15
+"""A larger α means the same: the random part of the compute time is lost in rounding.
+
+Near 1e17 the closed maximum of a term would round to the whole time that is left for computing,
+where the term is 0, and from 1e150 on squares of α overflow.
+"""
 
 _TINY = 1e-300  # stands in for p = 0 under a logarithm
 

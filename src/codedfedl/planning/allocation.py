@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import FOREVER, DelayModel, FleetDelays
+from codedfedl.fleet.delays import FOREVER, DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.concave_pieces import ConcavePieces
 
@@ -55,12 +55,12 @@ class Allocation:
         return float(self.loads @ self.return_probabilities)
 
 
-def expected_return(model: DelayModel, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+def expected_return(model: DelayDistribution, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
     """E[R_j(t; ℓ̃)] = ℓ̃·P(T_j ≤ t) of the Theorem, points, shape (…, n)."""
     return np.asarray(loads, dtype=np.float64) * model.cdf(loads, t)
 
 
-def best_loads(model: DelayModel, t: float, *, whole: bool = True) -> Allocation:
+def best_loads(model: DelayDistribution, t: float, *, whole: bool = True) -> Allocation:
     """Maximise every client's expected return for a given t (eq. 9).
 
     Parameters
@@ -72,7 +72,7 @@ def best_loads(model: DelayModel, t: float, *, whole: bool = True) -> Allocation
     return _solver(model, whole)(t)
 
 
-def minimum_deadline(model: DelayModel, target: float, *, whole: bool = True) -> Allocation:
+def minimum_deadline(model: DelayDistribution, target: float, *, whole: bool = True) -> Allocation:
     """Find the smallest t at which the best loads return `target` points in expectation.
 
     This is eq. 10 with ε = 0: the return at the deadline is never below the target.
@@ -95,14 +95,14 @@ def minimum_deadline(model: DelayModel, target: float, *, whole: bool = True) ->
     return _smallest(_solver(model, whole), target, _starting_time(model, target, whole))
 
 
-def _limit(model: DelayModel) -> float:
+def _limit(model: DelayDistribution) -> float:
     """Return the points that come back when the server waits for ever."""
     if isinstance(model, FleetDelays):
         return float(model.points @ model.fleet.availability)
     return float(expected_return(model, model.points, FOREVER).sum())
 
 
-def _starting_time(model: DelayModel, target: float, whole: bool) -> float:
+def _starting_time(model: DelayDistribution, target: float, whole: bool) -> float:
     """Guess the deadline from a sample of a large fleet, in the units of its time."""
     n = len(model.points)
     if n > _CLIENTS_PER_SAMPLE:
@@ -148,7 +148,7 @@ def _between(low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def _solver(model: DelayModel, whole: bool) -> Callable[[float], Allocation]:
+def _solver(model: DelayDistribution, whole: bool) -> Callable[[float], Allocation]:
     """Return t ↦ the best loads, by the fastest method that the model allows."""
     if isinstance(model, FleetDelays):
         symmetric = model.fleet.symmetric
@@ -162,7 +162,7 @@ def _solver(model: DelayModel, whole: bool) -> Callable[[float], Allocation]:
 
 
 def _in_two_parts(
-    model: DelayModel, one: IntArray, other: IntArray
+    model: DelayDistribution, one: IntArray, other: IntArray
 ) -> Callable[[float], Allocation]:
     parts = [(who, _solver(model.take(who), True)) for who in (one, other)]
 
@@ -193,7 +193,7 @@ def _in_chunks(fleet: Fleet, whole: bool) -> Callable[[float], Allocation]:
     return solve
 
 
-def _by_bisection(model: DelayModel, t: float) -> Allocation:
+def _by_bisection(model: DelayDistribution, t: float) -> Allocation:
     """Find the best whole loads of any delay model, knowing only that its cdf falls in the load.
 
     No load in (low, high) returns more than (high − 1)·P(T(low) ≤ t): intervals that cannot beat

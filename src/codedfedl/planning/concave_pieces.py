@@ -24,6 +24,7 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.transmissions import (
+    LARGEST_ALPHA,
     answered_by,
     arrived_by,
     late_mass_derivatives,
@@ -81,17 +82,18 @@ class ConcavePieces:
     def of(cls, fleet: Fleet) -> Self:
         """Compute once what does not depend on t."""
         erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
+        alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
         return cls(
             fleet.points,
             fleet.rate,
-            fleet.alpha,
+            alpha,
             fleet.packet_time,
             erasure,
             fleet.overhead,
             fleet.availability,
             fleet.points / fleet.rate,
             useful_transmissions(erasure),
-            peak_share(fleet.alpha),
+            peak_share(alpha),
         )
 
     def take(self, clients: IntArray | slice) -> Self:
@@ -205,31 +207,65 @@ class _Search:
         self.loads, self.best, self.answered, self.late = np.zeros((4, len(clients.points)))
 
     def run(self) -> None:
+        if self.whole:
+            self.settle_full_loads()
         for start in (self.lowest_pieces(), self.other_pieces()):
             ranges = start
             bounds, x = ranges.bounds()
             self.attempt(ranges, ranges.clients.rate * x)  # a good load soon discards many ranges
             while len(ranges.who):
+                if self.whole:
+                    ranges, bounds, x = self.without_few_loads(ranges, bounds, x)
                 self.solve(ranges, bounds, x)
                 several = ranges.first < ranges.final
                 ranges = ranges.where(several & self.promising(ranges, bounds)).halves()
                 bounds, x = ranges.bounds()
 
+    def settle_full_loads(self) -> None:
+        """Give all points to clients that return them so surely that one point less returns less.
+
+        A load of ℓ − 1 or fewer returns at most ℓ − 1. In a plan these are most of the clients.
+        """
+        points, answering = self.clients.points, self.lowest_pieces()
+        self.attempt(answering, answering.clients.points)
+        settled = self.best >= points - 1
+        self.last = np.where(settled, 0.0, self.last)
+
+    def ranges(self, who: IntArray, first: FloatArray, final: FloatArray) -> _Ranges:
+        clients, time, last = self.clients, self.time, self.last
+        if len(who) < len(self.last):
+            clients, time, last = clients.take(who), time[who], last[who]
+        return _Ranges(clients, who, time, last, first, final)
+
     def lowest_pieces(self) -> _Ranges:
         """Return the piece of the smallest loads, of every client that can answer at all."""
         who = np.flatnonzero(self.last >= 2)
-        whole = len(who) == len(self.last)
-        clients, time, last = self.clients, self.time, self.last
-        if not whole:
-            clients, time, last = clients.take(who), time[who], last[who]
-        return _Ranges(clients, who, time, last, last, last)
+        return self.ranges(who, self.last[who], self.last[who])
 
     def other_pieces(self) -> _Ranges:
         """Return all other pieces as one range, where there are any below the cap."""
         c = self.clients
         who = np.flatnonzero((self.last >= 3) & (self.time - self.last * c.packet_time < c.cap))
         last = self.last[who]
-        return _Ranges(c.take(who), who, self.time[who], last, np.full_like(last, 2.0), last - 1)
+        return self.ranges(who, np.full_like(last, 2.0), last - 1)
+
+    def without_few_loads(
+        self, ranges: _Ranges, bounds: FloatArray, x: FloatArray
+    ) -> tuple[_Ranges, FloatArray, FloatArray]:
+        """Try the loads of ranges with no more than two whole ones, and return the other ranges.
+
+        Where packets are short, a whole load has many pieces, and most pieces no whole load.
+        """
+        open_ = np.flatnonzero(self.promising(ranges, bounds))
+        ranges, bounds, x = ranges.take(open_), bounds[open_], x[open_]
+        low, high = ranges.interval()
+        rate = ranges.clients.rate
+        lowest, highest = np.ceil(low * rate), np.floor(high * rate)
+        for loads, missing in ((highest, 0), (lowest, 1)):
+            these = np.flatnonzero((highest - lowest <= 1) & (highest - lowest >= missing))
+            self.attempt(ranges.take(these), loads[these])
+        many = np.flatnonzero(highest - lowest > 1)
+        return ranges.take(many), bounds[many], x[many]
 
     def solve(self, ranges: _Ranges, bounds: FloatArray, x: FloatArray) -> None:
         """Find the best load on every single piece that may hold it."""

@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.delays import DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
 
@@ -128,7 +128,7 @@ class Plan:
 
 
 def plan(
-    fleet: Fleet | DelayModel,
+    fleet: Fleet | DelayDistribution,
     redundancy: float | None = None,
     *,
     parity_rows: int | None = None,
@@ -142,7 +142,7 @@ def plan(
     Parameters
     ----------
     fleet
-        A `Fleet`, or any other `DelayModel`, such as `MeasuredDelays`.
+        A `Fleet`, or any other `DelayDistribution`, such as `MeasuredDelays`.
     redundancy
         Parity rows as a fraction of all points, in (0, 1): u = ⌈redundancy·m⌉.
     parity_rows
@@ -227,14 +227,14 @@ def _rows_of(redundancy: float, total: int) -> int:
     return ceil(Fraction(str(redundancy)) * total)  # 0.07 of 100 points is 7 rows, not 8
 
 
-def _allocate(model: DelayModel, target: int) -> Allocation:
+def _allocate(model: DelayDistribution, target: int) -> Allocation:
     if target == 0:  # the parity stands for every point: nobody needs to be waited for
         nothing = np.zeros(len(model.points))
         return Allocation(0.0, nothing, nothing, 0.0)
     return minimum_deadline(model, target)
 
 
-def _plan_with_server(model: DelayModel, server: Server) -> Plan:
+def _plan_with_server(model: DelayDistribution, server: Server) -> Plan:
     if not isinstance(model, FleetDelays):
         raise InputError("server needs a Fleet: measured delays have no node for it")
     fleet = model.fleet
@@ -264,7 +264,7 @@ def _plan_with_server(model: DelayModel, server: Server) -> Plan:
 
 
 def _as_plan(
-    model: DelayModel, found: Allocation, rows: int, server_return_probability: float = 1.0
+    model: DelayDistribution, found: Allocation, rows: int, server_return_probability: float = 1.0
 ) -> Plan:
     return Plan(
         client=model.client,

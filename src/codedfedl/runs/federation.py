@@ -12,7 +12,7 @@ from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import read_traces
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Workload
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
@@ -88,7 +88,7 @@ def start(
 class _Cautious:
     """A delay model with a margin: no client is surer than a share, all take longer by a factor."""
 
-    model: DelayModel
+    model: DelayDistribution
     share: float
     margin: float
 

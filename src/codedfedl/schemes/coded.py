@@ -9,7 +9,7 @@ from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient, Parity
 from codedfedl.core.protocol import Ask, Everyone, Inbox, Limits, Scheme, State, Task, Until
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.delays import DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import Code, warn_of_thin_rows
 from codedfedl.learning.gradients import Quadratic
@@ -66,7 +66,7 @@ class Coded(Scheme):
                 "use 'sparse'"
             )
 
-    def start(self, task: Task, fleet: Fleet | DelayModel, model: Array) -> CodedState:
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for delays that follow no formula."""
         rows = int(np.ceil(self.redundancy * task.points.sum(1).max()))
         mixed = Code(self.code, self.nonzeros).points_per_row(int(task.points.min()), rows)

@@ -25,7 +25,7 @@ from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, Until
 from codedfedl.core.record import SETUP
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
 from codedfedl.learning.sketching import Sketch
@@ -161,7 +161,7 @@ class CodedNewton(Scheme):
         """Whether the rounds' deadline is the plan's."""
         return self.round_deadline is None
 
-    def start(self, task: Task, fleet: Fleet | DelayModel, model: Array) -> NewtonState:
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
         if not isinstance(fleet, Fleet):
             raise InputError(

@@ -16,7 +16,7 @@ from codedfedl.core.protocol import (
     refuse_absent,
 )
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 
 __all__ = ["FedAvg"]
@@ -51,7 +51,7 @@ class FedAvg(Scheme):
         if self.step is not None and not self.step > 0:
             raise InputError(f"fedavg.step is {self.step:g}: must be above 0")
 
-    def check(self, fleet: Fleet | DelayModel) -> None:
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
             refuse_absent(fleet, "fedavg without fedavg.deadline waits for all")

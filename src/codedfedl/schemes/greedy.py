@@ -7,7 +7,7 @@ from typing import ClassVar
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask, Fastest, Inbox, Scheme, State, refuse_absent
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 
 __all__ = ["Greedy"]
@@ -31,7 +31,7 @@ class Greedy(Scheme):
         if not 0 <= self.drop < 1:
             raise InputError(f"greedy.drop is {self.drop:g}: must be at least 0 and below 1")
 
-    def check(self, fleet: Fleet | DelayModel) -> None:
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting might never end."""
         refuse_absent(fleet, "greedy waits for a number of clients")
 

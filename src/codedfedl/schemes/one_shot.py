@@ -7,7 +7,7 @@ from array_api_compat import array_namespace
 
 from codedfedl.core.client import Gram
 from codedfedl.core.protocol import Ask, Everyone, Inbox, Scheme, State, refuse_absent
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.gradients import Quadratic
 
@@ -21,7 +21,7 @@ class OneShot(Scheme):
     name: ClassVar[str] = "one-shot"
     solves: ClassVar[bool] = True
 
-    def check(self, fleet: Fleet | DelayModel) -> None:
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "one-shot waits for all")
 

@@ -24,7 +24,7 @@ from codedfedl.core.protocol import (
 )
 from codedfedl.core.record import SETUP
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.parity import Parity
@@ -129,7 +129,7 @@ class SketchSolve(Scheme):
                 f"sketch-solve.deadline is {self.deadline:g}: must be finite and above 0 seconds"
             )
 
-    def check(self, fleet: Fleet | DelayModel) -> None:
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
             refuse_absent(fleet, "sketch-solve waits for all")
@@ -138,7 +138,7 @@ class SketchSolve(Scheme):
         """Take the operator's deadline for the set-up."""
         return self if self.deadline else replace(self, deadline=limits.setup_deadline)
 
-    def start(self, task: Task, fleet: Fleet | DelayModel, model: Array) -> SketchState:
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SketchState:
         """Refuse rows of more points than anybody has."""
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")

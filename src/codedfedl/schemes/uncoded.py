@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask, Everyone, Inbox, Scheme, State, refuse_absent
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 
 __all__ = ["Uncoded"]
@@ -17,7 +17,7 @@ class Uncoded(Scheme):
 
     name: ClassVar[str] = "uncoded"
 
-    def check(self, fleet: Fleet | DelayModel) -> None:
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "uncoded waits for all")
 
