@@ -3,17 +3,40 @@
 >>> from codedfedl import paper_fleet, plan
 >>> round(plan(paper_fleet(), redundancy=0.1).deadline / 60)
 35
+
+An experiment in Python, as `codedfedl simulate` runs it from a file:
+
+>>> from codedfedl import Experiment, simulate
+>>> results = simulate(Experiment(fleet={"clients": 10}))
+>>> results[0].final[0] > 0.9
+True
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from codedfedl.api import read_experiment, simulate
+    from codedfedl.arrays import Array
+    from codedfedl.core.client import Answer, Client, Work
+    from codedfedl.core.protocol import (
+        Ask,
+        Everyone,
+        Fastest,
+        Inbox,
+        Next,
+        Reply,
+        Scheme,
+        State,
+        Task,
+        Until,
+    )
+    from codedfedl.data import Dataset, load_dataset
     from codedfedl.errors import InputError
     from codedfedl.estimators import CodedFedLClassifier, CodedFedLRegressor
     from codedfedl.fitting.fit import Fit, fit
     from codedfedl.fitting.traces import Traces, read_traces
-    from codedfedl.fleet.costs import BlockSetup, Setup
+    from codedfedl.fleet.costs import BlockSetup, Cost, Setup
     from codedfedl.fleet.delays import DelayModel, FleetDelays, expected_maximum
     from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
     from codedfedl.fleet.measured import MeasuredDelays, MixedDelays
@@ -21,47 +44,100 @@ if TYPE_CHECKING:
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
     from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
+    from codedfedl.runs.config import Experiment
+    from codedfedl.schemes.cfl import CFL
+    from codedfedl.schemes.coded import Coded
+    from codedfedl.schemes.coded_newton import CodedNewton
+    from codedfedl.schemes.fedavg import FedAvg
+    from codedfedl.schemes.greedy import Greedy
+    from codedfedl.schemes.one_shot import OneShot
+    from codedfedl.schemes.sketch_solve import SketchSolve
+    from codedfedl.schemes.uncoded import Uncoded
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CFL",
+    "Answer",
+    "Array",
+    "Ask",
     "BlockSetup",
+    "Client",
+    "Coded",
     "CodedFedLClassifier",
     "CodedFedLRegressor",
+    "CodedNewton",
     "ColdStart",
+    "Cost",
+    "Dataset",
     "DelayModel",
     "Devices",
+    "Everyone",
+    "Experiment",
+    "Fastest",
+    "FedAvg",
     "Fit",
     "Fleet",
     "FleetDelays",
+    "Greedy",
+    "Inbox",
     "InputError",
     "MeasuredDelays",
     "MixedDelays",
+    "Next",
+    "OneShot",
     "Plan",
+    "Reply",
+    "Scheme",
     "Server",
     "Setup",
+    "SketchSolve",
+    "State",
+    "Task",
     "Traces",
+    "Uncoded",
+    "Until",
+    "Work",
     "Workload",
     "best_loads",
     "cheapest_plan",
     "expected_maximum",
     "expected_return",
     "fit",
+    "load_dataset",
     "minimum_deadline",
     "paper_devices",
     "paper_fleet",
     "plan",
     "plan_cold_start",
+    "read_experiment",
     "read_fleet",
     "read_traces",
+    "simulate",
 ]
 
 _MODULES = {
+    "api": ("read_experiment", "simulate"),
+    "arrays": ("Array",),
+    "core.client": ("Answer", "Client", "Work"),
+    "core.protocol": (
+        "Ask",
+        "Everyone",
+        "Fastest",
+        "Inbox",
+        "Next",
+        "Reply",
+        "Scheme",
+        "State",
+        "Task",
+        "Until",
+    ),
+    "data": ("Dataset", "load_dataset"),
     "errors": ("InputError",),
     "estimators": ("CodedFedLClassifier", "CodedFedLRegressor"),
     "fitting.fit": ("Fit", "fit"),
     "fitting.traces": ("Traces", "read_traces"),
-    "fleet.costs": ("BlockSetup", "Setup"),
+    "fleet.costs": ("BlockSetup", "Cost", "Setup"),
     "fleet.delays": ("DelayModel", "FleetDelays", "expected_maximum"),
     "fleet.devices": ("Devices", "Fleet", "Workload", "read_fleet"),
     "fleet.measured": ("MeasuredDelays", "MixedDelays"),
@@ -69,6 +145,15 @@ _MODULES = {
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
     "planning.plan": ("Plan", "Server", "cheapest_plan", "plan"),
+    "runs.config": ("Experiment",),
+    "schemes.cfl": ("CFL",),
+    "schemes.coded": ("Coded",),
+    "schemes.coded_newton": ("CodedNewton",),
+    "schemes.fedavg": ("FedAvg",),
+    "schemes.greedy": ("Greedy",),
+    "schemes.one_shot": ("OneShot",),
+    "schemes.sketch_solve": ("SketchSolve",),
+    "schemes.uncoded": ("Uncoded",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

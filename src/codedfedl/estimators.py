@@ -80,10 +80,11 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
     def _train(
         self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None, clients: Any
     ) -> None:
-        """Simulate the federation on these points, and keep what came of it."""
+        """Simulate the federation on these points, and keep the results."""
         seed = self._check_parameters()
         # Far from 0, float32 would not tell points apart; an RBF kernel does not mind the move.
-        self.center_ = points.mean(axis=0) * (self.features != "identity")
+        kind = feature_map(self.features, self.n_components, 1.0, seed)
+        self.center_ = points.mean(axis=0) * kind.shift_invariant
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
         dataset = Dataset("X", near, labels, near[scored], labels[scored], classes)

@@ -112,7 +112,8 @@ def _with_grid(
     experiment: Experiment, vary: list[str] | None, seeds: int | None, fleet: Path | None
 ) -> Experiment:
     """Put the command line's grid, seeds and fleet into an experiment, and check every cell."""
-    axes = dict(axis(text) for text in vary or [])
+    schemes = [scheme.name for scheme in experiment.schemes]
+    axes = dict(axis(text, schemes) for text in vary or [])
     if len(axes) < len(vary or []):
         raise InputError("--vary has a key twice: give all its values at once")
     document = experiment.model_dump(exclude_none=True)

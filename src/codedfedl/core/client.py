@@ -141,6 +141,10 @@ class Work(ABC):
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return what it costs every client, without embedding."""
 
+    def available(self, task: Task) -> IntArray:
+        """Return how many points each client has for it, shape (n,): all, by default."""
+        return task.held
+
     def for_client(self, j: int) -> "Work":
         """Return client j's part, where clients are asked for different things."""
         return self
@@ -204,6 +208,10 @@ class Gradient(Work):
 
     kind: ClassVar[str] = "gradient"
 
+    def available(self, task: Task) -> IntArray:
+        """Return the points of the mini-batch."""
+        return np.asarray(task.points[self.batch])
+
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return X̂ᵀ(X̂β − Y)."""
         features, targets = client.batch(self.batch)
@@ -228,6 +236,10 @@ class LocalModel(Work):
     ridge: float
 
     kind: ClassVar[str] = "local_model"
+
+    def available(self, task: Task) -> IntArray:
+        """Return the points of the mini-batch."""
+        return np.asarray(task.points[self.batch])
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return ℓ·β after the steps."""

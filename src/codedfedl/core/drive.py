@@ -4,14 +4,17 @@ A runtime may drive many schemes side by side, as the simulator does; each has a
 rules of the loop are in it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+import numpy as np
+
+from codedfedl._types import IntArray
 from codedfedl.core.client import Prepare, Work
-from codedfedl.core.protocol import Ask, Everyone, Inbox, Runtime, Scheme, State
+from codedfedl.core.protocol import Ask, Everyone, Inbox, Runtime, Scheme, State, Task
 from codedfedl.core.record import SETUP
 from codedfedl.errors import InputError
 
-__all__ = ["PREPARE", "Driver", "drive"]
+__all__ = ["PREPARE", "Driver", "drive", "loads_of"]
 
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
 """What comes before the first round of a scheme that has no set-up of its own."""
@@ -62,18 +65,6 @@ class Driver:
             self.state = self.scheme.receive(self.state, inbox)
         self.played += not ask.setup
 
-    def fold(self, received: Iterable[Inbox]) -> Iterator[tuple[Ask, int]]:
-        """Learn from what was received earlier, in the same order: a state is a fold over that.
-
-        Yields every ask and its round before its inbox is taken.
-        """
-        for inbox in received:
-            ask = self.ask()
-            if ask is None:
-                raise InputError("the run has recorded more than its scheme asks for")
-            yield ask, self.round
-            self.receive(inbox)
-
 
 def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
     """Drive a scheme on a runtime to its end; yields every round, `SETUP` for what comes before."""
@@ -95,3 +86,17 @@ def _check(scheme: Scheme, ask: Ask) -> None:
         raise InputError(
             f"scheme {scheme.name!r} waits with {ask.wait!r}: give a Wait, with deadline and enough"
         )
+
+
+def loads_of(ask: Ask, task: Task) -> IntArray:
+    """Return how many points an ask is about, shape (n,); refuse more than there are."""
+    most = ask.work.available(task)
+    if ask.loads is None:
+        return np.array(most, dtype=np.int64)
+    loads = np.array(ask.loads, dtype=np.int64)
+    if loads.shape != most.shape or (loads < 0).any() or (loads > most).any():
+        raise InputError(
+            f"{ask.work.kind} is asked for {loads.tolist()} points where the clients have "
+            f"{most.tolist()}: ask for no more"
+        )
+    return loads

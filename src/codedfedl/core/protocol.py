@@ -203,7 +203,8 @@ class Ask:
     wait
         How long the server waits.
     loads : array of shape (n,), optional
-        Points that each client is to process, 0 where it is not asked; all that it has by default.
+        Points that each client is to process, 0 where it is not asked; all that it has for the
+        work by default.
     combine
         `SUM` where the scheme needs no more than a sum of the answers, `EACH` where it needs every
         single one.

@@ -19,6 +19,7 @@ from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Work
 from codedfedl.core.protocol import Task
 from codedfedl.federate.transport import Arrays, Arrival, printable
 from codedfedl.learning import parity
+from codedfedl.learning.features import FeatureMap
 
 __all__ = [
     "Bounds",
@@ -54,9 +55,9 @@ class Bounds:
     squared_targets: float = np.inf
 
     @classmethod
-    def of(cls, kind: str, classes: bool) -> "Bounds":
-        """Return those of a kind of features, and of classes or regression."""
-        return cls(np.inf if kind == "identity" else 2.0, 1.0 if classes else np.inf)
+    def of(cls, features: FeatureMap, classes: bool) -> "Bounds":
+        """Return those of a feature map, and of classes or regression."""
+        return cls(features.largest_square, 1.0 if classes else np.inf)
 
     def check_gradient(
         self, gradient: npt.NDArray[np.float32], model: npt.NDArray[Any], points: int

@@ -36,7 +36,7 @@ def write_records(
     common = {
         "setting": chosen.label,
         "group": "",
-        "scheme": chosen.name,
+        "scheme": chosen.plain_name,
         "redundancy": float(chosen.settings.get("redundancy", np.nan)),
         "as_in_paper": False,
         "seed": experiment.seeds[0],

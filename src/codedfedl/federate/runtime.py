@@ -15,6 +15,7 @@ import numpy.typing as npt
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.aggregate import SUM, RunningSum
 from codedfedl.core.client import Embedded, Gradient, Prepare, Work, work_to
+from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task
 from codedfedl.core.record import ARRIVED, SETUP
 from codedfedl.errors import InputError
@@ -73,7 +74,7 @@ class Federation:
         self.transport, self.config, self.members = transport, config, members
         self.task, self.journal, self.say = task, journal, say
         self.job = asdict(job)
-        self.bounds = Bounds.of(job.kind, members.classes)
+        self.bounds = Bounds.of(job.features, members.classes)
         self.evidence = Evidence(task, journal.parity, lambda j: journal.kept()[j])
         self.excluded = {j for j, name in enumerate(members.names) if name in config.without}
         self.last: Exchange | None = None
@@ -296,7 +297,7 @@ class Federation:
 
     def _tally(self, ask: Ask) -> Tally:
         """Begin an exchange with all who are not left out."""
-        loads = np.array(self.task.held if ask.loads is None else ask.loads, dtype=np.int64)
+        loads = loads_of(ask, self.task)
         loads[list(self.excluded)] = 0
         return Tally.start(loads, self.transport.now())
 

@@ -6,7 +6,7 @@ Clients receive a map's few settings, the seed among them, never its frequencies
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,11 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside
 from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
 from codedfedl.streams import stream
 
 __all__ = [
+    "FEATURES",
     "FeatureMap",
     "Identity",
     "RandomFourier",
@@ -45,6 +47,14 @@ class FeatureMap(Protocol):
     def transform(self, points: Array) -> Array:
         """Map raw points to features, on the same device: float32, or float64 where they are."""
 
+    @property
+    def largest_square(self) -> float:
+        """The largest squared length of a feature vector; ∞ where it is not bounded."""
+
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether its kernel stays the same when all points are moved alike."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -62,6 +72,9 @@ class Identity:
         """Return the points as they are, in floating point."""
         return _floating(points)
 
+    largest_square: ClassVar[float] = np.inf
+    shift_invariant: ClassVar[bool] = False
+
 
 @dataclass(frozen=True)
 class _Fourier:
@@ -70,6 +83,9 @@ class _Fourier:
     n_components: int = 2000
     sigma: float = 5.0
     seed: int = 0
+
+    largest_square: ClassVar[float] = 2.0  # q cosines, each at most √(2/q)
+    shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.n_components < 1:
@@ -203,19 +219,19 @@ def _floating(points: Array) -> Array:
     return xp.astype(points, kind, copy=False)
 
 
-_KINDS: dict[str, type[RandomFourier] | type[Structured]] = {
+FEATURES: dict[str, Callable[[int, float, int], FeatureMap]] = {
     "fourier": RandomFourier,
     "structured": Structured,
+    "identity": lambda _components, _sigma, _seed: Identity(),
 }
+"""Every kind of feature map, made from the number of features, σ and a seed."""
 
 
 def feature_map(kind: str, n_components: int, sigma: float, seed: int) -> FeatureMap:
-    """Return a feature map by its name: ``fourier``, ``structured`` or ``identity``."""
-    if kind in _KINDS:
-        return _KINDS[kind](n_components, sigma, seed)
-    if kind == "identity":
-        return Identity()
-    raise InputError(f"features.kind is {kind!r}: must be 'fourier', 'structured' or 'identity'")
+    """Return a feature map by its kind, one of `FEATURES`."""
+    if kind not in FEATURES:
+        raise InputError(f"features.kind is {kind!r}: {nearest(kind, list(FEATURES))}")
+    return FEATURES[kind](n_components, sigma, seed)
 
 
 def typical_sigma(points: npt.NDArray[Any]) -> float:
@@ -235,16 +251,16 @@ def safe_step(features: FeatureMap, ridge: float, points: npt.NDArray[Any] | Non
 
     R² is the largest squared norm of a mapped point, and no Hessian of a mean over points, however
     they are chosen, has a larger eigenvalue: a mini-batch or a client of one class is safe too. A
-    step is stable up to 2/(R² + λ). For Fourier features R² is taken as 1, the norm on average; it
-    is never above 2, where this step is still stable.
+    step is stable up to 2/(R² + λ). Where the map itself bounds R², half the bound is taken, which
+    for Fourier features is the mean: at the bound the step is still stable.
 
     Parameters
     ----------
     points : array of shape (n, d), optional
         All inputs, which only ``identity`` needs.
     """
-    if isinstance(features, _Fourier):
-        return 1 / (1 + ridge)
+    if np.isfinite(features.largest_square):
+        return 1 / (features.largest_square / 2 + ridge)
     if points is None:
         raise InputError(
             "training.step is 'auto', which needs all data in one place where features.kind is "

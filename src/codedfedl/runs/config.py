@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,9 +20,9 @@ from codedfedl._types import IntArray
 from codedfedl.data import partition
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.features import FeatureMap, feature_map, safe_step
+from codedfedl.learning.features import FEATURES, FeatureMap, feature_map, safe_step
 from codedfedl.learning.training import Schedule
-from codedfedl.schemes import Scheme, make_scheme
+from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
 __all__ = [
     "Experiment",
@@ -34,6 +35,15 @@ __all__ = [
     "set_key",
     "table_keys",
 ]
+
+
+def _known_features(kind: str) -> str:
+    if kind not in FEATURES:
+        raise ValueError(nearest(kind, list(FEATURES)))
+    return kind
+
+
+FeatureKind = Annotated[str, AfterValidator(_known_features)]
 
 
 class _Table(BaseModel):
@@ -70,7 +80,7 @@ class FleetConfig(_Table):
 class FeaturesConfig(_Table):
     """The feature map; a `sigma` of ``auto`` is taken from the data."""
 
-    kind: Literal["fourier", "structured", "identity"] = "fourier"
+    kind: FeatureKind = "fourier"
     n_components: int = Field(500, ge=1)
     sigma: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
 
@@ -143,12 +153,17 @@ class SchemeConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
-    features: Literal["fourier", "structured", "identity"] | None = None
+    features: FeatureKind | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """Everything but the name."""
         return dict(self.model_extra or {})
+
+    @property
+    def plain_name(self) -> str:
+        """The scheme's own name, also where it is given as ``module:Class``."""
+        return scheme_class(self.name).name
 
     @property
     def label(self) -> str:
@@ -163,7 +178,7 @@ class SchemeConfig(BaseModel):
         ]
         code = [str(self.settings[key]) for key in ("code", "nonzeros") if key in self.settings]
         values += [word for word in (" ".join(code), self.features) if word]
-        return ", ".join([" ".join([self.name, *values[:1]]), *values[1:]])
+        return ", ".join([" ".join([self.plain_name, *values[:1]]), *values[1:]])
 
 
 class Experiment(_Table):

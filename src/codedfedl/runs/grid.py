@@ -50,7 +50,7 @@ class Cell:
         return self.experiment.schemes[0]
 
 
-def axis(text: str) -> tuple[str, list[Any]]:
+def axis(text: str, schemes: Iterable[str] = ()) -> tuple[str, list[Any]]:
     """Read ``key=value,value`` into a key of the grid and its values.
 
     A key is ``scheme``, a setting of a scheme such as ``redundancy``, or a key of the experiment,
@@ -67,7 +67,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
         raise InputError(f"--vary {text!r}: write key=value,value, such as redundancy=0.1,0.2")
     if len(set(map(str, values))) < len(values):
         raise InputError(f"--vary {text!r} has a value twice: remove one")
-    return _full_key(key.strip()), values
+    return _full_key(key.strip(), schemes), values
 
 
 def names(grid: Iterable[str]) -> dict[str, str]:
@@ -80,11 +80,11 @@ def names(grid: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _full_key(key: str) -> str:
+def _full_key(key: str, schemes: Iterable[str]) -> str:
     if key in _WORDS:
         return _WORDS[key]
     paths = [f"{table}.{name}" for table in _TABLES for name in table_keys(table)]
-    settings = sorted({name for scheme in SCHEMES for name in settings_of(scheme)})
+    settings = sorted({name for one in {*SCHEMES, *schemes} for name in settings_of(one)})
     if key in (SCHEME, "seeds", *paths) or key in settings:
         found = key
     else:
@@ -129,7 +129,7 @@ def _checked(experiment: Experiment) -> dict[str, list[Any]]:
     """Return the grid by full keys."""
     grid: dict[str, list[Any]] = {}
     for key, values in experiment.grid.items():
-        full = _full_key(key)
+        full = _full_key(key, [scheme.name for scheme in experiment.schemes])
         if full == "seeds":
             raise InputError("grid.seeds: seeds are no axis; write seeds = [0, 1] at the top")
         if full in grid:
@@ -161,7 +161,7 @@ def _schemes(
         ]
         tables = [table for name, known in given for table in known or [{"name": name}]]
     for table in tables:
-        known_settings = settings_of(table["name"]) if table["name"] in SCHEMES else []
+        known_settings = settings_of(table["name"])
         own = [key for key in grid if key in known_settings]
         for values in product(*(grid[key] for key in own)):
             place = dict(zip(own, values, strict=True))

@@ -1,7 +1,16 @@
-"""Schemes: one file each. A new one is a new file here with a class that has a `name`."""
+"""Schemes: one file each, and those of other people.
+
+A scheme goes by its name. A built-in one is a file here with a class that has a `name`; another is
+``module:Class``, or the name of an entry point of the group ``codedfedl.schemes``.
+"""
 
 import importlib
 import pkgutil
+import sys
+from contextlib import suppress
+from dataclasses import fields
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from codedfedl.core.protocol import Scheme
@@ -9,40 +18,78 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
 
-__all__ = ["SCHEMES", "Scheme", "make_scheme", "scheme_for", "settings_of"]
+__all__ = ["SCHEMES", "Scheme", "make_scheme", "scheme_class", "scheme_for", "settings_of"]
 
 
-def _found() -> dict[str, type[Any]]:
+def _built_in() -> dict[str, type[Scheme]]:
     schemes = {}
     for module in pkgutil.iter_modules(__path__):
         members = vars(importlib.import_module(f"{__name__}.{module.name}"))
         for exported in members["__all__"]:
             member = members[exported]
-            if isinstance(getattr(member, "name", None), str):
+            if isinstance(member, type) and issubclass(member, Scheme):
                 schemes[member.name] = member
     return schemes
 
 
-SCHEMES = _found()
-"""Every scheme by its name."""
+SCHEMES = _built_in()
+"""Every built-in scheme by its name."""
+
+
+def scheme_class(name: str) -> type[Scheme]:
+    """Return the class of a scheme: a built-in name, an entry point, or ``module:Class``."""
+    if name in SCHEMES:
+        return SCHEMES[name]
+    for entry in entry_points(group="codedfedl.schemes", name=name):
+        return _checked(name, entry.load())
+    module, colon, member = name.partition(":")
+    if not colon:
+        raise InputError(f"scheme {name!r} is unknown: {nearest(name, list(SCHEMES))}")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)  # a file beside the experiment need not be installed
+    try:
+        found = getattr(importlib.import_module(module), member, None)
+    except (ImportError, ValueError) as error:
+        raise InputError(
+            f"scheme {name!r} cannot be imported ({error}): write module:Class, with the module "
+            "in this folder or installed"
+        ) from None
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(here)
+    return _checked(name, found)
+
+
+def _checked(name: str, found: Any) -> type[Scheme]:
+    """Refuse what is not a scheme, or could keep state where no checkpoint would find it."""
+    if not isinstance(found, type) or not issubclass(found, Scheme):
+        raise InputError(f"scheme {name!r} is not a subclass of codedfedl.Scheme: derive it")
+    parameters = getattr(found, "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise InputError(
+            f"scheme {name!r} is not a frozen dataclass: decorate it with "
+            "@dataclass(frozen=True), and keep what it learns in its state"
+        )
+    if not isinstance(getattr(found, "name", None), str):
+        raise InputError(f"scheme {name!r} has no name: set name as a class variable")
+    return found
 
 
 def settings_of(name: str) -> list[str]:
     """Return the names of a scheme's settings."""
-    return [field for field in SCHEMES[name].__dataclass_fields__ if field != "name"]
+    return [field.name for field in fields(scheme_class(name))]  # type: ignore[arg-type]
 
 
 def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
     """Return a scheme by name, with its settings."""
-    if name not in SCHEMES:
-        raise InputError(f"scheme {name!r} is unknown: {nearest(name, list(SCHEMES))}")
+    made = scheme_class(name)
     known = settings_of(name)
     for key in settings:
         if key not in known:
             hint = nearest(key, known) if known else "it has no settings"
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
     try:
-        scheme: Scheme = SCHEMES[name](**settings)
+        scheme: Scheme = made(**settings)
     except InputError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
@@ -58,7 +105,7 @@ def scheme_for(name: str, settings: dict[str, Any], most_points: int, rows: int 
     `most_points` could send `rows` rows, mixing is a quarter of its points, and the scheme warns
     that such rows are close to raw data.
     """
-    make_scheme(name, settings)  # which refuses a name or a setting that it does not know
+    make_scheme(name, settings)  # raises InputError for an unknown name or setting
     if "mixing" in settings_of(name) and most_points < rows * LEAST_MIXING:
         settings = {"mixing": max(1, most_points // 4)} | settings
     return make_scheme(name, settings)

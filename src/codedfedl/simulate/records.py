@@ -102,7 +102,7 @@ def write_tables(directory: RunDirectory, units: Sequence[Unit], stored: Checkpo
             common = {
                 "setting": cell.label,
                 "group": cell.group,
-                "scheme": cell.scheme.name,
+                "scheme": cell.scheme.plain_name,
                 "redundancy": float(cell.scheme.settings.get("redundancy", np.nan)),
                 "as_in_paper": _as_in_paper(unit.features, cell.scheme),
                 "seed": unit.seed,

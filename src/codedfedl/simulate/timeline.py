@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray, Mask
 from codedfedl.core.client import Work
+from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask, arrivals
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
 from codedfedl.fleet import costs
@@ -98,9 +99,8 @@ class Timeline:
         """Ask who is idle, and wait."""
         self._begin(ask)
         idle = self._idle_since <= self.now
-        asked = self.held if ask.loads is None else ask.loads
         answer = self._in_round if ask.work.needs_model else self._once
-        loads, seconds = answer(ask, round_, np.asarray(asked, dtype=np.int64), idle)
+        loads, seconds = answer(ask, round_, loads_of(ask, self.task), idle)
         wanted = idle & (loads > 0)
         started = wanted & np.isfinite(seconds)
         remaining = np.where(started, seconds, np.inf)

@@ -1,0 +1,68 @@
+"""An experiment in Python: what `codedfedl simulate` does, without files unless they are wanted."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from codedfedl.experiments import BUILT_IN, built_in
+from codedfedl.report.results import Outcome, outcomes
+from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.config import read_experiment as read_file
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.simulate.run import simulate as play
+
+__all__ = ["read_experiment", "simulate"]
+
+
+def read_experiment(name: str | Path) -> Experiment:
+    """Return a built-in experiment by its name, or read one from a TOML file."""
+    return built_in(str(name)) if str(name) in BUILT_IN else read_file(name)
+
+
+def simulate(
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    out: str | Path | None = None,
+    *,
+    data: str | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+) -> list[Outcome]:
+    """Play an experiment on the virtual clock, and return the result of every setting.
+
+    Parameters
+    ----------
+    experiment
+        An `Experiment`, its tables as a mapping, a built-in name, or a TOML file.
+    out
+        The run directory, as the command writes it; nothing is kept by default.
+    data
+        The folder of the data files; ``CODEDFEDL_DATA`` by default.
+    device
+        ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
+    resume
+        Continue the run in `out`.
+
+    Examples
+    --------
+    >>> from codedfedl import simulate
+    >>> results = simulate({"data": {"name": "digits"}, "fleet": {"clients": 10}})
+    >>> [result.setting for result in results]
+    ['coded-newton']
+    """
+    if isinstance(experiment, Mapping):
+        experiment = check(dict(experiment), "the experiment")
+    elif not isinstance(experiment, Experiment):
+        experiment = read_experiment(experiment)
+    if out is not None:
+        return _played(experiment, Path(out), data, device, resume)
+    with TemporaryDirectory() as folder:
+        return _played(experiment, Path(folder) / "run", data, device, resume)
+
+
+def _played(
+    experiment: Experiment, out: Path, data: str | None, device: str, resume: bool
+) -> list[Outcome]:
+    directory = RunDirectory(out)
+    play(experiment, directory, data=data, device=device, resume=resume)
+    return outcomes(directory)
