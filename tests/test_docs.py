@@ -3,7 +3,7 @@
 Blocks in `sh` run in bash, blocks in `python` in one interpreter, all of a page in one folder. What
 a `>>>` prints must be what stands below it. Lines of a `text` block must come, in this order, from
 the `sh` block before it; spaces do not count. A block after the comment `<!-- not run: REASON -->`
-is not run.
+is not run; one after `<!-- file: NAME -->` is written to that file.
 """
 
 import doctest
@@ -23,7 +23,8 @@ PAGES = ["README.md", *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("doc
 SECONDS = 120
 
 _FENCE = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?(?:<!-- file: (?P<file>[\w.]+) -->\n+)?"
+    r"```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -32,11 +33,12 @@ class Block(NamedTuple):
     language: str
     text: str
     reason: str | None
+    file: str | None
 
 
 def blocks(page: str) -> list[Block]:
     text = (ROOT / page).read_text("utf-8")
-    return [Block(m["language"], m["text"], m["reason"]) for m in _FENCE.finditer(text)]
+    return [Block(m["language"], m["text"], m["reason"], m["file"]) for m in _FENCE.finditer(text)]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -50,6 +52,8 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for block in blocks(page):
         if block.reason is not None:
             said = ""
+        elif block.file is not None:
+            Path(block.file).write_text(block.text, "utf-8")
         elif block.language == "sh":
             said = shell(block.text, environment)
         elif block.language == "python":
