@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.ready-dev
+EXTRAS := .venv/.ready-extras
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-browser test-engine lint types imports docs tests bench clean
+.PHONY: help demo test test-browser test-engine test-engine-short test-extras lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,14 +31,20 @@ imports: $(DEV)
 docs: $(DEV) ## The site, in build/docs
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
-tests: $(DEV)
-	$(BIN)/pytest
+tests: $(DEV) # a process for each core; each does its linear algebra by itself
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium
 	$(BIN)/pytest tests/test_browser.py -m browser
 
+test-engine-short: $(DEV) ## Short federations on the real engine: TLS, kills, strangers
+	$(BIN)/pytest -m "engine and not long"
+
 test-engine: $(DEV) ## What takes minutes on the real engine: kills, restarts, many nodes
-	$(BIN)/pytest tests/test_engine.py -m long
+	$(BIN)/pytest -m "engine and long"
+
+test-extras: $(EXTRAS) ## What needs optional packages: PyTorch
+	$(BIN)/pytest -m extras
 
 bench: $(DEV) ## Measure speed: ratios to the naive version in one run
 	$(BIN)/python -m benchmarks
@@ -56,4 +63,8 @@ $(READY): requirements.txt pyproject.toml
 
 $(DEV): requirements-dev.txt $(READY)
 	@$(PIP) -r requirements-dev.txt
+	@touch $@
+
+$(EXTRAS): requirements-extras.txt $(DEV)
+	@$(PIP) -r requirements-extras.txt
 	@touch $@

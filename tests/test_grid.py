@@ -306,8 +306,9 @@ class TestSweep:
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     """As a person would: Ctrl-C, then the same command with --resume; and all is as without."""
-    command = [sys.executable, "-m", "codedfedl", "sweep", "--json", "--seeds", "4"]
-    command += ["--set", "features.n_components=100", "--set", "training.target=0.9"]
+    command = [sys.executable, "-m", "codedfedl", "sweep", "--json", "--seeds", "3"]
+    command += ["--set", "features.n_components=100", "--set", "training.target=0.8"]
+    command += ["--set", "training.epochs=40"]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     out, whole = tmp_path / "stopped", tmp_path / "whole"
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # which in the background is ignored

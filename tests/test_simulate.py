@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from codedfedl import Fleet, InputError
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Everyone, Fastest, Next, Until, Wait, arrivals
+from codedfedl.core.waiting import Everyone, Fastest, Next, Until, Wait, arrivals
 from codedfedl.data import load_dataset
 from codedfedl.learning.features import RandomFourier
 from codedfedl.learning.gradients import Quadratic
@@ -20,6 +21,8 @@ from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulate.engine import Setting, Simulation, entries
 from codedfedl.simulate.evaluate import Batch, Evaluator, Query, SimulatedClient
 from codedfedl.simulate.run import prepare, simulate
+
+KILLED_AFTER = (1, 3, 8, 9, 14)  # rounds, of eight for each seed
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "batches": 2},
@@ -295,30 +298,35 @@ def test_pseudocode_computes_the_same_model() -> None:
     assert late  # so that the parity mattered
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Play a run once, and keep the directory as a kill would leave it at several moments."""
+    folder = tmp_path_factory.mktemp("killed")
+    rounds = 0
+
+    def keep(_what: str, progress: object) -> None:
+        nonlocal rounds
+        rounds += progress is not None
+        if progress is not None and rounds in KILLED_AFTER:
+            shutil.copytree(folder / "whole", folder / str(rounds))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("codedfedl.simulate.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        simulate(small(seeds=[0, 1]), RunDirectory(folder / "whole"), watch=keep)
+    return folder
+
+
 class TestRuns:
     def run(self, path: Path, experiment: Experiment, *, resume: bool = False) -> RunDirectory:
         directory = RunDirectory(path)
         simulate(experiment, directory, resume=resume)
         return directory
 
-    @pytest.mark.parametrize("killed_after", [1, 3, 8, 9, 14])
-    def test_a_killed_run_ends_as_if_it_had_not_been(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int
-    ) -> None:
-        experiment = small(seeds=[0, 1])
-        whole = self.run(tmp_path / "whole", experiment)
-        monkeypatch.setattr("codedfedl.simulate.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
-        directory = RunDirectory(tmp_path / "killed")
-
-        def kill(_what: str, progress: object, seen: list[object] = []) -> None:  # noqa: B006
-            seen.append(progress)
-            if sum(p is not None for p in seen) > killed_after:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            simulate(experiment, directory, watch=kill)
-        assert not (directory.path / "rounds.parquet").exists()
-        resumed = self.run(tmp_path / "killed", experiment, resume=True)
+    @pytest.mark.parametrize("killed_after", KILLED_AFTER)
+    def test_a_killed_run_ends_as_if_it_had_not_been(self, killed: Path, killed_after: int) -> None:
+        whole, resumed = (RunDirectory(killed / name) for name in ("whole", str(killed_after)))
+        assert not (resumed.path / "rounds.parquet").exists()
+        simulate(small(seeds=[0, 1]), resumed, resume=True)
         for name in ("rounds", "clients", "settings", "timeline"):
             mine, theirs = (run.path / f"{name}.parquet" for run in (resumed, whole))
             assert mine.read_bytes() == theirs.read_bytes()
@@ -409,8 +417,9 @@ class TestRegression:
         assert final["one-shot"] > 0.99
 
 
+@pytest.mark.extras
 def test_pytorch_gives_the_same_models() -> None:
-    """Runs where PyTorch is installed; it is optional."""
+    """Every scheme on PyTorch's arrays, on the processor."""
     pytest.importorskip("torch")
     experiment = small()
     config = experiment.features

@@ -18,19 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codedfedl.api import read_experiment, simulate
     from codedfedl.arrays import Array
-    from codedfedl.core.client import Answer, Client, Work
-    from codedfedl.core.protocol import (
-        Ask,
-        Everyone,
-        Fastest,
-        Inbox,
-        Next,
-        Reply,
-        Scheme,
-        State,
-        Task,
-        Until,
-    )
+    from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
+    from codedfedl.core.waiting import Everyone, Fastest, Next, Until
+    from codedfedl.core.work import Answer, Client, Work
     from codedfedl.data import Dataset, load_dataset
     from codedfedl.errors import InputError
     from codedfedl.estimators import CodedFedLClassifier, CodedFedLRegressor
@@ -119,19 +109,9 @@ __all__ = [
 _MODULES = {
     "api": ("read_experiment", "simulate"),
     "arrays": ("Array",),
-    "core.client": ("Answer", "Client", "Work"),
-    "core.protocol": (
-        "Ask",
-        "Everyone",
-        "Fastest",
-        "Inbox",
-        "Next",
-        "Reply",
-        "Scheme",
-        "State",
-        "Task",
-        "Until",
-    ),
+    "core.protocol": ("Ask", "Inbox", "Reply", "Scheme", "State", "Task"),
+    "core.waiting": ("Everyone", "Fastest", "Next", "Until"),
+    "core.work": ("Answer", "Client", "Work"),
     "data": ("Dataset", "load_dataset"),
     "errors": ("InputError",),
     "estimators": ("CodedFedLClassifier", "CodedFedLRegressor"),

@@ -22,10 +22,10 @@ def to_device(array: npt.NDArray[Any], name: str) -> Array:
         raise InputError(f"--device {name} is unknown: say cpu, torch, cuda or cupy")
     try:
         if name == "cupy":
-            import cupy  # type: ignore[import-not-found]
+            import cupy
 
             return cupy.asarray(array)
-        import torch  # type: ignore[import-not-found]
+        import torch
     except ImportError as error:
         raise InputError(f"--device {name} needs the package {error.name}: install it") from None
     try:

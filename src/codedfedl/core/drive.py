@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from codedfedl._types import IntArray
-from codedfedl.core.client import Prepare, Work
-from codedfedl.core.protocol import Ask, Everyone, Inbox, Runtime, Scheme, State, Task
+from codedfedl.core.client import Prepare
+from codedfedl.core.protocol import Ask, Inbox, Runtime, Scheme, State, Task
 from codedfedl.core.record import SETUP
+from codedfedl.core.waiting import Everyone
+from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 
 __all__ = ["PREPARE", "Driver", "drive", "loads_of"]

@@ -7,39 +7,33 @@ runtime, simulated or real, decides one thing only: who arrived, and when.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import SUM, Combine
+from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.training import Schedule, step
 
 if TYPE_CHECKING:
-    from codedfedl.core.client import Work
+    from codedfedl.core.work import Work
     from codedfedl.fleet.delays import DelayDistribution
     from codedfedl.learning.features import FeatureMap
 
 __all__ = [
     "Ask",
-    "Everyone",
-    "Fastest",
     "Inbox",
     "Limits",
-    "Next",
     "Reply",
     "Runtime",
     "Scheme",
     "State",
     "Task",
-    "Until",
-    "Wait",
-    "arrivals",
     "refuse_absent",
 ]
 
@@ -92,104 +86,6 @@ class Task:
     def step_size(self, round_: int) -> float:
         """Return the step size of a round."""
         return self.schedule.at(round_ // self.batches)
-
-
-class Wait(Protocol):
-    """How long the server waits: until a deadline, or until enough answers are there."""
-
-    @property
-    def deadline(self) -> float:
-        """Seconds after which nobody is waited for; ∞ if there is no such limit."""
-
-    def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Say whether the server may go on; once true, it stays true with more answers.
-
-        Parameters
-        ----------
-        fresh
-            Answers to this ask that are there.
-        late
-            Answers to earlier asks that came since this one.
-        expected
-            Answers to this ask that will come, sooner or later.
-        """
-
-
-@dataclass(frozen=True)
-class Everyone:
-    """Until all who were asked have answered."""
-
-    deadline: ClassVar[float] = inf
-
-    def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return whether nobody is missing."""
-        return fresh >= expected
-
-
-@dataclass(frozen=True)
-class Fastest:
-    """Until `count` of those asked now have answered."""
-
-    count: int
-    deadline: ClassVar[float] = inf
-
-    def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return whether `count` have answered."""
-        return fresh >= self.count
-
-
-@dataclass(frozen=True)
-class Next:
-    """Until `count` answers are there from now on, whichever ask they answer: asynchronous."""
-
-    count: int
-    deadline: ClassVar[float] = inf
-
-    def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return whether `count` answers came."""
-        return fresh + late >= self.count
-
-
-@dataclass(frozen=True)
-class Until:
-    """Until a deadline, in seconds."""
-
-    deadline: float
-
-    def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return False: the clock decides."""
-        return False
-
-
-def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]:
-    """Say whose answer counts as arrived, and how long the server waits.
-
-    Parameters
-    ----------
-    seconds : array of shape (n,)
-        When each answer is there; ∞ for a client from which none will come.
-    fresh : array of shape (n,)
-        Whose answer is to this ask, and not to an earlier one.
-    """
-    deadline = wait.deadline
-    order = np.argsort(seconds, kind="stable")
-    order = order[: int(np.isfinite(seconds).sum())]
-    new = np.cumsum(fresh[order])
-    expected = int(new[-1]) if len(order) else 0
-    low, high = 0, len(order) + 1  # the smallest number of answers that is enough; high if none is
-    while low < high:
-        middle = (low + high) // 2
-        now = int(new[middle - 1]) if middle else 0
-        if middle > len(order) or wait.enough(now, middle - now, expected):
-            high = middle
-        else:
-            low = middle + 1
-    arrived = np.zeros(len(seconds), dtype=bool)
-    arrived[order[:low]] = True
-    last = float(seconds[order[min(low, len(order)) - 1]]) if len(order) and low else 0.0
-    if last <= deadline and (low <= len(order) or deadline == inf):
-        return arrived, last
-    return arrived & (seconds <= deadline), deadline
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Work
+from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity
 from codedfedl.core.protocol import Task
+from codedfedl.core.work import Work
 from codedfedl.federate.transport import Arrays, Arrival, printable
 from codedfedl.learning import parity
 from codedfedl.learning.features import FeatureMap

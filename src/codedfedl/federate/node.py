@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
-from codedfedl.core.client import ArrayClient, Work, work_from
+from codedfedl.core.client import work_from
+from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.cache import Cache
@@ -188,8 +189,9 @@ class _Desk:
             arrays: Arrays = {}
             if points > 0:
                 answer = asked.answer(client, points, model)
-                self._refuse_few(asked, answer.least_mixed, held)
                 facts["points"] = answer.points
+                if answer.arrays:
+                    self._refuse_few(asked, answer.least_mixed, held)
                 arrays = {k: np.asarray(v, dtype=np.float32) for k, v in answer.arrays.items()}
             return {**facts, "seconds": self.node.clock() - began}, arrays
 
@@ -218,8 +220,8 @@ class _Desk:
         return found
 
     def _refuse_few(self, work: Work, mixed: int, held: int) -> None:
-        """Refuse what would show single points; a client with few has no choice."""
-        if mixed < min(self.node.least, held // self.job.batches):
+        """Refuse what would show single points; only a client that holds few has no choice."""
+        if mixed < min(self.node.least, held):
             raise InputError(
                 f"{work.kind} mixes {mixed} points, and {self.node.name} answers for "
                 f"{self.node.least} together at least: ask for more, or lower least in its node "

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.aggregate import SUM, RunningSum
-from codedfedl.core.client import Embedded, Gradient, Prepare, Work, work_to
+from codedfedl.core.client import Embedded, Gradient, Prepare, work_to
 from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task
 from codedfedl.core.record import ARRIVED, SETUP
+from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import (
     Bounds,

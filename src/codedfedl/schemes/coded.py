@@ -7,7 +7,8 @@ import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient, Parity
-from codedfedl.core.protocol import Ask, Everyone, Inbox, Limits, Scheme, State, Task, Until
+from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, Task
+from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet

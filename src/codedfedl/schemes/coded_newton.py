@@ -22,8 +22,9 @@ from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, Until
+from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task
 from codedfedl.core.record import SETUP
+from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet

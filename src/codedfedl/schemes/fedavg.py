@@ -4,17 +4,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.core.client import LocalModel
-from codedfedl.core.protocol import (
-    Ask,
-    Everyone,
-    Inbox,
-    Limits,
-    Scheme,
-    State,
-    Until,
-    Wait,
-    refuse_absent,
-)
+from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, refuse_absent
+from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet

@@ -5,7 +5,8 @@ from math import ceil
 from typing import ClassVar
 
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Ask, Fastest, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.waiting import Fastest
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet

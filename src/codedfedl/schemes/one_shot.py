@@ -6,7 +6,8 @@ from typing import ClassVar
 from array_api_compat import array_namespace
 
 from codedfedl.core.client import Gram
-from codedfedl.core.protocol import Ask, Everyone, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.gradients import Quadratic

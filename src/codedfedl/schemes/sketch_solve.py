@@ -9,20 +9,9 @@ import numpy as np
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity
-from codedfedl.core.protocol import (
-    Ask,
-    Everyone,
-    Inbox,
-    Limits,
-    Reply,
-    Scheme,
-    State,
-    Task,
-    Until,
-    Wait,
-    refuse_absent,
-)
+from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, refuse_absent
 from codedfedl.core.record import SETUP
+from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet

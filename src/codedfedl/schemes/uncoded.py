@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Ask, Everyone, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 

@@ -16,8 +16,8 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array, beside
-from codedfedl.core.client import Points
 from codedfedl.core.protocol import Inbox
+from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.streams import stream
 

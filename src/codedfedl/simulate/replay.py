@@ -12,9 +12,9 @@ import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import SUM, RunningSum
-from codedfedl.core.client import ArrayClient
 from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.work import ArrayClient
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard

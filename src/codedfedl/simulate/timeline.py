@@ -12,19 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray, Mask
-from codedfedl.core.client import Work
 from codedfedl.core.drive import loads_of
-from codedfedl.core.protocol import Ask, arrivals
+from codedfedl.core.protocol import Ask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
+from codedfedl.core.waiting import arrivals
+from codedfedl.core.work import Work
 from codedfedl.fleet import costs
 from codedfedl.simulate.clock import Clock
 
-__all__ = ["Exchange", "Job", "Timeline"]
+__all__ = ["Assignment", "Exchange", "Timeline"]
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a client works on: since when it was asked, and until when it takes."""
+class Assignment:
+    """What a client works on: in which round it was asked, and when it is done."""
 
     client: int
     round: int
@@ -51,19 +52,19 @@ class Exchange:
     outcome: npt.NDArray[np.int8]
     loads: IntArray
     arrival_times: FloatArray
-    kept: Sequence[Job] | None = None
+    kept: Sequence[Assignment] | None = None
 
-    def jobs(self, clients: Mask, now: float = 0.0) -> list[Job]:
+    def jobs(self, clients: Mask, now: float = 0.0) -> list[Assignment]:
         """Return this ask as the work of some clients."""
         return [
-            Job(j, self.round, self.ask.work, int(self.loads[j]), now + float(seconds))
+            Assignment(j, self.round, self.ask.work, int(self.loads[j]), now + float(seconds))
             for j, seconds in zip(
                 np.flatnonzero(clients).tolist(), self.arrival_times[clients], strict=True
             )
         ]
 
     @property
-    def done(self) -> Sequence[Job]:
+    def done(self) -> Sequence[Assignment]:
         """The jobs whose answers came, by client."""
         return self.jobs(self.arrived) if self.kept is None else self.kept
 
@@ -88,10 +89,10 @@ class Timeline:
         self._embedded = np.zeros(clients)
         self._answered = np.zeros(clients, dtype=np.int64)  # points of the last answer
         self._idle_since = np.zeros(clients)
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, Assignment] = {}
 
     @property
-    def pending(self) -> Sequence[Job]:
+    def pending(self) -> Sequence[Assignment]:
         """What the clients are still busy with."""
         return list(self._jobs.values())
 
@@ -116,6 +117,8 @@ class Timeline:
             self._jobs |= {job.client: job for job in new.jobs(started, self.now)}
             self._idle_since[started] = np.inf
             new = replace(new, kept=[self._finish(j) for j in np.flatnonzero(came).tolist()])
+        else:  # busy until it has answered, or is asked anew
+            self._idle_since[started] = self.now + np.minimum(seconds[started], length)
         self.now += length
         return new
 
@@ -171,7 +174,7 @@ class Timeline:
             self.processed = work.cost(task, loads).macs / task.workload.point_macs
         return loads, compute + upload
 
-    def _finish(self, client: int) -> Job:
+    def _finish(self, client: int) -> Assignment:
         job = self._jobs.pop(client)
         self._idle_since[client] = job.finished
         return job

@@ -1,0 +1,150 @@
+"""What a kind of work is, and the client that does it.
+
+A kind of work is a frozen dataclass with two methods, `answer` and `cost`. Its fields travel to the
+clients as JSON, so they are numbers, strings and lists. Those of the package are in `core.client`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import Array
+from codedfedl.core.protocol import Task
+from codedfedl.fleet.costs import Cost
+from codedfedl.fleet.devices import Fleet
+
+__all__ = ["Answer", "ArrayClient", "Client", "Points", "Work"]
+
+Points = tuple[Array, Array]
+"""Features of shape (k, q) and targets of shape (k, c)."""
+
+
+class Client(Protocol):
+    """A client's own data, as its work sees them: all points are embedded and in random order."""
+
+    @property
+    def points(self) -> int:
+        """Points that it holds."""
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches that its points are dealt to, one after the other."""
+
+    def batch(self, b: int) -> Points:
+        """Return the points of a mini-batch."""
+
+    def first(self, count: int) -> Iterator[Points]:
+        """Yield its first `count` points, in one part or several."""
+
+    def code_stream(self, first: int, *rest: int) -> np.random.Generator:
+        """Return private randomness for a code; the numbers say which, where it is repeatable."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayClient:
+    """A client whose points lie in two arrays, mini-batch after mini-batch."""
+
+    features: Array
+    targets: Array
+    batches: int
+    code_stream: Callable[..., np.random.Generator]
+
+    @property
+    def points(self) -> int:
+        """Points that it holds."""
+        return int(self.targets.shape[0])
+
+    def batch(self, b: int) -> Points:
+        """Return the points of a mini-batch: the first ones have one more where it must be."""
+        size, more = divmod(self.points, self.batches)
+        start = b * size + min(b, more)
+        rows = slice(start, start + size + (b < more))
+        return self.features[rows], self.targets[rows]
+
+    def first(self, count: int) -> Iterator[Points]:
+        """Yield its first points."""
+        yield self.features[:count], self.targets[:count]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a client sends.
+
+    Attributes
+    ----------
+    points
+        Points that the answer is about; 0 for none, where a client has nothing to say yet.
+    mixed
+        The fewest points behind any number in it; `points` by default.
+    """
+
+    points: int
+    arrays: dict[str, Array]
+    mixed: int | None = None
+
+    @property
+    def least_mixed(self) -> int:
+        """The fewest points behind any number."""
+        return self.points if self.mixed is None else self.mixed
+
+
+class Work(ABC):
+    """What clients are asked to do."""
+
+    kind: ClassVar[str]
+
+    needs_model: ClassVar[bool] = True
+    """Whether the model is sent to the client first."""
+
+    once: ClassVar[bool] = False
+    """Whether a client does it once in a federation: asked again, it sends the same."""
+
+    @abstractmethod
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return what a client sends for its first `load` points."""
+
+    @abstractmethod
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return what it costs every client, without embedding."""
+
+    def available(self, task: Task) -> IntArray:
+        """Return how many points each client has for it, shape (n,): all, by default."""
+        return task.held
+
+    def for_client(self, j: int) -> "Work":
+        """Return client j's part, where clients are asked for different things."""
+        return self
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return for how many points each client answers: as asked, unless the work says so.
+
+        Parameters
+        ----------
+        embedded, answered, held : arrays of shape (n,)
+            Points that each has embedded, had in its last answer, and holds.
+        """
+        return asked
+
+    def points_by(
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+    ) -> tuple[IntArray, FloatArray] | None:
+        """Return how many points each client can be done with by a deadline, and seconds a point.
+
+        None for work whose load does not depend on the time.
+        """
+        return None
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
+        """Return what the arrays of an answer about `points` must look like; None: unknown."""
+        return None
+
+    @classmethod
+    def received(cls, **fields: Any) -> Self:
+        """Return the work from its fields as JSON brings them."""
+        return cls(**fields)
