@@ -1,9 +1,13 @@
 """What several test files share."""
 
+import os
+
 import pytest
 from hypothesis import settings
 
-from codedfedl.cli import main
+os.environ.pop("COLUMNS", None)  # of the terminal of whoever runs several processes of tests
+
+from codedfedl.cli import main  # noqa: E402
 
 # The same examples every time: a red check means a changed program, not an unlucky draw.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)
