@@ -54,6 +54,14 @@ class Cell:
         return self.experiment.schemes[0]
 
     @property
+    def as_in_paper(self) -> bool:
+        """Whether the features and the code are the paper's own, and the fleet not a real one."""
+        kind = self.scheme.features or self.experiment.features.kind
+        fourier = kind == "fourier" and SCHEMES[self.scheme.name].features is None
+        gaussian = self.scheme.settings.get("code", "gaussian") == "gaussian"
+        return fourier and gaussian and self.experiment.federation is None
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All that makes this cell what it is, by dotted keys: not its title, not the seeds."""
         document = self.experiment.model_dump(
