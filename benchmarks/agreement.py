@@ -23,7 +23,7 @@ def trained(device: str) -> list[FloatArray]:
     simulation = Simulation(problem, entries(task, fleet, experiment.build_schemes()), 0)
     for _ in simulation.run():
         pass
-    accuracies = [f"{float(setting.metric[-1]):.4f}" for setting in simulation.settings]
+    accuracies = [f"{float(setting.records[-1].metric):.4f}" for setting in simulation.settings]
     print(f"{device:6} test accuracies {' '.join(accuracies)}")
     return [to_host(setting.state.model) for setting in simulation.settings]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codedfedl.data import load_dataset
-from codedfedl.federate.local import LocalFederation, write_shards
+from codedfedl.federate.flower.local import LocalFederation
+from codedfedl.federate.shards import write_shards
 from codedfedl.runs.config import Experiment, check
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
@@ -59,7 +60,7 @@ def measure(nodes: int, folder: Path) -> Measured:
         server = _server(folder)
         assert local.link is not None
         before, began, peak, link = _own(server), time.monotonic(), 0.0, 0.0
-        while len(journal.parity_points()) < nodes and time.monotonic() < began + 900:
+        while len(journal.kept()) < nodes and time.monotonic() < began + 900:
             peak, link = max(peak, _own(server)), max(link, _own(local.link.pid))
             time.sleep(0.1)
         seconds = time.monotonic() - began

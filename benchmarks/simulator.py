@@ -8,17 +8,18 @@ rounds of a run, and the ratios are given with and without it.
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import to_device
+from codedfedl.core.client import Gradient
 from codedfedl.experiments import built_in
 from codedfedl.learning.gradients import Quadratic
-from codedfedl.schemes.base import AskGradient
-from codedfedl.simulate.engine import Simulation, entries
-from codedfedl.simulate.evaluate import Batch
+from codedfedl.simulate.engine import Setting, Simulation, entries
+from codedfedl.simulate.evaluate import Batch, Query
 from codedfedl.simulate.run import prepare
 
 # Table 1's settings, their neighbours in redundancy, and one more greedy.
@@ -49,19 +50,19 @@ def build(schemes: list[dict[str, Any]], device: str) -> tuple[Simulation, float
             Quadratic.of(features, problem.batches[0].targets[: part.parity_rows])
     for batch in range(len(problem.batches)):
         for setting in simulation.settings:
-            ask = setting.scheme.ask(
-                _at_round(setting.state, batch)  # type: ignore[arg-type]
-            )
-            assert isinstance(ask, AskGradient)
-            simulation.evaluator._quadratic(ask)
+            simulation.evaluator._quadratic(_query(setting, batch))
     _wait(simulation)
     return simulation, time.perf_counter() - begin
 
 
-def _at_round(state: object, round_: int) -> object:
-    from dataclasses import replace
-
-    return replace(state, round=round_)  # type: ignore[type-var]
+def _query(setting: Setting, round_: int) -> Query:
+    """Return what a setting asks for in a round, with everybody there."""
+    ask = setting.scheme.ask(replace(setting.state, round=round_))
+    assert ask is not None
+    assert isinstance(ask.work, Gradient)
+    assert ask.loads is not None
+    everybody = np.ones(len(ask.loads), dtype=bool)
+    return Query(ask.work.batch, ask.loads, everybody, setting.state.model, ask.adds)
 
 
 def _wait(simulation: Simulation) -> None:
@@ -108,18 +109,19 @@ def median_seconds(function: Callable[[], object], repeats: int) -> float:
 
 def play(simulation: Simulation, rounds: int, *, evaluate: bool) -> float:
     """Return the seconds of a round, with or without the test accuracy."""
-    metrics = simulation._metrics
+    measure, played = simulation._measure, simulation.run()
     if not evaluate:
-        simulation._metrics = lambda models: np.zeros(len(models))  # type: ignore[method-assign]
+        simulation._measure = lambda settings: None  # type: ignore[method-assign]
     for _ in range(30):  # warm up
-        simulation._play_round()
+        next(played)
     _wait(simulation)
     begin = time.perf_counter()
     for _ in range(rounds):
-        simulation._play_round()
+        next(played)
     _wait(simulation)
-    simulation._metrics = metrics  # type: ignore[method-assign]
-    return (time.perf_counter() - begin) / rounds
+    seconds = time.perf_counter() - begin
+    simulation._measure = measure  # type: ignore[method-assign]
+    return seconds / rounds
 
 
 def floors(simulation: Simulation) -> float:
@@ -128,7 +130,8 @@ def floors(simulation: Simulation) -> float:
     read = big.nbytes / median_seconds(big.sum, 5)
     gram, ten = np.ones((2000, 2000), np.float32), np.ones((2000, 40), np.float32)
     multiply = 2 * 2000 * 2000 * 40 / median_seconds(lambda: gram @ ten, 20)
-    missed = np.mean([~np.array(s.arrived) for s in simulation.settings]) * 30 * len(SETTINGS)
+    late = [~record.arrived for setting in simulation.settings for record in setting.rounds]
+    missed = np.mean(late) * 30 * len(SETTINGS)
     shared = 4 * 2 * 2000 * 2000 * 10 + missed * 400 * 2000 * 10 * 4
     floor = float((6 * 16e6 / read + shared / multiply) / len(SETTINGS))
     print(f"  memory {read / 1e9:.1f} GB/s, products {multiply / 1e9:.0f} GFLOP/s; floor: six Gram")

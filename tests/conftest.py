@@ -7,7 +7,7 @@ from hypothesis import settings
 
 os.environ.pop("COLUMNS", None)  # of the terminal of whoever runs several processes of tests
 
-from codedfedl.cli import main  # noqa: E402
+from codedfedl.cli import main
 
 # The same examples every time: a red check means a changed program, not an unlucky draw.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)

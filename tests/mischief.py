@@ -7,24 +7,25 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from codedfedl.federate.client_app import answer
-from codedfedl.federate.node import QUESTIONS, Answer
-from codedfedl.federate.wire import pack, question_of, unpack
+from codedfedl.federate.flower.client_app import answer
+from codedfedl.federate.flower.wire import pack, question_of, unpack
+from codedfedl.federate.node import QUESTIONS
+from codedfedl.federate.transport import Answered
 
 app = ClientApp()
 
 HUGE = 100_000_000  # numbers of an answer that is still uploading at the deadline
 
 
-def spoilt(name: str, question: str, asked: int, given: Answer) -> Answer:
+def spoilt(name: str, kind: str, asked: int, given: Answered) -> Answered:
     """Return another answer than the honest one."""
     facts, arrays = given
-    if name == "node-002" and question == "parity":
+    if name == "node-002" and kind == "parity":
         return facts, {key: np.concatenate([array, array]) for key, array in arrays.items()}
-    if name != "node-001" or question != "gradient":
+    if name != "node-001" or kind != "gradient":
         return given
     gradient = arrays["gradient"]
-    wrong: list[Answer] = [
+    wrong: list[Answered] = [
         (facts, {"gradient": gradient * np.float32(np.nan)}),
         (facts, {"gradient": gradient[1:]}),
         (facts, {"gradient": gradient.astype(np.float64)}),
@@ -42,11 +43,12 @@ def spoilt(name: str, question: str, asked: int, given: Answer) -> Answer:
 
 def misbehave(message: Message, context: Context) -> Message:
     """Answer as the real client, and spoil it."""
-    question = question_of(message)
-    asked = unpack(message.content)[0].get("round", -1)
+    asked, _ = unpack(message.content)
     given = unpack(answer(message, context).content)
-    name = str(context.node_config["name"])
-    return Message(pack(*spoilt(name, question, asked, given)), reply_to=message)
+    if question_of(message) == "work":
+        name = str(context.node_config["name"])
+        given = spoilt(name, asked["work"]["kind"], asked["round"], given)
+    return Message(pack(*given), reply_to=message)
 
 
 for _question in QUESTIONS:

@@ -10,7 +10,7 @@ import pytest
 from codedfedl import paper_fleet
 from codedfedl.cli import beyond
 from codedfedl.experiments import built_in
-from codedfedl.report.results import Curve
+from codedfedl.report.reading import Curve
 from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.simulate.units import _slowed
 
@@ -67,6 +67,7 @@ def test_settings_tell_all_schemes(job: beyond.Job, caplog: pytest.LogCaptureFix
 
 def _curve(**changes: Any) -> Curve:
     columns = {
+        "cell": "0123456789ab",
         "setting": "coded-newton",
         "group": "",
         "scheme": "coded-newton",

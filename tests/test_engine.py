@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,17 @@ import tomli_w
 from typer.testing import CliRunner
 
 from codedfedl.cli import app
+from codedfedl.core.record import ARRIVED, Record
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate import engine
-from codedfedl.federate.engine import APP
-from codedfedl.federate.keys import make_keys
-from codedfedl.federate.local import HOST, LocalFederation, local_keys, node_name, write_shards
+from codedfedl.federate.flower import engine
+from codedfedl.federate.flower.engine import APP
+from codedfedl.federate.flower.keys import make_keys
+from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
+from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import ARRIVED, SETUP, Exchange, Journal
+from codedfedl.runs.journal import Journal
 from codedfedl.simulate.replay import replay
 from tests.loopback import experiment_of
 
@@ -59,11 +61,28 @@ def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
     return pytest.fail(f"{why} within {seconds:g} s")
 
 
+class WithWorks(LocalFederation):
+    """Nodes that do the work of a module, as their configuration says."""
+
+    works = "examples.buffered"
+
+    def start_program(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        place = [*command, "--node-config"].index("--node-config") + 1
+        told = [f'{part} works="{self.works}"' for part in command[place : place + 1]]
+        return super().start_program(name, [*command[:place], *told, *command[place + 1 :]])
+
+
 class Running:
     """A federation on this machine, under a test's control."""
 
     def __init__(
-        self, tmp_path: Path, experiment: Experiment, *, tls: bool = False, app: Path = APP
+        self,
+        tmp_path: Path,
+        experiment: Experiment,
+        *,
+        tls: bool = False,
+        app: Path = APP,
+        kind: type[LocalFederation] = LocalFederation,
     ) -> None:
         self.directory = RunDirectory(tmp_path / "run")
         self.directory.open(experiment, resume=False)
@@ -72,15 +91,16 @@ class Running:
         clients = experiment.federation.clients if experiment.federation else 0
         shards = write_shards(experiment, load_dataset("digits"), folder / "data")
         keys = local_keys(folder / "keys", clients) if tls else None
-        self.local = LocalFederation(folder, shards, keys=keys, app=app)
+        self.local = kind(folder, shards, keys=keys, app=app)
 
     def submit(self) -> int:
         return self.local.submit(self.directory.path / "config.toml", self.directory.path)
 
-    def played(self) -> list[Exchange]:
-        return [exchange for exchange in self.journal.exchanges() if exchange.round != SETUP]
+    def played(self) -> list[Record]:
+        records = [exchange.record for exchange in self.journal.exchanges(gradients=False)]
+        return [record for record in records if not record.is_setup]
 
-    def wait_for_round(self, count: int, seconds: float) -> Exchange:
+    def wait_for_round(self, count: int, seconds: float) -> Record:
         eventually(lambda: len(self.played()) >= count, seconds, f"round {count} was not played")
         return self.played()[count - 1]
 
@@ -96,8 +116,8 @@ class Running:
         return next(pid for pid, command in found if "flwr-serverapp" in command)
 
 
-def on_time(exchange: Exchange) -> bool:
-    return abs(exchange.seconds - exchange.deadline) <= WITHIN
+def on_time(record: Record) -> bool:
+    return abs(record.seconds - record.deadline) <= WITHIN
 
 
 def federate_local(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -150,7 +170,7 @@ def mischievous(tmp_path: Path) -> Path:
     folder = tmp_path / "app"
     folder.mkdir()
     text = (APP / "pyproject.toml").read_text("utf-8")
-    text = text.replace("codedfedl.federate.client_app:app", "mischief:app")
+    text = text.replace("codedfedl.federate.flower.client_app:app", "mischief:app")
     (folder / "pyproject.toml").write_text(text, "utf-8")
     shutil.copy(Path(__file__).parent / "mischief.py", folder)
     return folder
@@ -167,10 +187,10 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     with running.local:
         running.submit()
         running.wait_until_done(240)
-    setup = next(running.journal.exchanges())
+    setup = next(running.journal.exchanges()).record
     assert [(j, why.partition(" ")[0]) for j, why in setup.refusals] == [(2, "features0")]
     played = running.played()
-    reasons = [why for exchange in played for j, why in exchange.refusals if j == 1]
+    reasons = [why for record in played for j, why in record.refusals if j == 1]
     expected = [
         "gradient is not finite",
         "gradient has shape (63, 10), not (64, 10)",
@@ -181,10 +201,26 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     ]
     assert len(reasons) == len(expected)
     assert all(part in why for part, why in zip(expected, reasons, strict=True))
-    assert all(exchange.outcome[0] == ARRIVED for exchange in played)
+    assert all(record.outcome[0] == ARRIVED for record in played)
     uploading = played[6]
     assert uploading.outcome[1] != ARRIVED
     assert on_time(uploading)
+    assert replay(running.directory).same
+
+
+def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is on the path of all processes, and the nodes' configuration names it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    scheme = {"name": "examples.buffered:Buffered", "count": 2, "patience": 120.0}
+    experiment = experiment_of(2, 2, scheme, probes=1)
+    running = Running(tmp_path, experiment, kind=WithWorks)
+    with running.local:
+        running.submit()
+        running.wait_until_done(300)
+    exchanges = list(running.journal.exchanges())
+    assert [record.round for record in running.played()] == [0, 1]
+    assert all(len(one.replies) >= 2 for one in exchanges if not one.record.is_setup)
+    assert all(record.seconds < record.deadline for record in running.played())
     assert replay(running.directory).same
 
 
@@ -346,7 +382,6 @@ def test_an_old_flower(found: str, refused: bool, monkeypatch: pytest.MonkeyPatc
     ("options", "message"),
     [
         (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
-        (["--scheme", "one-shot"], "does not run on real clients"),
         (["--scheme", "codd"], "'codd' is unknown"),
         (["--deadline", "-1"], "federation.deadline is -1.0"),
         (["--redundancy", "2"], "coded.redundancy is 2"),
@@ -405,7 +440,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
         run = running.submit()
         running.wait_for_round(before + 1, 120)
         running.wait_until_done(300)
-    rounds = [exchange.round for exchange in running.played()]
+    rounds = [record.round for record in running.played()]
     assert rounds == list(range(22))
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/parity").rglob("*")}
     assert after == parity
@@ -419,7 +454,7 @@ def _restart_until_it_answers(running: Running, j: int) -> int:
         process = running.local.nodes[j]
         if process is None or process.poll() is not None:
             running.local.start_node(j)
-        if any(exchange.outcome[j] == ARRIVED for exchange in running.played()[begun:]):
+        if any(record.outcome[j] == ARRIVED for record in running.played()[begun:]):
             return len(running.played())
         time.sleep(2)
     return 10**9

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from codedfedl.cli.simulate import outcome_rows
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Record
 from codedfedl.errors import InputError
 from codedfedl.federate import checks, runtime, server
@@ -20,6 +19,7 @@ from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.report.html import render_report
 from codedfedl.report.results import outcomes
+from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Exchange, Journal

@@ -86,9 +86,42 @@ class TestCells:
         with pytest.raises(InputError, match=message):
             axis(text)
 
-    def test_settings_that_could_not_be_told_apart(self) -> None:
-        with pytest.raises(InputError, match="both be called 'coded 10%'"):
-            cells(gridded({"redundancy": [0.1, 0.1000001]}))
+    def test_settings_with_the_same_label_are_told_apart(self) -> None:
+        found = cells(gridded({"redundancy": [0.1, 0.1000001]}))
+        assert [cell.label for cell in found] == [
+            "uncoded",
+            "coded 10% (redundancy 0.1)",
+            "coded 10% (redundancy 0.1000001)",
+        ]
+        assert len({cell.id for cell in found}) == 3
+        close = [{"name": "greedy", "drop": drop} for drop in (0.1, 0.100001)]
+        assert list(small(schemes=close).build_schemes()) == [
+            "greedy 10% (drop 0.1)",
+            "greedy 10% (drop 0.100001)",
+        ]
+
+    def test_the_same_setting_twice_is_one_cell_or_refused(self) -> None:
+        schemes = [{"name": "coded", "redundancy": r} for r in (0.1, 0.2)]
+        found = cells(small(schemes=schemes, grid={"redundancy": [0.1, 0.2]}))
+        assert [cell.label for cell in found] == ["coded 10%", "coded 20%"]
+        zeros = [{"name": "greedy", "drop": drop} for drop in (0, 0.0)]
+        assert len(cells(small(schemes=zeros))) == 1
+        with pytest.raises(InputError, match="two have the same name and settings"):
+            small(schemes=zeros).build_schemes()
+
+    def test_an_id_is_of_what_a_cell_is_and_not_of_where(self) -> None:
+        """Neither the other cells, nor their order, nor title and seeds change it."""
+        grid = {"redundancy": [0.1, 0.2], "fleet.erasure": [0.1, 0.3]}
+        ids = {cell.label: cell.id for cell in cells(gridded(grid))}
+        assert len(set(ids.values())) == 6
+        backwards = {key: values[::-1] for key, values in reversed(grid.items())}
+        again = {cell.id for cell in cells(gridded(backwards, title="again", seeds=[3]))}
+        assert again == set(ids.values())
+        (alone,) = cells(
+            small(schemes=[{"redundancy": 0.2, "name": "coded"}], fleet={"clients": 6})
+        )
+        assert alone.id == ids["coded 20%, erasure 0.1"]  # 0.1 is the default
+        assert all(len(cell) == 12 and int(cell, 16) >= 0 for cell in ids.values())
 
     def test_what_a_fleet_file_says_is_no_axis(self, tmp_path: Path) -> None:
         Fleet(points=1, rate=[1, 2], alpha=2, packet_time=1, erasure=0.1).write(tmp_path / "f.csv")

@@ -6,33 +6,27 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.client import BlockParity, Embedded
+from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.record import SETUP
+from codedfedl.core.waiting import Everyone, Until
 from codedfedl.data import load_dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import Code, warn_of_thin_rows
 from codedfedl.learning.features import Structured
-from codedfedl.learning.parity import Parity
 from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
-from codedfedl.schemes.base import (
-    AskBlockParity,
-    AskEmbedded,
-    Block,
-    Everyone,
-    Inbox,
-    Reply,
-    Task,
-    Until,
-)
 from codedfedl.schemes.coded_newton import CodedNewton, NewtonState, _newton_step
 from codedfedl.schemes.sketch_solve import SketchSolve
 from codedfedl.simulate.clock import Clock
-from codedfedl.simulate.crew import Crew
 from codedfedl.simulate.engine import Setting, Simulation, entries
-from codedfedl.simulate.evaluate import Batch
+from codedfedl.simulate.evaluate import Batch, SimulatedClient
 from codedfedl.simulate.problem import Problem
 from codedfedl.simulate.run import prepare
+from codedfedl.simulate.timeline import Timeline
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "batches": 2},
@@ -70,17 +64,31 @@ def newton_state(
     task = Task(Workload(features, 2), 10, np.array([held]), 200, Schedule(), 1e-2)
     scheme = CodedNewton(setup_deadline=1e4, round_deadline=1e4, rounds=200, damped=damped)
     state = scheme.start(task, fleet, np.zeros((features, 2), np.float32))
-    blocks = {}
+    replies = []
     for j, (x, y) in enumerate(shards):
         if held[j] >= 10:
             mixed = Code("balanced").mix((x, y), np.ones(held[j]), held[j] // 10, rng)
-            blocks[j] = Block(Parity(*mixed), held[j])
-    arrived = np.array([j in blocks for j in range(len(held))])
-    return scheme.receive(state, Inbox(arrived, 70.0, blocks=blocks)), shards, scheme
+            replies.append(parity_of(j, held[j], *mixed))
+    arrived = np.array(held) >= 10
+    return scheme.receive(state, Inbox(arrived, 70.0, replies=tuple(replies))), shards, scheme
 
 
-def exact_gradient(shard: tuple[np.ndarray, np.ndarray], model: np.ndarray) -> np.ndarray:
-    return np.asarray(shard[0].T @ (shard[0] @ model - shard[1]))
+def parity_of(client: int, points: int, features: np.ndarray, targets: np.ndarray) -> Reply:
+    """Return a client's answer to the set-up."""
+    return Reply(client, SETUP, points, {"features0": features, "targets0": targets})
+
+
+def answer_of(
+    client: int, round_: int, shard: tuple[np.ndarray, np.ndarray], model: np.ndarray
+) -> Reply:
+    """Return a client's exact gradient at a model, and which model that is."""
+    gradient = np.asarray(shard[0].T @ (shard[0] @ model - shard[1]))
+    return Reply(client, round_, len(shard[0]), {"gradient": gradient}, model)
+
+
+def everyone(*replies: Reply) -> Inbox:
+    """Return the answers of a round; who arrived makes no difference to the scheme."""
+    return Inbox(np.ones(3, bool), 0.0, replies=replies)
 
 
 class TestScheme:
@@ -90,11 +98,9 @@ class TestScheme:
         state, shards, scheme = newton_state()
         rng = np.random.default_rng(1)
         old, now = (rng.standard_normal((6, 2)).astype(np.float32).astype(float) for _ in range(2))
-        state = replace(state, sent=(old, now), round=1)
-        replies = tuple(
-            Reply(j, 0, len(shards[j][0]), exact_gradient(shards[j], old)) for j in order
-        )
-        state = scheme._with_replies(state, replies)
+        state = replace(state, model=now, round=1)
+        replies = {j: answer_of(j, 0, shards[j], old) for j in order}
+        state = scheme._with_replies(state, replies.values())
         assert state.sketch is not None
         whole = state.sketch.features.T @ state.sketch.features
         ridge, eye = 1e-2 * 75, np.eye(6)
@@ -105,24 +111,23 @@ class TestScheme:
             5 / 70 * (whole + state.damping * eye),
         ]
         total = ridge * now
-        total = total + exact_gradient(shards[0], old) + hessians[0] @ (now - old)
+        total = total + replies[0].arrays["gradient"] + hessians[0] @ (now - old)
         total = total + block[1].features.T @ (block[1].features @ now - block[1].targets)
-        total = total + exact_gradient(shards[2], old) + hessians[2] @ (now - old)
+        total = total + replies[2].arrays["gradient"] + hessians[2] @ (now - old)
         expected = np.linalg.solve(sum(hessians) + ridge * eye, total)
         np.testing.assert_allclose(_newton_step(state), expected, atol=1e-10)
 
     def test_the_fixed_point_is_exact_ridge_whoever_is_late(self) -> None:
         """Client 0 answers every round, 1 every third and two rounds late, 2 has no parity."""
         state, shards, scheme = newton_state()
+        sent = []
         for round_ in range(150):
+            sent.append(state.model)
             asked = [(0, round_), (2, round_)]
             if round_ % 3 == 2:
                 asked.append((1, round_ - 2))
-            replies = tuple(
-                Reply(j, r, len(shards[j][0]), exact_gradient(shards[j], state.sent[r]))
-                for j, r in asked
-            )
-            state = scheme.receive(state, Inbox(np.ones(3, bool), 0.0, replies=replies))
+            replies = [answer_of(j, r, shards[j], sent[r]) for j, r in asked]
+            state = scheme.receive(state, everyone(*replies))
         x, y = (np.concatenate(parts) for parts in zip(*shards, strict=True))
         exact = np.linalg.solve(x.T @ x + 0.75 * np.eye(6), x.T @ y)
         np.testing.assert_allclose(state.model, exact, atol=2e-5)
@@ -130,8 +135,7 @@ class TestScheme:
     def test_a_client_that_is_never_heard_stays_its_parity(self) -> None:
         state, shards, scheme = newton_state(held=(40, 30))
         for round_ in range(150):
-            reply = Reply(0, round_, 40, exact_gradient(shards[0], state.sent[round_]))
-            state = scheme.receive(state, Inbox(np.array([True, False]), 0.0, replies=(reply,)))
+            state = scheme.receive(state, everyone(answer_of(0, round_, shards[0], state.model)))
         (x, y), parity = shards[0], state.blocks[1].parity
         hessian = x.T @ x + parity.features.T @ parity.features + 0.7 * np.eye(6)
         expected = np.linalg.solve(hessian, x.T @ y + parity.features.T @ parity.targets)
@@ -144,11 +148,9 @@ class TestScheme:
             state, shards, scheme = newton_state(damped=damped, held=(40, 10))
             try:
                 for round_ in range(30):
-                    replies = tuple(
-                        Reply(j, round_, len(x), exact_gradient((x, y), state.sent[round_]))
-                        for j, (x, y) in enumerate(shards)
-                    )
-                    state = scheme.receive(state, Inbox(np.ones(2, bool), 0.0, replies=replies))
+                    model = state.model
+                    replies = [answer_of(j, round_, one, model) for j, one in enumerate(shards)]
+                    state = scheme.receive(state, everyone(*replies))
             except InputError:  # not even finite
                 return np.inf
             return float(np.abs(state.model).max())
@@ -160,11 +162,9 @@ class TestScheme:
         state, shards, scheme = newton_state(held=(40, 10))
         state = replace(state, damping=0.0)
         for round_ in range(45):
-            replies = tuple(
-                Reply(j, round_, len(x), exact_gradient((x, y), state.sent[round_]))
-                for j, (x, y) in enumerate(shards)
-            )
-            state = scheme.receive(state, Inbox(np.ones(2, bool), 0.0, replies=replies))
+            model = state.model
+            replies = [answer_of(j, round_, one, model) for j, one in enumerate(shards)]
+            state = scheme.receive(state, everyone(*replies))
         assert state.damping == 0
         assert state.raised.keys() == {0, 1}
         x, y = (np.concatenate(parts) for parts in zip(*shards, strict=True))
@@ -173,21 +173,31 @@ class TestScheme:
 
     def test_late_parity_is_taken_in(self) -> None:
         state, shards, scheme = newton_state()
-        late = Block(Parity(shards[2][0][:1], shards[2][1][:1]), 5)
-        after = scheme.receive(state, Inbox(np.zeros(3, bool), 0.0, blocks={2: late}))
+        late = parity_of(2, 5, shards[2][0][:1], shards[2][1][:1])
+        after = scheme.receive(state, Inbox(np.zeros(3, bool), 0.0, replies=(late,)))
         assert after.sketch is not None
         assert state.sketch is not None
         assert after.sketch.rows == state.sketch.rows + 1
         assert (state.represented_points, after.represented_points) == (70, 75)
 
 
+PARITY = BlockParity(Code("balanced"), 10)
+ASK_PARITY = Ask(PARITY, Everyone(), combine=EACH, keep_late=True, setup=True)
+
+
+def excess_of(setting: Setting) -> np.ndarray:
+    """Return the relative excess after the set-up and after every round."""
+    return np.array([record.excess for record in setting.records])
+
+
 class TestRuns:
     def test_reaches_exact_ridge_although_clients_are_late(self) -> None:
         _, setting = played(rounds=390, round_deadline=20.0)
-        late = 1 - np.mean(setting.arrived[1:], axis=0)
+        late = 1 - np.mean([record.arrived for record in setting.rounds], axis=0)
         assert (late > 0.3).sum() >= 2  # of ten clients
-        assert setting.excess[-1] < 1e-3
-        assert setting.excess[-1] < setting.excess[0] / 50
+        excess = excess_of(setting)
+        assert excess[-1] < 1e-3
+        assert excess[-1] < excess[0] / 50
 
     def test_prediction_is_reported_and_of_the_right_size(self) -> None:
         _, setting = played()
@@ -195,30 +205,32 @@ class TestRuns:
         assert facts["predicted_excess"] <= 0.2
         assert facts["predicted_start_loss"] == pytest.approx(facts["start_loss"], rel=0.5)
         assert facts["points_per_parity_row"] >= 10
-        hours = (setting.setup.seconds + sum(setting.seconds)) / 3600
+        seconds = sum(record.seconds for record in setting.rounds)
+        hours = (setting.setup_seconds + seconds) / 3600
         assert facts["predicted_hours"] == pytest.approx(hours)
 
     @pytest.mark.parametrize("setup", [None, 10.0])
     def test_hardly_ever_gets_worse(self, setup: float | None) -> None:
         """Even when clients embed on, and answer for few points at first."""
         _, setting = played(rounds=100, round_deadline=20.0, setup_deadline=setup)
-        excess = np.array(setting.excess)
+        excess = excess_of(setting)
         assert excess.max() == excess[0]
         assert (excess[1:] < 1.1 * np.minimum.accumulate(excess)[:-1] + 0.01).all()
 
     def test_slow_clients_go_on_embedding_between_rounds(self) -> None:
-        run, setting = played(rounds=60, setup_deadline=10.0, round_deadline=20.0)
-        assert setting.crew is not None
-        assert setting.facts["embedded_points"] < run.settings[0].state.task.held.sum()
-        assert setting.crew.embedded.sum() > 1.05 * setting.facts["embedded_points"]
-        assert (setting.crew.embedded <= run.settings[0].state.task.held).all()
+        _, setting = played(rounds=60, setup_deadline=10.0, round_deadline=20.0)
+        held, embedded = setting.state.task.held, setting.timeline._embedded
+        assert setting.facts["embedded_points"] < held.sum()
+        assert embedded.sum() > 1.05 * setting.facts["embedded_points"]
+        assert (embedded <= held).all()
 
     def test_few_points_send_no_parity_and_are_counted(self) -> None:
-        run, setting = played(fleet={"clients": 100, "k2": 0.95}, mixing=15, rounds=20)
-        held = run.settings[0].state.task.held
+        _, setting = played(fleet={"clients": 100, "k2": 0.95}, mixing=15, rounds=20)
+        held = setting.state.task.held
         assert (held < 15).any()
         assert setting.facts["unrepresented_points"] >= held[held < 15].sum()
-        assert setting.excess[-1] < setting.excess[0]
+        excess = excess_of(setting)
+        assert excess[-1] < excess[0]
 
     def test_absent_clients_delay_nobody(self) -> None:
         _, problem, task, planned = prepared({"name": "coded-newton"})
@@ -227,31 +239,32 @@ class TestRuns:
         run = Simulation(problem, entries(task, absent, scheme), 0)
         for _ in run.run():
             pass
-        assert not np.array(run.settings[0].arrived)[1:, 2].any()
-        assert np.isfinite(run.settings[0].excess).all()
+        (setting,) = run.settings
+        assert len(setting.rounds) == 10
+        assert not any(record.arrived[2] for record in setting.rounds)
+        assert np.isfinite(excess_of(setting)).all()
 
     def test_sketch_solve_is_ridge_on_parity(self) -> None:
         experiment, problem, task, planned = prepared({"name": "sketch-solve"})
         run = Simulation(problem, entries(task, planned, experiment.build_schemes()), 0)
         (setting,) = run.settings
-        assert len(setting.seconds) == 1
-        ask = AskBlockParity(Code("balanced"), 10, Everyone())
-        inbox, setup = Crew(Clock(planned, task, 0), problem.batches).set_up(ask)
-        assert setup.seconds == setting.setup.seconds > 0
-        parity = [inbox.blocks[j].parity for j in sorted(inbox.blocks)]
-        x = np.concatenate([part.features for part in parity]).astype(float)
-        y = np.concatenate([part.targets for part in parity]).astype(float)
+        assert [record.round for record in setting.records] == [SETUP]
+        exchange = Timeline(Clock(planned, task, 0)).exchange(ASK_PARITY, SETUP)
+        assert exchange.seconds == setting.setup_seconds > 0
+        answers = [
+            PARITY.answer(SimulatedClient(problem.batches, job.client, 0), job.load, None).arrays
+            for job in exchange.done
+        ]
+        x = np.concatenate([arrays["features0"] for arrays in answers]).astype(float)
+        y = np.concatenate([arrays["targets0"] for arrays in answers]).astype(float)
         least = 1e-4 * float(task.held.sum())
         ridge = Sketch.of(x, y).best_ridge(least)
         expected = np.linalg.solve(x.T @ x + ridge * np.eye(60), x.T @ y)
         np.testing.assert_allclose(setting.state.model, expected, atol=1e-4)
 
 
-class TestCrew:
-    @staticmethod
-    def crew() -> Crew:
-        _, problem, task, fleet = prepared({"name": "sketch-solve"})
-        return Crew(Clock(fleet, task, 0), problem.batches)
+class TestAnswers:
+    """What the simulator's clients send."""
 
     def test_parity_stands_for_all_points_in_expectation(self) -> None:
         """E[X̃ᵀX̃] over codes and over which points come first is XᵀX, for k of ℓ points.
@@ -259,50 +272,80 @@ class TestCrew:
         2,000 draws; 49 entries at five standard errors: false-alarm probability 3e-5.
         """
         rng = np.random.default_rng(0)
-        x, y = rng.standard_normal((30, 7)), np.zeros((30, 1))
-        x, ask = x.astype(np.float32), AskBlockParity(Code("balanced"), 10, Everyone())
-        fleet = Fleet(points=[30], rate=1, alpha=2, packet_time=1, erasure=0.1)
-        task = Task(Workload(7, 1), 10, np.array([[30]]), 1, Schedule(), 1e-2)
+        x, y = rng.standard_normal((30, 7)).astype(np.float32), np.zeros((30, 1))
         draws = []
         for seed in range(2000):
             batch = Batch(x[rng.permutation(30)], y, np.array([0, 30]))
-            block = Crew(Clock(fleet, task, seed), [batch])._encode(ask, 0, 21)
-            mixed = block.parity.features.astype(float)
+            answer = PARITY.answer(SimulatedClient([batch], 0, seed), 21, None)
+            mixed = answer.arrays["features0"].astype(float)
             assert mixed.shape == (2, 7)
             draws.append(mixed.T @ mixed)
         error = np.std(draws, axis=0) / np.sqrt(2000)
         assert (np.abs(np.mean(draws, axis=0) - x.T @ x) < 5 * error).all()
 
     def test_answers_equal_the_plain_gradient_of_the_first_points(self) -> None:
-        crew = self.crew()
+        _, problem, _, _ = prepared({"name": "sketch-solve"})
         model = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
-        first, second = crew.batches
+        first, second = problem.batches
         features, targets = (
             np.concatenate([a, b]) for a, b in zip(first.client(3), second.client(3), strict=True)
         )
         held = len(features)
         for points in (1, 100, 130, held):
             plain = features[:points].T @ (features[:points] @ model - targets[:points])
-            found = crew.gradient(3, points, model)
+            answer = Embedded().answer(SimulatedClient(problem.batches, 3, 0), points, model)
+            found = answer.arrays["gradient"]
             np.testing.assert_allclose(found, plain * held / points, rtol=2e-3, atol=2e-3)
+
+
+class TestTimeline:
+    """When they send it."""
+
+    @staticmethod
+    def timeline() -> Timeline:
+        _, _, task, fleet = prepared({"name": "sketch-solve"})
+        return Timeline(Clock(fleet, task, 0))
 
     def test_nobody_does_two_things_at_once(self) -> None:
         """Each reply takes its own time, and a busy client is not asked again."""
-        crew = self.crew()
-        crew.set_up(AskBlockParity(Code("balanced"), 10, Everyone()))
+        timeline = self.timeline()
+        timeline.exchange(ASK_PARITY, SETUP)
         last = dict.fromkeys(range(10), -1)
-        model = np.zeros((60, 10), np.float32)
+        free = np.zeros(10)
         counts = np.zeros(10)
+        ask = Ask(Embedded(least=10), Until(30.0), combine=EACH, keep_late=True)
         for round_ in range(100):
-            inbox, _ = crew.play(AskEmbedded(round_, Until(30.0)), model)
-            clients = [reply.client for reply in inbox.replies]
+            busy = {job.client for job in timeline.pending}
+            exchange = timeline.exchange(ask, round_)
+            assert exchange.seconds == 30
+            clients = [job.client for job in exchange.done]
             assert len(set(clients)) == len(clients)
-            for reply in inbox.replies:
-                assert last[reply.client] < reply.round <= round_
-                last[reply.client] = reply.round
-                counts[reply.client] += 1
-        rates = crew.clock.model.fleet.rate
+            for job in exchange.done:
+                assert last[job.client] < job.round <= round_
+                assert (job.round < round_) == (job.client in busy)
+                assert free[job.client] < job.finished <= timeline.now
+                last[job.client], free[job.client] = job.round, job.finished
+                counts[job.client] += 1
+        rates = timeline.clock.fleet.rate
         assert counts[np.argmax(rates)] > 3 * counts[np.argmin(rates)] > 0
+
+    @pytest.mark.parametrize("keep_late", [True, False])
+    def test_who_computes_does_not_embed_meanwhile(self, keep_late: bool) -> None:
+        """From one round's start to the next, a client embeds for what its answer leaves of it."""
+        timeline = self.timeline()
+        parity = Ask(PARITY, Until(2.0), combine=EACH, keep_late=keep_late, setup=True)
+        timeline.exchange(parity, SETUP)
+        ask = Ask(Embedded(), Until(30.0), combine=EACH, keep_late=keep_late)
+        speed, grown = timeline.clock.embedding_speed(), 0
+        exchange = timeline.exchange(ask, 0)
+        for round_ in range(1, 6):
+            before = timeline._embedded
+            busy = np.where(exchange.loads > 0, np.minimum(exchange.arrival_times, 30.0), 0.0)
+            exchange = timeline.exchange(ask, round_)
+            now = timeline._embedded
+            grown += int(((before < now) & (now < timeline.held)).sum())
+            assert (now <= before + (30.0 - busy) * speed + 1e-6).all()
+        assert grown > 5
 
 
 class TestBadInput:
@@ -343,22 +386,22 @@ class TestBadInput:
 
     def test_parity(self) -> None:
         state, _, scheme = newton_state()
-        wrong = Block(Parity(np.ones((2, 5)), np.ones((2, 2))), 20)
+        wrong = parity_of(1, 20, np.ones((2, 5)), np.ones((2, 2)))
         with pytest.raises(InputError, match=r"client 1 has the shapes \(2, 5\) and \(2, 2\)"):
-            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: wrong}))
-        uneven = Block(Parity(np.ones((2, 6)), np.ones((3, 2))), 20)
+            scheme.receive(state, everyone(wrong))
+        uneven = parity_of(1, 20, np.ones((2, 6)), np.ones((3, 2)))
         with pytest.raises(InputError, match=r"client 1 has the shapes \(2, 6\) and \(3, 2\)"):
-            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: uneven}))
-        broken = Block(Parity(np.full((2, 6), np.nan), np.ones((2, 2))), 20)
+            scheme.receive(state, everyone(uneven))
+        broken = parity_of(1, 20, np.full((2, 6), np.nan), np.ones((2, 2)))
         with pytest.raises(InputError, match="NaN or infinity"):
-            scheme.receive(state, Inbox(np.ones(3, bool), 0.0, blocks={1: broken}))
-        nobody = replace(state, sent=(), sketch=None, blocks={})
+            scheme.receive(state, everyone(broken))
+        nobody = replace(state, sketch=None, blocks={})
         with pytest.raises(InputError, match="no client sent parity"):
             scheme.receive(nobody, Inbox(np.zeros(3, bool), 0.0))
 
     def test_a_gradient_that_is_not_finite_stops_the_run(self) -> None:
         state, _, scheme = newton_state()
         for wrong in (np.full((6, 2), np.inf), np.ones((6, 1))):
-            reply = Reply(0, 0, 40, wrong)
+            reply = Reply(0, 0, 40, {"gradient": wrong}, state.model)
             with pytest.raises(InputError, match=r"gradient of client 0 .*shape \(6, 2\)"):
-                scheme.receive(state, Inbox(np.ones(3, bool), 0.0, replies=(reply,)))
+                scheme.receive(state, everyone(reply))

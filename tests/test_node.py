@@ -1,29 +1,58 @@
 """What a client of a federation computes, keeps on its disk, and never gives away."""
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from codedfedl._types import IntArray
+from codedfedl.core.client import (
+    WORK,
+    BlockParity,
+    Embedded,
+    Gradient,
+    Gram,
+    LocalModel,
+    Parity,
+    Prepare,
+    work_to,
+)
+from codedfedl.core.protocol import Task
+from codedfedl.core.work import Answer, Client, Work
 from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate import node as nodes
-from codedfedl.federate.node import Arrays, Job, Node
+from codedfedl.federate import cache
+from codedfedl.federate.node import Job, Node
+from codedfedl.federate.server import federate
+from codedfedl.federate.transport import Arrays
+from codedfedl.fleet.costs import Cost
 from codedfedl.learning.codes import Code
 from codedfedl.learning.gradients import gradient
 from codedfedl.learning.parity import encode, point_weights
+from codedfedl.report.results import outcomes
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Journal
+from codedfedl.schemes import SCHEMES
+from codedfedl.simulate.evaluate import Batch, SimulatedClient
+from codedfedl.simulate.replay import replay
 from codedfedl.streams import stream
+from tests.loopback import experiment_of, transport_of
 
 JOB = Job("0" * 32, "fourier", 32, 2.0, 0, 2, columns=3)
-SPARSE = asdict(Code("sparse", 2))
+SPARSE = Code("sparse", 2)
 
 
 def shard(points: int = 101) -> Shard:
@@ -38,6 +67,28 @@ def make(tmp_path: Path, load: Callable[[], Shard] = shard, seed: int = 0) -> No
 
 def ask(node: Node, kind: str, job: Job = JOB, arrays: Arrays | None = None, **facts: Any) -> Any:
     return node.answer(kind, {"job": asdict(job), **facts}, arrays or {})
+
+
+def do(
+    node: Node,
+    work: Work,
+    load: int = 101,
+    *,
+    job: Job = JOB,
+    round_: int = 0,
+    answered: int = 0,
+    seconds: float | None = None,
+) -> Any:
+    """Ask for work in the words that come over a network: JSON."""
+    facts = {
+        "work": work_to(work),
+        "round": round_,
+        "load": load,
+        "answered": answered,
+        "seconds": seconds,
+    }
+    arrays = {"model": model()} if work.needs_model else {}
+    return ask(node, "work", job, arrays, **json.loads(json.dumps(facts)))
 
 
 def features_and_targets() -> tuple[Any, Any]:
@@ -55,9 +106,7 @@ def test_a_gradient_is_that_over_the_first_points_of_its_mini_batch(
 ) -> None:
     features, targets = features_and_targets()
     rows = mini_batches([np.arange(101)], 2)[batch][0][:7]
-    facts, arrays = ask(
-        make(tmp_path), "gradient", arrays={"model": model()}, round=4, batch=batch, load=7
-    )
+    facts, arrays = do(make(tmp_path), Gradient(batch), 7, round_=4)
     assert (facts["round"], facts["points"]) == (4, 7)
     expected = gradient(features[rows], targets[rows], model())
     np.testing.assert_allclose(arrays["gradient"], expected, rtol=2e-5, atol=1e-5)
@@ -66,34 +115,28 @@ def test_a_gradient_is_that_over_the_first_points_of_its_mini_batch(
 
 def test_parity_is_the_papers_with_the_nodes_own_code(tmp_path: Path) -> None:
     features, targets = features_and_targets()
-    plan: dict[str, Any] = {
-        "rows": [4, 6],
-        "loads": [20, 50],
-        "return_probabilities": [0.5, 0.9],
-    }
-    _, arrays = ask(make(tmp_path), "parity", **plan, code=SPARSE)
+    rows, loads, probabilities = [4, 6], [20, 50], [0.5, 0.9]
+    _, arrays = do(make(tmp_path), Parity(rows, loads, probabilities, SPARSE))
     entropy = stream(0, "code").bytes
     for b, part in enumerate(mini_batches([np.arange(101)], 2)):
         rng = np.random.default_rng(int.from_bytes(entropy(32)))
-        weights = point_weights(len(part[0]), plan["loads"][b], plan["return_probabilities"][b])
-        expected = encode(
-            features[part[0]], targets[part[0]], weights, plan["rows"][b], rng, Code("sparse", 2)
-        )
+        weights = point_weights(len(part[0]), loads[b], probabilities[b])
+        expected = encode(features[part[0]], targets[part[0]], weights, rows[b], rng, SPARSE)
         np.testing.assert_allclose(arrays[f"features{b}"], expected.features, atol=1e-5)
         np.testing.assert_allclose(arrays[f"targets{b}"], expected.targets, atol=1e-5)
 
 
 def test_parity_is_given_once(tmp_path: Path) -> None:
     """The same question has the same answer, also after a restart; another has none."""
-    plan: dict[str, Any] = {"loads": [20, 50], "return_probabilities": [0.5, 0.9], "code": SPARSE}
-    _, first = ask(make(tmp_path), "parity", rows=[4, 6], **plan)
-    _, again = ask(make(tmp_path, seed=7), "parity", rows=[4, 6], **plan)
+    plan = Parity([4, 6], [20, 50], [0.5, 0.9], SPARSE)
+    _, first = do(make(tmp_path), plan)
+    _, again = do(make(tmp_path, seed=7), plan)
+    assert first.keys() == again.keys() != set()
     for name, array in first.items():
         np.testing.assert_array_equal(array, again[name])
-    with pytest.raises(InputError, match="gave its parity already"):
-        ask(make(tmp_path), "parity", rows=[5, 6], **plan)
-    with pytest.raises(InputError, match="gave its parity already"):
-        ask(make(tmp_path), "block_parity", code=SPARSE, mixing=10, points=101, seconds=9.0)
+    for other in (replace(plan, rows=[5, 6]), BlockParity(SPARSE, 10), Gram()):
+        with pytest.raises(InputError, match="gave its parity already"):
+            do(make(tmp_path), other, seconds=9.0)
 
 
 def test_the_code_comes_from_the_operating_system_and_is_kept_nowhere(tmp_path: Path) -> None:
@@ -104,11 +147,10 @@ def test_the_code_comes_from_the_operating_system_and_is_kept_nowhere(tmp_path: 
         drawn.append(os.urandom(size))
         return drawn[-1]
 
-    plan: dict[str, Any] = {"rows": [4, 6], "loads": [0, 0], "return_probabilities": [0.0, 0.0]}
+    plan = Parity([4, 6], [0, 0], [0.0, 0.0], SPARSE)
     watched = Node("ada", shard, tmp_path / "a", least=1, entropy=entropy)
-    _, first = ask(watched, "parity", **plan, code=SPARSE)
-    other_node = Node("ada", shard, tmp_path / "b", least=1)
-    _, other = ask(other_node, "parity", **plan, code=SPARSE)
+    _, first = do(watched, plan)
+    _, other = do(Node("ada", shard, tmp_path / "b", least=1), plan)
     assert not np.allclose(first["features0"], other["features0"])
     assert [len(secret) for secret in drawn] == [32, 32]
     for path in (path for path in (tmp_path / "a").rglob("*") if path.is_file()):
@@ -117,63 +159,54 @@ def test_the_code_comes_from_the_operating_system_and_is_kept_nowhere(tmp_path: 
 
 
 def test_block_parity_stands_for_all_points(tmp_path: Path) -> None:
-    facts, arrays = ask(
-        make(tmp_path), "block_parity", code=SPARSE, mixing=10, points=60, seconds=9.0
-    )
+    facts, arrays = do(make(tmp_path), BlockParity(SPARSE, 10), 60, seconds=9.0)
     assert facts["points"] == 60
     assert arrays["features0"].shape == (6, 32)
     features, targets = features_and_targets()
     rng = np.random.default_rng(int.from_bytes(stream(0, "code").bytes(32)))
     weights = np.full(60, np.sqrt(101 / 60))
-    expected = encode(features[:60], targets[:60], weights, 6, rng, Code("sparse", 2))
+    expected = encode(features[:60], targets[:60], weights, 6, rng, SPARSE)
     np.testing.assert_allclose(arrays["features0"], expected.features, atol=1e-5)
 
 
 def test_a_node_without_time_sends_no_block_parity(tmp_path: Path) -> None:
-    facts, arrays = ask(
-        make(tmp_path), "block_parity", code=SPARSE, mixing=10, points=60, seconds=0.0
-    )
+    facts, arrays = do(make(tmp_path), BlockParity(SPARSE, 10), 60, seconds=0.0)
     assert facts["points"] == 0
     assert arrays == {}
-    again, _ = ask(make(tmp_path), "block_parity", code=SPARSE, mixing=10, points=60, seconds=9.0)
+    again, _ = do(make(tmp_path), BlockParity(SPARSE, 10), 60, seconds=9.0)
     assert again["points"] == 60  # what was not given may still be
+
+
+def test_a_node_with_too_few_points_for_a_row_sends_no_block_parity(tmp_path: Path) -> None:
+    """Nothing is wrong with it: it says that it has nothing yet, and may send some later."""
+    ask(make(tmp_path), "probe", arrays={"model": model()}, load=5)  # embeds no more
+    facts, arrays = do(make(tmp_path), BlockParity(SPARSE, 10), seconds=0.0)
+    assert (facts["points"], arrays) == (0, {})
+    again, _ = do(make(tmp_path), BlockParity(SPARSE, 10), seconds=9.0)
+    assert again["points"] == 101
+    few = Node("ada", lambda: shard(7), tmp_path / "few")
+    facts, arrays = do(few, BlockParity(SPARSE, 10), 7, seconds=9.0)
+    assert (facts["points"], arrays) == (0, {})
 
 
 def test_an_embedded_gradient_stands_for_all_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(cache, "_ROWS_AT_ONCE", 20)
     features, targets = features_and_targets()
-    arrays = {"model": model()}
-    ask(make(tmp_path), "probe", arrays=arrays, load=40)  # embeds no more
-    facts, answer = ask(
-        make(tmp_path),
-        "embedded_gradient",
-        arrays=arrays,
-        round=0,
-        least=1,
-        seconds=0.0,
-        answered=0,
-    )
+    ask(make(tmp_path), "probe", arrays={"model": model()}, load=40)  # embeds no more
+    facts, answer = do(make(tmp_path), Embedded(), seconds=0.0)
     assert facts["points"] == 40
     expected = gradient(features[:40], targets[:40], model()) * (101 / 40)
     np.testing.assert_allclose(answer["gradient"], expected, rtol=2e-5, atol=1e-4)
-    facts, _ = ask(
-        make(tmp_path),
-        "embedded_gradient",
-        arrays=arrays,
-        round=1,
-        least=1,
-        seconds=9.0,
-        answered=40,
-    )
+    facts, _ = do(make(tmp_path), Embedded(), round_=1, seconds=9.0, answered=40)
     assert facts["points"] == 101
 
 
 def test_embedding_goes_on_where_it_was_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(cache, "_ROWS_AT_ONCE", 20)
     calls: list[int] = []
 
     class Spy(Shard):
@@ -187,39 +220,39 @@ def test_embedding_goes_on_where_it_was_cut_off(
         return Spy(shard().inputs, shard().labels)
 
     with pytest.raises(KeyboardInterrupt):
-        ask(make(tmp_path, load), "prepare")
-    ask(make(tmp_path, load), "prepare")
+        do(make(tmp_path, load), Prepare())
+    do(make(tmp_path, load), Prepare())
     assert calls == [20, 20, 20, 20, 20, 20, 1]
-    _, arrays = ask(
-        make(tmp_path, load), "gradient", arrays={"model": model()}, round=0, batch=0, load=51
-    )
+    _, arrays = do(make(tmp_path, load), Gradient(0), 51)
     features, targets = features_and_targets()
     expected = gradient(features[:51], targets[:51], model())
     np.testing.assert_allclose(arrays["gradient"], expected, rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "facts"),
-    [
-        ("gradient", {"round": 0, "batch": 0, "load": 9, "arrays": {"model": model()}}),
-        ("block_parity", {"code": SPARSE, "mixing": 9, "points": 101, "seconds": 9.0}),
-        (
-            "parity",
-            {
-                "rows": [20, 20],
-                "loads": [9, 9],
-                "return_probabilities": [0.5, 0.5],
-                "code": SPARSE,
-            },
-        ),
-    ],
-)
-def test_a_node_does_not_answer_for_few_points(
-    kind: str, facts: dict[str, Any], tmp_path: Path
-) -> None:
+FEW: list[tuple[Work, int]] = [
+    (Gradient(0), 9),
+    (LocalModel(0, 1, 0.1, 0.0), 9),
+    (Parity([20, 20], [9, 9], [0.5, 0.5], SPARSE), 101),
+    (BlockParity(Code("balanced"), 9), 101),
+]
+
+
+@pytest.mark.parametrize(("work", "load"), FEW, ids=[work.kind for work, _ in FEW])
+def test_a_node_does_not_answer_for_few_points(work: Work, load: int, tmp_path: Path) -> None:
     """A gradient over one point is the point; so is a parity row of one."""
     with pytest.raises(InputError, match="ada answers for 10 together at least"):
-        ask(Node("ada", shard, tmp_path), kind, **facts)
+        do(Node("ada", shard, tmp_path), work, load, seconds=9.0 if load == 101 else None)
+
+
+@pytest.mark.parametrize("work", [Embedded(), BlockParity(Code("balanced"), 4)])
+def test_many_mini_batches_do_not_lower_what_a_node_answers_for(work: Work, tmp_path: Path) -> None:
+    """The server says how many there are; work on all points has nothing to do with them."""
+    job, node = replace(JOB, batches=25), Node("ada", shard, tmp_path)
+    ask(node, "probe", job, {"model": model()}, load=5)  # embeds no more
+    arrays: Arrays = {}
+    with suppress(InputError):  # it may refuse, or say that it has nothing yet
+        _, arrays = do(node, work, 5, job=job, seconds=0.0)
+    assert arrays == {}
 
 
 def test_a_probe_tells_nothing_of_the_data(tmp_path: Path) -> None:
@@ -229,9 +262,7 @@ def test_a_probe_tells_nothing_of_the_data(tmp_path: Path) -> None:
 
 
 def test_after_a_lost_cache_only_what_is_embedded_counts(tmp_path: Path) -> None:
-    arrays = {"model": model()}
-    common: dict[str, Any] = {"round": 3, "least": 1, "seconds": 0.0, "answered": 90}
-    facts, answer = ask(make(tmp_path), "embedded_gradient", arrays=arrays, **common)
+    facts, answer = do(make(tmp_path), Embedded(), round_=3, seconds=0.0, answered=90)
     assert (facts["points"], answer) == (0, {})
 
 
@@ -241,26 +272,26 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(InputError, match="bytes for .*: No space left"):
-        ask(make(tmp_path), "prepare")
+        do(make(tmp_path), Prepare())
 
 
 def test_a_restarted_node_needs_no_data(tmp_path: Path) -> None:
     def gone() -> Shard:
         raise AssertionError("the cache holds everything")
 
-    ask(make(tmp_path), "prepare")
-    ask(make(tmp_path, gone), "gradient", arrays={"model": model()}, round=0, batch=0, load=5)
+    do(make(tmp_path), Prepare())
+    do(make(tmp_path, gone), Gradient(0), 5)
 
 
 def test_goodbye_clears_the_cache(tmp_path: Path) -> None:
-    ask(make(tmp_path), "prepare")
+    do(make(tmp_path), Prepare())
     ask(make(tmp_path), "goodbye")
     ask(make(tmp_path), "goodbye")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_cache_is_for_its_owner_alone(tmp_path: Path) -> None:
-    ask(make(tmp_path), "prepare")
+    do(make(tmp_path), Prepare())
     assert (tmp_path / "cache" / JOB.key).stat().st_mode & 0o077 == 0
 
 
@@ -270,7 +301,7 @@ def test_a_server_cannot_choose_a_path(key: str, tmp_path: Path) -> None:
         make(tmp_path).answer("hello", {"job": asdict(JOB) | {"key": key}}, {})
 
 
-@pytest.mark.parametrize("kind", ["_rng", "entropy", "__init__", "shard", "secret"])
+@pytest.mark.parametrize("kind", ["_stream", "entropy", "__init__", "cache", "gradient", "secret"])
 def test_only_the_questions_are_answered(kind: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is unknown"):
         ask(make(tmp_path), kind)
@@ -278,7 +309,7 @@ def test_only_the_questions_are_answered(kind: str, tmp_path: Path) -> None:
 
 def test_too_few_points_for_the_mini_batches(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ada has 1 points for 2 mini-batches"):
-        ask(make(tmp_path, lambda: shard(1)), "prepare")
+        do(make(tmp_path, lambda: shard(1)), Prepare())
 
 
 def test_points_that_are_not_finite(tmp_path: Path) -> None:
@@ -288,7 +319,7 @@ def test_points_that_are_not_finite(tmp_path: Path) -> None:
         return data
 
     with pytest.raises(InputError, match="not finite"):
-        ask(make(tmp_path, load), "prepare")
+        do(make(tmp_path, load), Prepare())
 
 
 def test_regression_targets(tmp_path: Path) -> None:
@@ -296,14 +327,178 @@ def test_regression_targets(tmp_path: Path) -> None:
     node = make(tmp_path, lambda: data)
     hello, _ = ask(node, "hello", replace(JOB, columns=0))
     assert (hello["columns"], hello["classes"], hello["points"]) == (3, False, 101)
-    _, arrays = ask(node, "gradient", arrays={"model": model()}, round=0, batch=0, load=9)
+    _, arrays = do(node, Gradient(0), 9)
     order = processing_order(101, 0)[:9]
     expected = gradient(JOB.features.transform(data.inputs[order]), data.labels[order], model())
     np.testing.assert_allclose(arrays["gradient"], expected, rtol=2e-5, atol=1e-4)
 
 
+@dataclass(frozen=True, eq=False)
+class InNodesStead(SimulatedClient):
+    """The simulator's client, with the code that a node draws from the same entropy."""
+
+    entropy: Callable[[int], bytes] = os.urandom
+
+    def code_stream(self, first: int, *rest: int) -> np.random.Generator:
+        return np.random.default_rng(int.from_bytes(self.entropy(32)))
+
+
+CLIENTS, HERE = 3, 1
+
+
+def _some(rng: np.random.Generator, points: IntArray) -> dict[str, Work]:
+    """Return a piece of work of every kind; `points` are those of the node in each mini-batch."""
+    batch, size = int(rng.integers(len(points))), (len(points), CLIENTS)
+    code = Code(str(rng.choice(["gaussian", "sign", "sparse"])), int(rng.integers(1, 4)))
+    loads = np.minimum(rng.integers(0, points.min() + 1, size), points[:, None])
+    rows = [int(u) for u in rng.integers(1, 9, len(points))]
+    return {
+        "prepare": Prepare(),
+        "gradient": Gradient(batch),
+        "local_model": LocalModel(batch, int(rng.integers(1, 4)), 0.01, 1e-3),
+        "embedded": Embedded(least=int(rng.integers(1, 9))),
+        "gram": Gram(),
+        "parity": Parity(rows, loads, rng.random(size), code),
+        "block_parity": BlockParity(
+            Code("balanced", int(rng.integers(1, 3))), int(rng.integers(1, 5))
+        ),
+    }
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@pytest.mark.parametrize("kind", WORK)
+@settings(max_examples=15, deadline=None)
+@given(held=st.integers(8, 60), batches=st.integers(1, 3), there=st.integers(8, 60), seed=SEEDS)
+def test_a_node_and_the_simulator_give_the_same_answer(
+    kind: str, held: int, batches: int, there: int, seed: int
+) -> None:
+    """Every kind of work, on the same points and with the same code.
+
+    The node knows its own data and the work as JSON; the simulator knows all clients' data in one
+    array, and the work of all. A new kind of work fails here until `_some` has an example of it.
+    """
+    rng = np.random.default_rng(seed)
+    job = replace(JOB, batches=batches)
+    own = Shard(rng.random((held, 5)), rng.integers(0, 3, held))
+    order = processing_order(held, job.seed)
+    features, targets = job.features.transform(own.inputs[order]), own.targets(order, 3)
+    parts = [part[0] for part in mini_batches([np.arange(held)], batches)]
+    work = _some(rng, np.array([len(part) for part in parts]))[kind]
+    chooses = type(work).load is not Work.load
+    embedded = min(there, held) if chooses else held
+    least, most = (embedded // 2, held) if chooses else (1, len(parts[-1]))
+    asked = int(rng.integers(least, most + 1))
+    load = int(work.load(*(np.array(n) for n in (asked, embedded, 0, held))))
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node("ada", lambda: own, Path(folder), least=1, entropy=stream(7, "code").bytes)
+        ask(node, "probe", job, {"model": model()}, load=embedded)  # embeds no more
+        seconds = 0.0 if chooses else None
+        facts, arrays = do(node, work.for_client(HERE), asked, job=job, seconds=seconds)
+    data = [_beside_others(rng, features[part], targets[part]) for part in parts]
+    client = InNodesStead(data, HERE, 0, stream(7, "code").bytes)
+    assert (client.points, client.batches) == (held, batches)
+    expected = work.for_client(HERE).answer(client, load, model()) if load else Answer(0, {})
+    assert facts["points"] == expected.points
+    assert arrays.keys() == expected.arrays.keys()
+    for name, array in arrays.items():
+        assert array.dtype == np.float32
+        scale = np.abs(expected.arrays[name]).max(initial=1.0)
+        np.testing.assert_allclose(array, expected.arrays[name], rtol=1e-4, atol=1e-5 * scale)
+
+
+def _beside_others(rng: np.random.Generator, features: Any, targets: Any) -> Batch:
+    """Return a mini-batch in which client `HERE` has these points, and others have some too."""
+    shapes = [(int(rng.integers(0, 5)), 32) for _ in range(CLIENTS)]
+    shapes[HERE] = features.shape
+    everyone = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    labels = [np.ones((len(rows), 3), np.float32) for rows in everyone]
+    everyone[HERE], labels[HERE] = features, targets
+    offsets = np.cumsum([0, *(len(rows) for rows in everyone)])
+    return Batch(np.concatenate(everyone), np.concatenate(labels), offsets)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
+    """Whatever it asks for: nodes do the work, the server takes it and writes its records."""
+    experiment, directory = experiment_of(scheme={"name": name}), RunDirectory(tmp_path / "run")
+    said: list[str] = []
+    federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, said.append)
+    assert not [sentence for sentence in said if "refused" in sentence]
+    *_, last = Journal(directory.path).exchanges()
+    assert last.record.metric > 0.5  # of ten classes
+    assert outcomes(directory)
+    assert replay(directory).same
+
+
+@dataclass(frozen=True)
+class ClassCounts(Work):
+    """A kind of work that is not the package's: how many of the first points have each label."""
+
+    times: float
+
+    kind: ClassVar[str] = "class_counts"
+    needs_model: ClassVar[bool] = False
+
+    def answer(self, client: Client, load: int, model: Any) -> Answer:
+        counts = sum(targets.sum(0) for _, targets in client.first(load))
+        return Answer(load, {"counts": self.times * np.asarray(counts)})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        return Cost(loads.astype(float), np.zeros(len(loads)))
+
+
+OWN_MODULE = ClassCounts.__module__
+
+
+def test_a_node_does_the_work_of_modules_that_it_knows(tmp_path: Path) -> None:
+    node = Node("ada", shard, tmp_path, works=("json", OWN_MODULE))
+    facts, arrays = do(node, ClassCounts(2.0), 40)
+    _, targets = features_and_targets()
+    assert facts["points"] == 40
+    np.testing.assert_array_equal(arrays["counts"], 2.0 * targets[:40].sum(0))
+    assert arrays["counts"].dtype == np.float32
+    with pytest.raises(InputError, match="ada answers for 10 together at least"):
+        do(node, ClassCounts(2.0), 9)
+
+
+def test_a_node_refuses_the_work_of_other_modules(tmp_path: Path) -> None:
+    """What a server may ask for is the node's own choice, and of the package itself by default."""
+    for works in ((), ("json",), (OWN_MODULE + ".more",)):
+        node = Node("ada", shard, tmp_path, works=works)
+        with pytest.raises(InputError, match=f"the work '{OWN_MODULE}:ClassCounts' is unknown"):
+            do(node, ClassCounts(2.0), 40)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "os:system",
+        "os:",
+        ":system",
+        "os",
+        "subprocess:Popen",
+        "builtins:eval",
+        f"{OWN_MODULE}:os.system",
+        f"{OWN_MODULE}:my_loader",
+        f"{OWN_MODULE}:Shard",
+        f"{OWN_MODULE}:nothing",
+        "gradent",
+        "",
+    ],
+)
+def test_a_name_that_is_no_work_is_refused(kind: str, tmp_path: Path) -> None:
+    """Neither another module's functions nor what a known module happens to import."""
+    facts: dict[str, Any] = {"work": {"kind": kind}, "round": 0, "load": 40, "answered": 0}
+    for works in ((), ("os", "subprocess", "builtins", OWN_MODULE)):
+        node = Node("ada", shard, tmp_path, works=works)
+        with pytest.raises(InputError, match="is unknown here"):
+            ask(node, "work", seconds=None, **facts)
+
+
 LARGE = """
-import resource, sys
+import sys
 from dataclasses import asdict
 from pathlib import Path
 import numpy as np
@@ -313,12 +508,17 @@ from codedfedl.federate.node import Job, Node
 folder = Path(sys.argv[1])
 job = asdict(Job("0" * 32, "fourier", 500, 2.0, 0, 1, columns=10))
 node = Node("ada", lambda: read_shard(folder / "data"), folder / "cache")
-model = np.zeros((500, 10), np.float32)
-node.answer("gradient", dict(job=job, round=0, batch=0, load=100), dict(model=model))
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+arrays = dict(model=np.zeros((500, 10), np.float32))
+
+def do(work, load, arrays):
+    facts = dict(job=job, work=work, round=0, load=load, answered=0, seconds=None)
+    node.answer("work", facts, arrays)
+
+gradient = dict(kind="gradient", batch=0)
+do(gradient, 100, arrays)
 code = dict(name="balanced", nonzeros=1)
-node.answer("block_parity", dict(job=job, code=code, mixing=1000, points=200_000, seconds=1e9), {})
-node.answer("gradient", dict(job=job, round=0, batch=0, load=200_000), dict(model=model))
+do(dict(kind="block_parity", code=code, mixing=1000), 200_000, {})
+do(gradient, 200_000, arrays)
 pages = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")]
 print(pages[0] // 1024)
 """

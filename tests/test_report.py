@@ -6,11 +6,12 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from codedfedl import Fleet, InputError
-from codedfedl.cli.simulate import outcome_rows
 from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.html import render_report
-from codedfedl.report.results import curves, outcomes
+from codedfedl.report.reading import curves
+from codedfedl.report.results import outcomes
+from codedfedl.report.rows import outcome_rows
 from codedfedl.report.story import Story
 from codedfedl.report.tables import duration
 from codedfedl.report.timeline import TIMELINE, timeline_figure
@@ -72,7 +73,7 @@ def test_curve_figure_has_three_clocks(run: RunDirectory) -> None:
 def test_unfinished_run(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.open(small(), resume=False)
-    with pytest.raises(InputError, match="not finished; go on with --resume"):
+    with pytest.raises(InputError, match="not finished; continue with --resume"):
         outcomes(directory)
     with pytest.raises(InputError, match="is not a run directory"):
         outcomes(RunDirectory(tmp_path))
@@ -174,7 +175,8 @@ def test_the_clients_of_the_page(tmp_path: Path) -> None:
 
 def test_late_answers_that_count_are_not_called_cut_off(run: RunDirectory) -> None:
     """Under `coded-newton` an answer to an earlier round may come in this one."""
-    rows = Story("run", run).timelines["coded-newton rounds 6, structured"]
+    (newton,) = (o.cell for o in outcomes(run) if o.scheme == "coded-newton")
+    rows = Story("run", run).timelines[newton]
     later = ~rows["arrived"] & (rows["seconds"] <= rows["round_seconds"])
     figure = timeline_figure(rows, 1e9)
     bars = [c for c in figure.axes[0].collections if len(c.get_paths())]
@@ -197,7 +199,7 @@ def test_runs_that_race_with_one_another(run: RunDirectory, tmp_path: Path) -> N
     simulate(small(seeds=[0, 1, 2], schemes=schemes, training=training), other)
     page = render_report(run, other)
     first = next(o for o in outcomes(run) if o.scheme == "coded-newton")
-    assert f"{first.setting} of run is first" in page
+    assert f"{first.setting} (run &#34;run&#34;) is first" in page
     alone = RunDirectory(tmp_path / "again")
     simulate(small(seeds=[0], schemes=schemes[:1], training=training), alone)
     both = render_report(other, alone)

@@ -10,13 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.cli.output import results, save_pictures, told_how_to_go_on, wrote
-from codedfedl.cli.simulate import outcome_rows, run_experiment
+from codedfedl.cli.simulate import run_experiment
 from codedfedl.experiments import built_in
 from codedfedl.fleet.paper import paper_result
-from codedfedl.report.results import Curve, curves, median_of_all, outcomes, written
+from codedfedl.report.reading import Curve, curves
+from codedfedl.report.results import median_of_all, outcomes, written
+from codedfedl.report.rows import outcome_rows
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import cells
 
 __all__ = ["BEYOND", "Job"]
 
@@ -26,7 +29,7 @@ _DELAYS = {
     "all 2 times slower": ["fleet.slower=2.0"],
     "slowest third 5 times slower": ["fleet.slower=5.0", "fleet.slower_share=0.3334"],
 }
-_EQUAL_HOURS = {"coded-newton": (1.0, 2.0, 5.0, 11.0), "coded": (50.0, 100.0, 200.0)}
+_EQUAL_HOURS = ((1.0, 2.0, 5.0, 11.0), (50.0, 100.0, 200.0))  # of coded-newton and of coded
 _SETTINGS = ("regression", "homogeneous", "thousand")
 
 
@@ -103,11 +106,12 @@ def robustness(job: Job) -> dict[str, Any]:
         for delays, overrides in _DELAYS.items():
             name = f"robustness-{dataset}-{delays.replace(' ', '-')}"
             experiment = job.built_in(f"coldstart-{dataset}", [schemes, *overrides])
-            found = curves(job.run(name, experiment))
-            for scheme, hours in _EQUAL_HOURS.items():
-                mine = [curve for curve in found if curve.scheme == scheme]
+            every = curves(job.run(name, experiment))
+            for cell, hours in zip(cells(experiment), _EQUAL_HOURS, strict=True):
+                seeds = [curve for curve in every if curve.cell == cell.id]
+                scheme = cell.scheme.name
                 for hour in hours:
-                    reached = median_of_all([curve.at(hour) for curve in mine])
+                    reached = median_of_all([curve.at(hour) for curve in seeds])
                     right = as_planned.setdefault((scheme, hour), reached)
                     rows.append(
                         {
@@ -132,12 +136,13 @@ def quality(job: Job) -> dict[str, Any]:
     rows = []
     for dataset in _DATASETS:
         experiment = job.built_in(f"coldstart-{dataset}", [schemes])
-        found = curves(job.run(f"quality-{dataset}", experiment))
-        exact = {curve.seed: curve for curve in found if curve.scheme == "one-shot"}
+        newton, one_shot = cells(experiment)
+        every = curves(job.run(f"quality-{dataset}", experiment))
+        exact = {curve.seed: curve for curve in every if curve.cell == one_shot.id}
         rows += [
             {"dataset": dataset} | _quality(curve, exact[curve.seed], experiment.fleet.clients)
-            for curve in found
-            if curve.scheme == "coded-newton"
+            for curve in every
+            if curve.cell == newton.id
         ]
     return job.show(rows)
 

@@ -23,7 +23,7 @@ from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
-from codedfedl.report.results import read_columns
+from codedfedl.report.reading import RunTables
 from codedfedl.report.tables import rounds_view
 from codedfedl.runs.config import Experiment, apply_overrides, read_experiment
 from codedfedl.runs.directory import RunDirectory
@@ -281,9 +281,9 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
-    rounds = read_columns(directory.path / "rounds.parquet")
+    tables = RunTables(directory)
+    rounds = tables.rounds
     if as_json:
-        refusals = read_columns(directory.path / "refusals.parquet")
         final = json_number(float(rounds["metric"][-1]))
         classes = str(rounds["metric_name"][0]) == "accuracy"
         names = ("round", "deadline_s", "seconds", "arrived", "late", "dropped", "refused")
@@ -295,7 +295,7 @@ def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
                 "accuracy": final if classes else None,
                 "r_squared": None if classes else final,
                 "killed": killed,
-                "refusals": _rows(refusals),
+                "refusals": _rows(tables.refusals),
             }
         )
     else:

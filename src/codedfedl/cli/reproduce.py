@@ -15,7 +15,7 @@ from codedfedl.cli.output import (
     told_how_to_go_on,
     wrote,
 )
-from codedfedl.cli.simulate import Data, Device, Json, outcome_rows, run_experiment
+from codedfedl.cli.simulate import Data, Device, Json, run_experiment
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.fleet.delays import FleetDelays
@@ -24,7 +24,9 @@ from codedfedl.io.files import make_folder
 from codedfedl.planning.allocation import expected_return
 from codedfedl.planning.concave_pieces import piece_peaks
 from codedfedl.planning.gains import gain_by_alpha
-from codedfedl.report.results import Outcome, curves, outcomes
+from codedfedl.report.reading import curves
+from codedfedl.report.results import Outcome, outcomes
+from codedfedl.report.rows import outcome_rows
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.directory import RunDirectory
 

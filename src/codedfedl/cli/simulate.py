@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -12,7 +12,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from codedfedl.cli.output import (
-    json_number,
     messages,
     print_json,
     progress,
@@ -26,7 +25,8 @@ from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
 from codedfedl.io.names import nearest
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import main_figure, render_report
-from codedfedl.report.results import Outcome, outcomes
+from codedfedl.report.results import outcomes
+from codedfedl.report.rows import outcome_rows
 from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.config import Experiment, read_experiment
@@ -44,7 +44,6 @@ __all__ = [
     "demo_command",
     "known_experiments",
     "named_experiment",
-    "outcome_rows",
     "report_command",
     "run_experiment",
     "simulate_command",
@@ -197,17 +196,6 @@ def run_experiment(
     """Run with a progress bar."""
     with _shown() as watch:
         simulate(experiment, directory, data=data, device=device, resume=resume, watch=watch)
-
-
-def outcome_rows(found: list[Outcome]) -> list[dict[str, Any]]:
-    """Return outcomes as plain rows, for JSON, in which there is no NaN."""
-    return [{key: _plain(value) for key, value in asdict(outcome).items()} for outcome in found]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    return json_number(value) if isinstance(value, float) else value
 
 
 def _finish(directory: RunDirectory, as_json: bool) -> None:

@@ -14,13 +14,13 @@ from codedfedl.cli.simulate import (
     Resume,
     known_experiments,
     named_experiment,
-    outcome_rows,
     run_experiment,
 )
 from codedfedl.errors import InputError
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.results import Outcome, outcomes
+from codedfedl.report.rows import outcome_rows
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import CLOCKS, best, races

@@ -239,6 +239,12 @@ class Scheme(ABC):
     features: ClassVar["FeatureMap | None"] = None
     """The feature map, where the scheme itself decides it."""
 
+    baseline: ClassVar[str] = ""
+    """What a gain over this scheme is called a gain over; empty where gains are over others."""
+
+    featured: ClassVar[bool] = False
+    """Whether a report shows its clients and first rounds one by one, not its results alone."""
+
     takes_any_delays: ClassVar[bool] = False
     """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
 

@@ -2,11 +2,13 @@
 
 | table | a row for each |
 | --- | --- |
-| `rounds` | setting, seed and round; round 0 is the end of the set-up, where a model is there |
-| `clients` | setting, seed and client |
-| `settings` | setting and seed: what is said once (`FACTS`) |
-| `timeline` | setting, client and one of the first rounds: when its answer came |
-| `refusals` | answer that was not taken, and why |
+| `rounds` | cell, seed and round; round 0 is the end of the set-up, where a model is there |
+| `clients` | cell, seed and client (`CLIENT_COLUMNS`) |
+| `settings` | cell and seed: what is said once (`FACTS`, `RUN_FACTS`) |
+| `timeline` | cell, client and one of the first rounds: when its answer came |
+| `refusals` | answer of a real client that was not taken, and why |
+
+A cell is a setting by its id. `runs.tables` writes all but the refusals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +22,16 @@ from codedfedl._types import FloatArray, IntArray, Mask
 
 __all__ = [
     "ARRIVED",
+    "CLIENT_COLUMNS",
     "DROPPED",
     "FACTS",
     "LATE",
     "NOT_ASKED",
+    "RUN_FACTS",
     "SETUP",
     "SHOWN_ROUNDS",
     "Record",
+    "metric_name",
     "packed",
     "round_columns",
     "timeline_columns",
@@ -40,7 +45,7 @@ SETUP = -1
 """The round of what is asked before the first, which is 0."""
 
 SHOWN_ROUNDS = 8
-"""Of so many rounds it is kept when each answer came, or would have come."""
+"""Rounds of which it is kept when each answer came, or would have come."""
 
 FACTS = (
     "parity_rows",
@@ -60,7 +65,25 @@ FACTS = (
     "start_loss",
     "damping",
 )
-"""What is said once of a setting and seed; NaN where it does not apply."""
+"""What a scheme says once of a setting and seed; NaN where it does not apply."""
+
+RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points")
+"""What the runtime adds to a scheme's facts."""
+
+CLIENT_COLUMNS = (
+    "rate",
+    "points",
+    "load",
+    "planned_share",
+    "arrived_share",
+    "compute_s",
+    "link_s",
+    "retransmission_s",
+    "overhead_s",
+    "setup_compute_s",
+    "setup_upload_s",
+)
+"""What is said of each client: seconds are averages over rounds and include late clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +137,11 @@ class Record:
     def count(self, outcome: int) -> int:
         """Return how many clients had an outcome."""
         return int((self.outcome == outcome).sum())
+
+
+def metric_name(classes: bool) -> str:
+    """Return what a model is measured by, where labels are classes and where they are not."""
+    return "accuracy" if classes else "R²"
 
 
 def round_columns(records: Sequence[Record], setup_seconds: float) -> dict[str, Any]:

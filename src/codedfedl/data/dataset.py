@@ -9,7 +9,7 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 
-__all__ = ["Dataset", "check_finite", "real_numbers"]
+__all__ = ["Dataset", "chance_of", "check_finite", "real_numbers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,7 @@ class Dataset:
 
         It always answers with the most frequent class of the test points, or with the mean.
         """
-        if not self.is_classification:
-            return 0.0
-        return float(np.bincount(self.test_labels.astype(np.int64)).max() / len(self.test_labels))
+        return chance_of(self.test_labels, self.is_classification)
 
     @property
     def targets(self) -> npt.NDArray[np.float32]:
@@ -93,6 +91,13 @@ class Dataset:
     def test_targets(self) -> npt.NDArray[np.float32]:
         """The same for the test points, shape (n_test, c)."""
         return _targets(self.test_labels, self.classes)
+
+
+def chance_of(labels: npt.NDArray[Any], is_classification: bool) -> float:
+    """Return the share of the most frequent class; 0, an R², for labels that are not classes."""
+    if not is_classification:
+        return 0.0
+    return float(np.bincount(labels.astype(np.int64)).max() / len(labels))
 
 
 def check_finite(name: str, values: npt.NDArray[Any]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from codedfedl.data.dataset import chance_of
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.data.shards import Shard, read_shard
 from codedfedl.learning.training import accuracy, r_squared
@@ -26,6 +27,14 @@ class Evaluation:
         elif name is not None:
             self._shard = read_shard(name, experiment.data.label)
         self._map = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+
+    def facts(self) -> dict[str, float]:
+        """Return how many test points there are, and what answering without inputs gives."""
+        if self._shard is None:
+            return {}
+        labels = np.asarray(self._shard.labels)
+        chance = chance_of(labels, self._shard.is_classification)
+        return {"chance": chance, "test_points": float(len(labels))}
 
     def metric(self, model: Any) -> float:
         """Return accuracy or R²; NaN without test points."""

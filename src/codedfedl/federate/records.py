@@ -1,61 +1,70 @@
 """A federation's records, in the tables that a simulation writes: one report serves both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from codedfedl.core.record import (
-    ARRIVED,
-    DROPPED,
-    FACTS,
-    LATE,
-    Record,
-    round_columns,
-    timeline_columns,
-)
-from codedfedl.io.tables import repeated
+from codedfedl._types import FloatArray
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record, metric_name
+from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import cells
 from codedfedl.runs.journal import Journal, Members
+from codedfedl.runs.tables import CellRun, write_tables
 
-__all__ = ["write_records"]
+__all__ = ["Ending", "write_records"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """A federation that has played its rounds.
+
+    Attributes
+    ----------
+    fleet
+        As it was measured.
+    planned_share : array of shape (n,)
+        The share of rounds in which each client was planned to arrive; NaN: not planned.
+    facts
+        Of the scheme and the test points.
+    model
+        The last one.
+    gone
+        The clients that did not say goodbye.
+    """
+
+    members: Members
+    fleet: Fleet
+    planned_share: FloatArray
+    facts: Mapping[str, float]
+    model: npt.NDArray[Any]
+    gone: Sequence[int]
 
 
 def write_records(
-    directory: RunDirectory,
-    experiment: Experiment,
-    members: Members,
-    journal: Journal,
-    facts: Mapping[str, float],
-    gone: Sequence[int],
+    directory: RunDirectory, experiment: Experiment, journal: Journal, ending: Ending
 ) -> None:
-    """Write the tables of a run, and its refusals; `gone` were not there in the end."""
-    chosen = experiment.schemes[0]
-    common = {
-        "setting": chosen.label,
-        "group": "",
-        "scheme": chosen.plain_name,
-        "redundancy": float(chosen.settings.get("redundancy", np.nan)),
-        "as_in_paper": False,
-        "seed": experiment.seeds[0],
-    }
+    """Write the tables of the run, and its refusals."""
     every = [exchange.record for exchange in journal.exchanges(gradients=False)]
-    records = _without_the_gone([replace(one, has_model=not one.is_setup) for one in every], gone)
-    setup_seconds = sum(record.seconds for record in records if record.is_setup)
-    metric = {"metric_name": "accuracy" if members.classes else "R²"}
-    rounds = round_columns(records, setup_seconds)
-    names = np.array(members.names)
-    tables = {
-        "rounds": repeated(common | metric, rounds),
-        "clients": repeated(common, _client_columns(members, records)),
-        "settings": repeated(common, {name: np.array([facts.get(name, np.nan)]) for name in FACTS}),
-        "timeline": repeated(common, timeline_columns(records, names)),
-    }
-    for name, table in tables.items():
-        directory.write(f"{name}.parquet", table)
-    refusals = [(e.round + 1, members.names[j], why) for e in records for j, why in e.refusals]
+    records = _dropped_at_last(
+        [replace(one, has_model=not one.is_setup) for one in every], ending.gone
+    )
+    (cell,) = cells(experiment)
+    run = CellRun(
+        cell=cell,
+        seed=experiment.seeds[0],
+        metric=metric_name(ending.members.classes),
+        records=records,
+        clients=_client_columns(ending, records),
+        facts={**ending.facts, **_run_facts(experiment, ending.model)},
+    )
+    write_tables(directory, [run])
+    names = ending.members.names
+    refusals = [(e.round + 1, names[j], why) for e in records for j, why in e.refusals]
     columns = ("round", "client", "reason")
     directory.write(
         "refusals.parquet",
@@ -63,8 +72,17 @@ def write_records(
     )
 
 
-def _without_the_gone(records: Sequence[Record], gone: Sequence[int]) -> list[Record]:
-    """Call those dropped, not late, who never came back."""
+def _run_facts(experiment: Experiment, model: npt.NDArray[Any]) -> dict[str, float]:
+    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    return {
+        "sigma": getattr(features, "sigma", np.nan),
+        "step": experiment.schedule(features).step,
+        "diverged": float(not np.isfinite(model).all()),
+    }
+
+
+def _dropped_at_last(records: Sequence[Record], gone: Sequence[int]) -> list[Record]:
+    """Count clients that never came back as dropped, not as late, since their last answer."""
     changed = []
     left = set(gone)
     for record in reversed(records):
@@ -76,33 +94,43 @@ def _without_the_gone(records: Sequence[Record], gone: Sequence[int]) -> list[Re
     return changed[::-1]
 
 
-def _client_columns(members: Members, records: Sequence[Record]) -> dict[str, Any]:
-    setups = [record for record in records if record.is_setup]
+def _client_columns(ending: Ending, records: Sequence[Record]) -> dict[str, Any]:
     rounds = [record for record in records if not record.is_setup]
-    when = np.array([record.arrival_times for record in rounds])
+    arrival_times = np.array([record.arrival_times for record in rounds])
     compute = np.array([record.compute for record in rounds])
     loads = np.array([record.loads for record in rounds])
     arrived = np.array([record.arrived for record in rounds])
     busy = _mean(compute, arrived & np.isfinite(compute))
-    set_up = np.zeros(len(members.names)), np.zeros(len(members.names))
-    for record in setups:
-        assert record.arrival_times is not None
-        assert record.compute is not None
-        there = np.isfinite(record.arrival_times)
-        spent = np.where(there, np.nan_to_num(record.compute), 0.0)
-        set_up[0][:] += spent
-        set_up[1][:] += np.where(there, record.arrival_times, 0.0) - spent
+    unknown = np.zeros(len(ending.members.names))
+    setup_compute, setup_upload = _setup_seconds(records)
     return {
-        "client": np.array(members.names),
-        "points": np.array(members.points, dtype=np.float64),
-        "load": loads.max(0).astype(np.float64),
+        "client": np.array(ending.members.names),
+        "rate": ending.fleet.rate,
+        "points": np.array(ending.members.points),
+        "load": loads.max(0),
+        "planned_share": ending.planned_share,
         "arrived_share": _mean(arrived.astype(float), loads > 0),
         "compute_s": busy,
-        "link_s": np.maximum(_mean(when, arrived) - busy, 0.0),
-        "retransmission_s": np.zeros(len(members.names)),  # the transport hides them
-        "setup_compute_s": set_up[0],
-        "setup_upload_s": set_up[1],
+        "link_s": np.maximum(_mean(arrival_times, arrived) - busy, 0.0),
+        "retransmission_s": unknown,  # the transport hides them
+        "overhead_s": unknown,  # is part of the link's seconds
+        "setup_compute_s": setup_compute,
+        "setup_upload_s": setup_upload,
     }
+
+
+def _setup_seconds(records: Sequence[Record]) -> tuple[FloatArray, FloatArray]:
+    """Return how long each client computed in the set-up, and how long it sent."""
+    compute, upload = np.zeros((2, len(records[0].loads)))
+    for record in records:
+        if record.is_setup:
+            assert record.arrival_times is not None
+            assert record.compute is not None
+            there = np.isfinite(record.arrival_times)
+            spent = np.where(there, np.nan_to_num(record.compute), 0.0)
+            compute += spent
+            upload += np.where(there, record.arrival_times, 0.0) - spent
+    return compute, upload
 
 
 def _mean(values: Any, counted: Any) -> Any:

@@ -18,13 +18,14 @@ from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
 from codedfedl.federate.evaluation import Evaluation
 from codedfedl.federate.meeting import Say, job_of, meet, wait_for
 from codedfedl.federate.probe import probe
-from codedfedl.federate.records import write_records
+from codedfedl.federate.records import Ending, write_records
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Transport
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start, task_of
 from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.tables import planned_share
 
 __all__ = ["federate"]
 
@@ -59,9 +60,17 @@ def federate(
             record = replace(exchange.record, metric=metric)
             journal.append(replace(exchange, record=record))
             say(_described(record, config.rounds))
-        gone = _part(federation)
-        directory.save({"model": np.asarray(driver.state.model), "round": np.array(driver.played)})
-        write_records(directory, experiment, members, journal, scheme.facts(driver.state), gone)
+        model = np.asarray(driver.state.model)
+        ending = Ending(
+            members=members,
+            fleet=fit.fleet,
+            planned_share=planned_share(scheme, driver.state),
+            facts=scheme.facts(driver.state) | evaluation.facts(),
+            model=model,
+            gone=_part(federation),
+        )
+        directory.save({"model": model, "round": np.array(driver.played)})
+        write_records(directory, experiment, journal, ending)
         say(f"done: {directory.path}")
 
 

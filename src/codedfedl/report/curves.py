@@ -1,6 +1,7 @@
 """Accuracy against time and against iteration: the paper's figures 2 and 3."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Literal
 
 import matplotlib as mpl
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from codedfedl.report.figures import PAGE, STYLE
-from codedfedl.report.results import Curve
+from codedfedl.report.reading import Curve
 
 __all__ = ["COLOURS", "cold_start_figure", "curve_figure", "curve_panel", "log_axis"]
 
@@ -20,7 +21,7 @@ COLOURS = (
 )
 
 
-def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Figure:
+def curve_figure(curves: Sequence[Curve], title: str, target: float | None) -> Figure:
     """Draw the metric against training hours, hours with set-up, and rounds; bands over seeds."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.2), layout="constrained")
@@ -30,18 +31,16 @@ def curve_figure(found: Sequence[Curve], title: str, target: float | None) -> Fi
             ("total_hours", "hours with set-up charged"),
             ("rounds", "mini-batch updates"),
         )
-        settings = list(dict.fromkeys(curve.setting for curve in found))
         for ax, (clock, label) in zip(axes, panels, strict=True):
-            for colour, setting in zip(_cycle(len(settings)), settings, strict=True):
-                seeds = [curve for curve in found if curve.setting == setting]
+            for colour, seeds in _coloured(curves):
                 _draw(ax, seeds, clock, colour)
             if target is not None and np.isfinite(target):
                 ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
             ax.set_xlabel(label)
             if clock != "rounds":
                 log_axis(ax)
-        axes[0].set(ylabel=f"{found[0].metric_name} on the test set", title=title)
-        axes[0].set_ylim(_lowest(found, target), None)
+        axes[0].set(ylabel=f"{curves[0].metric_name} on the test set", title=title)
+        axes[0].set_ylim(_lowest(curves, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
     return figure
 
@@ -72,7 +71,7 @@ def curve_panel(
 
 
 def cold_start_figure(
-    found: Sequence[Curve], title: str, target: float, paper_hours: Sequence[float]
+    curves: Sequence[Curve], title: str, target: float, paper_hours: Sequence[float]
 ) -> Figure:
     """Draw the metric against hours from a cold start, and what the paper gives without set-up.
 
@@ -84,13 +83,12 @@ def cold_start_figure(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 5), layout="constrained")
         ax = figure.subplots()
-        settings = list(dict.fromkeys(curve.setting for curve in found))
-        for colour, setting in zip(_cycle(len(settings)), settings, strict=True):
-            _draw(ax, [curve for curve in found if curve.setting == setting], "total_hours", colour)
+        for colour, seeds in _coloured(curves):
+            _draw(ax, seeds, "total_hours", colour)
         ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
-        top = max(float(np.nanmax(curve.metric)) for curve in found)
+        top = max(float(np.nanmax(curve.metric)) for curve in curves)
         ax.set(xlabel="hours from a cold start, set-up charged", title=title)
-        ax.set(ylabel=f"{found[0].metric_name} on the test set", ylim=(target - 0.12, top + 0.02))
+        ax.set(ylabel=f"{curves[0].metric_name} on the test set", ylim=(target - 0.12, top + 0.02))
         _mark_paper(ax, paper_hours, target)
         log_axis(ax)
         ax.legend(loc="lower left", fontsize=8)
@@ -133,18 +131,22 @@ def log_axis(ax: Axes, which: Literal["x", "y"] = "x") -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _cycle(count: int) -> list[str]:
-    return [COLOURS[k % len(COLOURS)] for k in range(count)]
+def _coloured(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
+    """Return the seeds of each setting, with its colour."""
+    cells: dict[str, list[Curve]] = {}
+    for curve in curves:
+        cells.setdefault(curve.cell, []).append(curve)
+    return list(zip(cycle(COLOURS), cells.values(), strict=False))
 
 
-def _lowest(found: Sequence[Curve], target: float | None) -> float | None:
+def _lowest(curves: Sequence[Curve], target: float | None) -> float | None:
     """Begin a little below where it becomes interesting; an accuracy is never below 0."""
-    tops = [curve.metric[np.isfinite(curve.metric)].max(initial=-np.inf) for curve in found]
+    tops = [curve.metric[np.isfinite(curve.metric)].max(initial=-np.inf) for curve in curves]
     wanted = float(max(tops)) if target is None or not np.isfinite(target) else target
     if not np.isfinite(wanted):
         return None
     least = wanted - max(0.25, 0.25 * abs(wanted))
-    return max(0.0, least) if found[0].metric_name == "accuracy" else least
+    return max(0.0, least) if curves[0].metric_name == "accuracy" else least
 
 
 def _draw(ax: Axes, seeds: Sequence[Curve], clock: str, colour: str) -> None:

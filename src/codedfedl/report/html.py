@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from codedfedl.report.curves import COLOURS, curve_figure, curve_panel
 from codedfedl.report.federation import federation_figure, federation_headline
 from codedfedl.report.figures import INK, save_figure
-from codedfedl.report.results import Outcome, median_of_all, written
+from codedfedl.report.results import Outcome, baseline_of, median_of_all, written
 from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, distinct
 from codedfedl.report.sweep import sweep_figure
 from codedfedl.report.timeline import TIMELINE, timeline_figure
@@ -21,7 +21,14 @@ from codedfedl.runs.directory import RunDirectory
 
 __all__ = ["main_figure", "render_report"]
 
-Lines = dict[tuple[str, str], str]  # run and setting, and the colour of its line
+
+@dataclass(frozen=True)
+class Line:
+    """A setting that is drawn: its run, its results and its colour."""
+
+    run: str
+    outcome: Outcome
+    colour: str
 
 
 def _middle(values: list[float | None]) -> str:
@@ -99,7 +106,7 @@ def _goal(outcome: Outcome) -> str:
 def _headlines(stories: Sequence[Story]) -> list[str]:
     """Say who won: among all runs where they can be compared, and in each run otherwise."""
     if _comparable(stories) and len(stories) > 1:
-        return verdict([_renamed(o, story) for story in stories for o in story.outcomes])
+        return verdict([replace(o, run=story.name) for story in stories for o in story.outcomes])
     told = []
     for story in stories:
         prefix = f"{story.name}: " if len(stories) > 1 else ""
@@ -109,8 +116,8 @@ def _headlines(stories: Sequence[Story]) -> list[str]:
 
 def _comparable(stories: Sequence[Story]) -> bool:
     """Whether all race on the same data to the same target, on a virtual clock."""
-    found = [outcome for story in stories for outcome in story.outcomes]
-    return len(races(found)) == 1 and not any(story.records for story in stories)
+    outcomes = [outcome for story in stories for outcome in story.outcomes]
+    return len(races(outcomes)) == 1 and not any(story.records for story in stories)
 
 
 def _headline(story: Story) -> list[str]:
@@ -122,49 +129,45 @@ def _headline(story: Story) -> list[str]:
     return [federation_headline(first.setting, story.records, reached)]
 
 
-def _renamed(outcome: Outcome, story: Story) -> Outcome:
-    names = (outcome.setting, outcome.reference)
-    setting, reference = (f"{name} of {story.name}" for name in names)
-    return replace(outcome, setting=setting, reference=reference)
-
-
-def _race(stories: Sequence[Story], lines: Lines) -> list[dict[str, Any]]:
+def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Return every setting of every run, its share of the longest time, and who is first."""
-    found = [(story.name, o) for story in stories for o in story.outcomes]
+    every = [(story.name, o) for story in stories for o in story.outcomes]
+    colours = {(line.run, line.outcome.cell): line.colour for line in lines}
     together = _comparable(stories)
     hours: dict[tuple[Any, ...], list[float]] = {}
-    for name, o in found:
+    for name, o in every:
         if (hour := median_of_all(o.total_hours)) is not None and o.above_chance:
             hours.setdefault(("" if together else name, o.dataset, o.target), []).append(hour)
-    told = []
-    for name, o in found:
+    race = []
+    for name, o in every:
         hour = median_of_all(o.total_hours) if o.above_chance else None
         rivals = hours.get(("" if together else name, o.dataset, o.target), [])
-        told.append(
+        race.append(
             {
                 "run": name,
-                "colour": lines.get((name, o.setting)),
+                "colour": colours.get((name, o.cell)),
                 "outcome": o,
                 "share": 0.0 if hour is None else hour / max(rivals),
                 "first": hour is not None and hour == min(rivals),
             }
         )
-    return told
+    return race
 
 
-def _lines(stories: Sequence[Story]) -> Lines:
+def _lines(stories: Sequence[Story]) -> list[Line]:
     """Choose which settings are drawn, and in which colour: the soonest, where there are many."""
-    hours: dict[tuple[str, str], float] = {}
-    for story in stories:
-        for o in story.outcomes:
-            hour = median_of_all(o.total_hours)
-            hours[story.name, o.setting] = np.inf if hour is None else hour
-    soonest = sorted(hours, key=lambda key: hours[key])
-    drawn = [key for key in hours if key in soonest[: len(COLOURS)]]
-    return dict(zip(drawn, COLOURS, strict=False))
+    every = [(story.name, o) for story in stories for o in story.outcomes]
+
+    def hours(place: int) -> float:
+        hour = median_of_all(every[place][1].total_hours)
+        return np.inf if hour is None else hour
+
+    soonest = sorted(range(len(every)), key=hours)[: len(COLOURS)]
+    drawn = [every[place] for place in sorted(soonest)]
+    return [Line(run, o, colour) for (run, o), colour in zip(drawn, COLOURS, strict=False)]
 
 
-def _panels(stories: Sequence[Story], lines: Lines) -> dict[str, list[str]]:
+def _panels(stories: Sequence[Story], lines: Sequence[Line]) -> dict[str, list[str]]:
     """Draw each metric against both clocks and the rounds, each on its own."""
     clocks = {
         "total_hours": "hours with set-up charged",
@@ -176,11 +179,9 @@ def _panels(stories: Sequence[Story], lines: Lines) -> dict[str, list[str]]:
         targets.setdefault(o.metric, set()).add(o.target)
     panels = {}
     for metric, wanted in targets.items():
-        drawn = []
-        for (run, setting), colour in lines.items():
-            mine = next(story for story in stories if story.name == run).curves
-            seeds = [c for c in mine if c.setting == setting and c.metric_name == metric]
-            drawn += [(colour, seeds)] if seeds else []
+        drawn = [
+            (line.colour, line.outcome.seeds) for line in lines if line.outcome.metric == metric
+        ]
         target = next(iter(wanted)) if len(wanted) == 1 else None
         if drawn:
             panels[metric] = [
@@ -190,18 +191,19 @@ def _panels(stories: Sequence[Story], lines: Lines) -> dict[str, list[str]]:
 
 
 def _timelines(story: Story) -> dict[str, str]:
-    """Draw the first rounds of the shown settings, as much as the busiest of them has."""
-    found = story.timelines
-    coded = [setting for setting in found if not setting.startswith("uncoded")] or list(found)
-    if not coded:
-        return {}
-    lengths = {}
-    for setting in coded:
-        rounds = found[setting]["round"]
-        clients = int((rounds == rounds[0]).sum())
-        lengths[setting] = float(found[setting]["round_seconds"][::clients].sum())
-    longest = max(lengths.values())
-    return {setting: _svg(timeline_figure(rows, longest)) for setting, rows in found.items()}
+    """Draw the first rounds of the shown settings, as much as the busiest of them has.
+
+    How long a baseline waits does not stretch the others, unless nothing else is shown.
+    """
+    timelines, lengths = story.timelines, {}
+    for cell, rows in timelines.items():
+        clients = int((rows["round"] == rows["round"][0]).sum())
+        lengths[cell] = float(rows["round_seconds"][::clients].sum())
+    others = [c for c, rows in timelines.items() if not baseline_of(str(rows["scheme"][0]))]
+    longest = max((lengths[cell] for cell in others or lengths), default=0.0)
+    return {
+        str(rows["setting"][0]): _svg(timeline_figure(rows, longest)) for rows in timelines.values()
+    }
 
 
 def _svg(figure: Figure) -> str:

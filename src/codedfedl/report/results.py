@@ -1,118 +1,158 @@
-"""What came of a run: hours to the target, on both clocks, and the gain over waiting for all."""
+"""The results of a run: hours to the target, on both clocks, and the gain over the reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow.parquet
 
-from codedfedl.errors import InputError
 from codedfedl.fleet.paper import paper_result
+from codedfedl.report.reading import Curve, RunTables
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import cells
+from codedfedl.schemes import SCHEMES
 
-__all__ = [
-    "Curve",
-    "Outcome",
-    "curves",
-    "median_of_all",
-    "outcomes",
-    "read_columns",
-    "written",
-]
+__all__ = ["Outcome", "baseline_of", "median_of_all", "outcomes", "written"]
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
-    """One setting of one seed, round after round; `group` says what it shares with its rivals."""
-
-    setting: str
-    group: str
-    scheme: str
-    redundancy: float | None
-    seed: int
-    rounds: npt.NDArray[np.int64]
-    training_hours: npt.NDArray[np.float64]
-    total_hours: npt.NDArray[np.float64]
-    arrived: npt.NDArray[np.int64]
-    metric: npt.NDArray[np.float64]
-    metric_name: str
-    excess: npt.NDArray[np.float64]
-    as_in_paper: bool
-    facts: dict[str, float]
-
-    @property
-    def chance_bound(self) -> float:
-        """What is clearly above chance: more than chance and three standard errors of the test set.
-
-        For R² that is 0; of a run that does not say what chance gives, everything is above it.
-        """
-        chance, tested = self.facts.get("chance"), self.facts.get("test_points")
-        if chance is None or tested is None:
-            return -np.inf
-        return chance + 3 * float(np.sqrt(chance * (1 - chance) / tested))
-
-    @property
-    def excess_at_plan(self) -> float | None:
-        """Excess of the objective when the plan said it would be done, or in the end."""
-        planned = self.facts.get("predicted_hours", np.inf)
-        there = np.flatnonzero(self.total_hours <= planned * (1 + 1e-9))
-        value = self.excess[there[-1]] if len(there) else np.nan
-        return None if np.isnan(value) else float(value)
-
-    def at(self, hours: float) -> float | None:
-        """Return the metric of the last model that is there after so many hours, set-up charged."""
-        there = np.flatnonzero(self.total_hours <= hours * (1 + 1e-9))
-        return float(self.metric[there[-1]]) if len(there) else None
-
-    def reaches(self, target: float) -> int | None:
-        """Return the place of the first round at which the target is met."""
-        met = np.flatnonzero(self.metric >= target)
-        return int(met[0]) if len(met) else None
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """One setting over all seeds; None stands for a target that was not met.
+    """One setting over all seeds, against a reference; None stands for a target not met.
 
-    Without a target in the experiment or a reference above chance to set one, `target` is ∞.
+    Attributes
+    ----------
+    target
+        ∞ without a target in the experiment or a reference above chance to set one.
+    seeds, reference_seeds
+        The curves of the setting, and of the one that gains are over.
+    run
+        The name of the run, where several are compared.
     """
 
     dataset: str
-    setting: str
-    scheme: str
-    redundancy: float | None
     target: float
-    metric: str
-    rounds: list[int | None]
-    training_hours: list[float | None]
-    total_hours: list[float | None]
-    final: list[float]
-    gain: float | None
-    gain_total: float | None
-    reference: str
-    paper_hours: float | None
-    paper_gain: float | None
-    points_per_parity_row: float | None
-    unrepresented_points: list[float | None]
-    excess: list[float | None]
-    planned_excess: list[float | None]
-    planned_hours: list[float | None]
-    predicted_excess: list[float | None]
-    predicted_hours: list[float | None]
-    predicted_start_loss: list[float | None]
-    start_loss: list[float | None]
-    chance: float | None = None
-    above_chance: bool = True
-    diverged: bool = False
+    seeds: Sequence[Curve]
+    reference_seeds: Sequence[Curve]
+    run: str = ""
+
+    @property
+    def cell(self) -> str:
+        """The setting's id."""
+        return self.seeds[0].cell
+
+    @property
+    def setting(self) -> str:
+        """What people call the setting."""
+        return self._called(self.seeds[0])
+
+    @property
+    def scheme(self) -> str:
+        """The scheme's name."""
+        return self.seeds[0].scheme
+
+    @property
+    def metric(self) -> str:
+        """``accuracy`` or ``R²``."""
+        return self.seeds[0].metric_name
+
+    @property
+    def reference(self) -> str:
+        """What people call the setting that gains are over."""
+        return self._called(self.reference_seeds[0])
 
     @property
     def reference_name(self) -> str:
-        """Whom the gain is over."""
-        return "waiting for all" if self.reference.startswith("uncoded") else self.reference
+        """What a gain is called a gain over."""
+        return baseline_of(self.reference_seeds[0].scheme) or self.reference
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether its gains would be over itself."""
+        return self.cell == self.reference_seeds[0].cell
+
+    @cached_property
+    def rounds(self) -> list[int | None]:
+        """Rounds to the target, per seed."""
+        return self._at_target("rounds")
+
+    @cached_property
+    def training_hours(self) -> list[float | None]:
+        """Hours to the target without the set-up, per seed."""
+        return self._at_target("training_hours")
+
+    @cached_property
+    def total_hours(self) -> list[float | None]:
+        """Hours to the target with the set-up charged, per seed."""
+        return self._at_target("total_hours")
+
+    @property
+    def final(self) -> list[float]:
+        """The metric in the end, per seed."""
+        return [float(curve.metric[-1]) for curve in self.seeds]
+
+    @cached_property
+    def gain(self) -> float | None:
+        """How many times sooner than the reference, on the paper's clock."""
+        return self._gain("training_hours")
+
+    @cached_property
+    def gain_total(self) -> float | None:
+        """How many times sooner than the reference, with the set-up charged."""
+        return self._gain("total_hours")
+
+    @property
+    def paper(self) -> tuple[float, float] | None:
+        """Hours and gain in the paper's Table 1, where it has this setting."""
+        first = self.seeds[0]
+        if not first.as_in_paper:
+            return None
+        return paper_result(self.dataset, first.scheme, first.redundancy)
+
+    @property
+    def points_per_parity_row(self) -> float | None:
+        """The fewest points behind a parity row, where there is parity."""
+        mixing = [points for points in self.fact("points_per_parity_row") if points is not None]
+        return min(mixing, default=None)
+
+    @property
+    def chance(self) -> float | None:
+        """What a model without inputs would get."""
+        return self.seeds[0].facts.get("chance")
+
+    @cached_property
+    def above_chance(self) -> bool:
+        """Whether it learned anything: in the end, or when it met a target above chance."""
+        return _above_chance(self.target, self.seeds)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a model is not finite."""
+        return any(curve.facts.get("diverged") == 1 for curve in self.seeds)
+
+    def fact(self, name: str) -> list[float | None]:
+        """Return a fact of `core.record`, per seed."""
+        return [curve.facts.get(name) for curve in self.seeds]
+
+    def _called(self, curve: Curve) -> str:
+        return f'{curve.setting} (run "{self.run}")' if self.run else curve.setting
+
+    def _at_target(self, clock: str) -> list[Any]:
+        places = [curve.reaches(self.target) for curve in self.seeds]
+        return [
+            None if place is None else getattr(curve, clock)[place].item()
+            for curve, place in zip(self.seeds, places, strict=True)
+        ]
+
+    def _gain(self, clock: str) -> float | None:
+        if not self.above_chance or not _above_chance(self.target, self.reference_seeds):
+            return None
+        return _gain(self.target, self.seeds, self.reference_seeds, clock)
+
+
+def baseline_of(scheme: str) -> str:
+    """Return what a gain over a scheme is called; empty where no gain is over it."""
+    known = SCHEMES.get(scheme)
+    return "" if known is None else str(known.baseline)
 
 
 def median_of_all(values: Sequence[float | None]) -> float | None:
@@ -126,82 +166,35 @@ def written(metric: str, value: float) -> str:
     return f"{value:.2%}" if metric == "accuracy" else f"{value:.4f}"
 
 
-def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Read a table of a run directory."""
-    if not path.is_file():
-        raise InputError(f"{path} is not there: the run is not finished; go on with --resume")
-    table = pyarrow.parquet.read_table(path)
-    return {name: table[name].to_numpy() for name in table.column_names}
-
-
-def curves(directory: RunDirectory) -> list[Curve]:
-    """Read what happened in every round."""
-    columns = read_columns(directory.path / "rounds.parquet")
-    keys = list(zip(columns["setting"], columns["seed"], strict=True))
-    facts = _facts(directory)
-    found = []
-    for setting, seed in dict.fromkeys(keys):
-        rows = np.flatnonzero((columns["setting"] == setting) & (columns["seed"] == seed))
-        redundancy = float(columns["redundancy"][rows[0]])
-        found.append(
-            Curve(
-                setting=str(setting),
-                group=str(columns["group"][rows[0]]) if "group" in columns else "",
-                scheme=str(columns["scheme"][rows[0]]),
-                redundancy=None if np.isnan(redundancy) else redundancy,
-                seed=int(seed),
-                rounds=columns["round"][rows],
-                training_hours=columns["training_hours"][rows],
-                total_hours=columns["total_hours"][rows],
-                arrived=columns["arrived"][rows],
-                metric=columns["metric"][rows],
-                metric_name=str(columns["metric_name"][rows[0]]),
-                excess=columns["excess"][rows],
-                as_in_paper=bool(columns["as_in_paper"][rows[0]]),
-                facts=facts[str(setting), int(seed)],
-            )
-        )
-    return found
-
-
-def _facts(directory: RunDirectory) -> dict[tuple[str, int], dict[str, float]]:
-    """Read what was planned and predicted for every setting and seed, where it applies."""
-    columns = read_columns(directory.path / "settings.parquet")
-    numbers = [name for name, values in columns.items() if values.dtype.kind == "f"]
-    return {
-        (str(setting), int(seed)): {
-            name: float(columns[name][row]) for name in numbers if not np.isnan(columns[name][row])
-        }
-        for row, (setting, seed) in enumerate(zip(columns["setting"], columns["seed"], strict=True))
-    }
-
-
 def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outcome]:
     """Summarise a run: one outcome per setting, gains as medians over seeds."""
-    experiment = directory.experiment()
-    own = {cell.label: cell.experiment for cell in cells(experiment)}
-    by_setting: dict[str, list[Curve]] = {}
+    tables = RunTables(directory)
+    by_cell: dict[str, list[Curve]] = {}
     groups: dict[str, list[Curve]] = {}
-    for curve in curves(directory):
-        by_setting.setdefault(curve.setting, []).append(curve)
+    for curve in tables.curves():
+        by_cell.setdefault(curve.cell, []).append(curve)
         groups.setdefault(curve.group, []).append(curve)
-    references = {group: _reference(rivals) for group, rivals in groups.items()}
-    found = []
-    for setting, seeds in by_setting.items():
-        config = own.get(setting, experiment)
-        reference = references[seeds[0].group]
+    references = {group: _reference(rivals, tables) for group, rivals in groups.items()}
+    summary = []
+    for cell, seeds in by_cell.items():
+        known = tables.cells.get(cell)
+        config = tables.experiment if known is None else known.experiment
+        reference = by_cell[references[seeds[0].group]]
         wanted = config.training.target if target is None else target
         wanted = _reached(reference) if wanted is None else wanted
-        found.append(_outcome(config.data.name, wanted, seeds, reference))
-    return found
+        summary.append(Outcome(config.data.name, wanted, seeds, reference))
+    return summary
 
 
-def _reference(rivals: Sequence[Curve]) -> list[Curve]:
-    """Return the curves of `uncoded`, or of the first setting where there is none."""
-    group = rivals[0].group
-    waiting = ", ".join(word for word in ("uncoded", group) if word)
-    name = waiting if any(curve.setting == waiting for curve in rivals) else rivals[0].setting
-    return [curve for curve in rivals if curve.setting == name]
+def _reference(rivals: Sequence[Curve], tables: RunTables) -> str:
+    """Return the cell that gains are over: a baseline in its plainest setting, or the first."""
+    baselines = dict.fromkeys(curve.cell for curve in rivals if baseline_of(curve.scheme))
+
+    def settings(cell: str) -> int:
+        known = tables.cells.get(cell)
+        return 0 if known is None else len(known.scheme.model_dump(exclude_none=True))
+
+    return min(baselines, key=settings, default=rivals[0].cell)
 
 
 def _reached(reference: Sequence[Curve]) -> float:
@@ -222,56 +215,6 @@ def _above_chance(target: float, seeds: Sequence[Curve]) -> bool:
     met = all(curve.reaches(target) is not None for curve in seeds)
     return bool(
         np.median([curve.metric[-1] for curve in seeds]) > bound or (target > bound and met)
-    )
-
-
-def _outcome(
-    dataset: str, target: float, seeds: Sequence[Curve], reference: Sequence[Curve]
-) -> Outcome:
-    first = seeds[0]
-    met = [curve.reaches(target) for curve in seeds]
-
-    def at(values: Sequence[npt.NDArray[Any]]) -> list[Any]:
-        return [None if k is None else v[k].item() for v, k in zip(values, met, strict=True)]
-
-    paper = None
-    if first.as_in_paper:
-        paper = paper_result(dataset, first.scheme, first.redundancy)
-
-    def fact(name: str) -> list[float | None]:
-        return [curve.facts.get(name) for curve in seeds]
-
-    above = _above_chance(target, seeds)
-    compared = above and _above_chance(target, reference)
-    mixing = [points for points in fact("points_per_parity_row") if points is not None]
-    return Outcome(
-        dataset=dataset,
-        setting=first.setting,
-        scheme=first.scheme,
-        redundancy=first.redundancy,
-        target=target,
-        metric=first.metric_name,
-        rounds=at([curve.rounds for curve in seeds]),
-        training_hours=at([curve.training_hours for curve in seeds]),
-        total_hours=at([curve.total_hours for curve in seeds]),
-        final=[float(curve.metric[-1]) for curve in seeds],
-        gain=_gain(target, seeds, reference, "training_hours") if compared else None,
-        gain_total=_gain(target, seeds, reference, "total_hours") if compared else None,
-        reference=reference[0].setting,
-        paper_hours=paper[0] if paper else None,
-        paper_gain=paper[1] if paper else None,
-        points_per_parity_row=min(mixing) if mixing else None,
-        unrepresented_points=fact("unrepresented_points"),
-        excess=[curve.excess_at_plan for curve in seeds],
-        planned_excess=fact("planned_excess"),
-        planned_hours=fact("planned_hours"),
-        predicted_excess=fact("predicted_excess"),
-        predicted_hours=fact("predicted_hours"),
-        predicted_start_loss=fact("predicted_start_loss"),
-        start_loss=fact("start_loss"),
-        chance=first.facts.get("chance"),
-        above_chance=above,
-        diverged=any(curve.facts.get("diverged") == 1 for curve in seeds),
     )
 
 

@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
-from codedfedl.report.results import Curve, Outcome, curves, median_of_all, outcomes, read_columns
+from codedfedl.report.reading import Columns, Curve, RunTables
+from codedfedl.report.results import Outcome, baseline_of, median_of_all, outcomes
 from codedfedl.report.verdict import best
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
+from codedfedl.schemes import SCHEMES
 
 __all__ = ["PARTS", "SHOWN_CLIENTS", "Story", "distinct"]
 
@@ -26,9 +28,7 @@ PARTS = {
     "overhead": "overhead_s",
 }
 """Where a client's time goes, and in which column that is."""
-_SHOWN_SCHEMES = ("uncoded", "coded", "coded-newton")  # of whom rounds and clients are shown
 
-Columns = dict[str, npt.NDArray[Any]]
 Row = dict[str, Any]
 
 
@@ -46,19 +46,24 @@ class Story:
     directory: RunDirectory
 
     @cached_property
+    def tables(self) -> RunTables:
+        """The run's tables."""
+        return RunTables(self.directory)
+
+    @property
     def experiment(self) -> Experiment:
         """What was run."""
-        return self.directory.experiment()
+        return self.tables.experiment
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
-        """What came of every setting."""
+        """The results of every setting."""
         return outcomes(self.directory)
 
     @cached_property
     def curves(self) -> list[Curve]:
-        """What happened in every round."""
-        return curves(self.directory)
+        """Every setting and seed, round after round."""
+        return self.tables.curves()
 
     @property
     def title(self) -> str:
@@ -83,87 +88,89 @@ class Story:
         """What it ran on."""
         return self.directory.environment()
 
-    def rows(self, table: str) -> list[Row]:
-        """Return a table of the run directory, row by row."""
-        columns = self._table(table)
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    @property
+    def rounds(self) -> list[Row]:
+        """The rounds, one by one."""
+        return _rows(self.tables.rounds)
+
+    @property
+    def refusals(self) -> list[Row]:
+        """The refused answers of a federation, one by one."""
+        return _rows(self.tables.refusals)
 
     @cached_property
     def shown(self) -> list[str]:
-        """The settings whose rounds and clients are shown: the best of the schemes that matter."""
-        rivals = [o for o in self.outcomes if o.setting in set(self._clients["setting"].tolist())]
-        found = []
-        for scheme in _SHOWN_SCHEMES:
-            same = [o for o in rivals if o.scheme == scheme]
+        """The cells whose rounds and clients are shown: the best of each featured scheme."""
+        names = [name for name, scheme in SCHEMES.items() if scheme.featured]
+        best_cells = []
+        for scheme in sorted(names, key=lambda name: not baseline_of(name)):
+            same = [o for o in self.outcomes if o.scheme == scheme]
             if same:
-                found.append((best(same, "total_hours") or same[0]).setting)
-        return found or [rivals[0].setting]
+                best_cells.append((best(same, "total_hours") or same[0]).cell)
+        return best_cells or [self.outcomes[0].cell]
 
     @property
     def clients(self) -> dict[str, list[Row]]:
-        """The clients under each shown setting, of the first seed: the slowest processor first."""
-        columns, told = self._clients, {}
+        """The clients in each shown cell, of the first seed: the slowest processor first."""
+        columns, shown = self.tables.clients, {}
         first = columns["seed"] == columns["seed"].min()
-        for setting in reversed(self.shown):
-            rows = np.flatnonzero((columns["setting"] == setting) & first)
-            fast = columns["rate"] if "rate" in columns else -columns["compute_s"]
-            slowest = rows[np.argsort(fast[rows], kind="stable")]
-            told[setting] = [_client(columns, row) for row in slowest[:SHOWN_CLIENTS]]
-        return told
+        for cell in reversed(self.shown):
+            rows = np.flatnonzero((columns["cell"] == cell) & first)
+            slowest = rows[np.argsort(columns["rate"][rows], kind="stable")]
+            shown[cell] = [_client(columns, row) for row in slowest[:SHOWN_CLIENTS]]
+        return shown
 
     @property
     def client_count(self) -> int:
         """How many clients there are."""
-        first = self._clients["setting"] == self._clients["setting"][0]
-        return int((first & (self._clients["seed"] == self._clients["seed"].min())).sum())
+        columns = self.tables.clients
+        first = columns["cell"] == columns["cell"][0]
+        return int((first & (columns["seed"] == columns["seed"].min())).sum())
 
     @property
     def timelines(self) -> dict[str, Columns]:
-        """The first rounds of each shown setting that has any: when each answer came."""
-        path = self.directory.path / "timeline.parquet"
-        if not path.is_file():
-            return {}
-        columns, found = read_columns(path), {}
-        for setting in self.shown:
-            rows = columns["setting"] == setting
+        """The first rounds of each shown cell that has any: when each answer came."""
+        columns, shown = self.tables.timeline, {}
+        for cell in self.shown:
+            rows = columns["cell"] == cell
             if rows.any():
-                found[setting] = {name: values[rows] for name, values in columns.items()}
-        return found
+                shown[cell] = {name: values[rows] for name, values in columns.items()}
+        return shown
 
     @property
     def setups(self) -> list[Row]:
         """What every setting does before the first round: its slowest client, median of seeds."""
-        columns, found = self._clients, []
-        for setting in dict.fromkeys(columns["setting"].tolist()):
+        columns, setups = self.tables.clients, []
+        for o in self.outcomes:
             longest = []
-            for seed in np.unique(columns["seed"]):
-                rows = (columns["setting"] == setting) & (columns["seed"] == seed)
+            for curve in o.seeds:
+                rows = (columns["cell"] == o.cell) & (columns["seed"] == curve.seed)
                 parts = [columns[f"setup_{part}_s"][rows] for part in ("compute", "upload")]
                 slowest = int(np.argmax(parts[0] + parts[1]))
                 longest.append([part[slowest] / 3600 for part in parts])
             compute, upload = np.median(longest, axis=0)
-            found.append({"setting": setting, "compute": float(compute), "upload": float(upload)})
-        return found
+            setups.append(
+                {"setting": o.setting, "compute": float(compute), "upload": float(upload)}
+            )
+        return setups
 
     @property
     def plans(self) -> list[Row]:
-        """What was planned for every setting that plans, and what came of it."""
-        return [row for o in self.outcomes if (row := self._plan(o.setting))["round_deadline_s"]]
+        """What was planned for every setting that plans, and what happened."""
+        return [row for o in self.outcomes if (row := self._plan(o))["round_deadline_s"]]
 
-    def _plan(self, setting: str) -> Row:
-        mine = [curve for curve in self.curves if curve.setting == setting]
-        clients = self._clients["setting"] == setting
-        share = self._clients.get("planned_share", np.full(len(clients), np.nan))[clients]
-        asked = self._clients["load"][clients] > 0
+    def _plan(self, o: Outcome) -> Row:
+        columns = self.tables.clients
+        asked = (columns["cell"] == o.cell) & (columns["load"] > 0)
 
         def middle(name: str) -> float | None:
-            return median_of_all([curve.facts.get(name) for curve in mine])
+            return median_of_all(o.fact(name))
 
         return {
-            "setting": setting,
-            "planned_share": _mean(share[asked]),
-            "arrived_share": _mean(self._clients["arrived_share"][clients][asked]),
-            "found_excess": median_of_all([curve.excess_at_plan for curve in mine]),
+            "setting": o.setting,
+            "planned_share": _mean(columns["planned_share"][asked]),
+            "arrived_share": _mean(columns["arrived_share"][asked]),
+            "found_excess": median_of_all([curve.excess_at_plan for curve in o.seeds]),
         } | {
             name: middle(name)
             for name in (
@@ -182,12 +189,9 @@ class Story:
         """The kernel's width, where the features have one."""
         return self.curves[0].facts.get("sigma")
 
-    @cached_property
-    def _clients(self) -> Columns:
-        return self._table("clients")
 
-    def _table(self, name: str) -> Columns:
-        return read_columns(self.directory.path / f"{name}.parquet")
+def _rows(columns: Columns) -> list[Row]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _mean(values: npt.NDArray[np.float64]) -> float | None:
@@ -196,14 +200,14 @@ def _mean(values: npt.NDArray[np.float64]) -> float | None:
 
 def _client(columns: Columns, row: int) -> Row:
     """Return a client's row, with its time in a round and the share of each part of it."""
-    told = {name: columns[name][row] for name in columns}
-    parts = {name: float(told.get(column, 0.0)) for name, column in PARTS.items()}
-    told["seconds"] = sum(parts.values())
-    told["parts"] = parts
-    told["load_share"] = float(told["load"] / told["points"]) if told["points"] else 0.0
-    planned = float(told.get("planned_share", np.nan))
-    told["planned"] = None if np.isnan(planned) or told["load"] == 0 else planned
-    return told
+    client = {name: columns[name][row] for name in columns}
+    parts = {name: float(client[column]) for name, column in PARTS.items()}
+    client["seconds"] = sum(parts.values())
+    client["parts"] = parts
+    client["load_share"] = float(client["load"] / client["points"]) if client["points"] else 0.0
+    planned = float(client["planned_share"])
+    client["planned"] = None if np.isnan(planned) or client["load"] == 0 else planned
+    return client
 
 
 def distinct(runs: Sequence[RunDirectory]) -> list[str]:

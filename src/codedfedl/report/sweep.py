@@ -14,33 +14,39 @@ from codedfedl.report.figures import PAGE
 from codedfedl.report.results import Outcome, median_of_all
 from codedfedl.report.verdict import CLOCKS, best, races, span, verdict
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.grid import RESULTS, SCHEME, cells, names
+from codedfedl.runs.grid import RESULTS, SCHEME, Cell, cells, names
+from codedfedl.runs.labels import distinct_labels
 
 __all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A setting and where it is in the grid."""
+    """A setting, where it is in the grid, and its results."""
 
-    values: Mapping[str, Any]
+    cell: Cell
     outcome: Outcome
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Its place on every axis."""
+        return self.cell.values
 
-def _placed(experiment: Experiment, found: Sequence[Outcome]) -> list[_Place]:
-    by_name = {outcome.setting: outcome for outcome in found}
-    return [_Place(cell.values, by_name[cell.label]) for cell in cells(experiment)]
+
+def _placed(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[_Place]:
+    by_cell = {outcome.cell: outcome for outcome in outcomes}
+    return [_Place(cell, by_cell[cell.id]) for cell in cells(experiment)]
 
 
-def sweep_columns(experiment: Experiment, found: Sequence[Outcome]) -> dict[str, list[Any]]:
+def sweep_columns(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     """Return the grid as a table: a row per setting and seed, with its place on every axis."""
-    placed = _placed(experiment, found)
-    said = names(placed[0].values)
+    placed = _placed(experiment, outcomes)
+    words = names(placed[0].values)
     columns: dict[str, list[Any]] = {}
     for place in placed:
         o = place.outcome
         for s, seed in enumerate(experiment.seeds):
-            axes = {said[key]: value for key, value in place.values.items() if key != SCHEME}
+            axes = {words[key]: value for key, value in place.values.items() if key != SCHEME}
             results = (
                 o.setting,
                 o.scheme,
@@ -55,28 +61,28 @@ def sweep_columns(experiment: Experiment, found: Sequence[Outcome]) -> dict[str,
     return columns
 
 
-def sweep_verdict(experiment: Experiment, found: Sequence[Outcome]) -> list[str]:
+def sweep_verdict(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[str]:
     """Say who is first of all, and of each axis that not all schemes have, which value is best."""
-    sentences, placed = verdict(found), _placed(experiment, found)
-    said = names(placed[0].values)
+    sentences, placed = verdict(outcomes), _placed(experiment, outcomes)
+    words = names(placed[0].values)
     for key in placed[0].values:
         having = [place for place in placed if place.values[key] is not None]
-        if len(races(found)) > 1 or len(having) == len(placed):
+        if len(races(outcomes)) > 1 or len(having) == len(placed):
             continue
         first = best([place.outcome for place in having], "total_hours")
         if first is not None:
             value = next(place.values[key] for place in having if place.outcome is first)
             hours = span(median_of_all(first.total_hours) or 0.0)
-            which = f" ({first.setting})" if len(said) > 1 else ""
+            which = f" ({first.setting})" if len(words) > 1 else ""
             sentences.append(
-                f"The best {said[key]} is {value}{which}: {hours} with set-up charged."
+                f"The best {words[key]} is {value}{which}: {hours} with set-up charged."
             )
     return sentences
 
 
-def sweep_figure(experiment: Experiment, found: Sequence[Outcome]) -> Figure:
+def sweep_figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Figure:
     """Draw the hours to the target against the grid's first axis, a line for all else."""
-    placed = _placed(experiment, found)
+    placed = _placed(experiment, outcomes)
     axes = {key: dict.fromkeys(p.values[key] for p in placed) for key in placed[0].values}
     chosen = next((key for key, values in axes.items() if len(values) > 1), next(iter(axes)))
     lines = _lines(placed, chosen)
@@ -92,30 +98,50 @@ def sweep_figure(experiment: Experiment, found: Sequence[Outcome]) -> Figure:
     return figure
 
 
-_Line = list[tuple[Any, Outcome]]  # where on the axis, and what came of it
+_Line = list[tuple[Any, Outcome]]  # a place on the axis, and the results there
 
 
 def _lines(placed: Sequence[_Place], chosen: str) -> dict[str, _Line]:
     """Return what is drawn, by its label: the soonest lines, where there are more than colours."""
-    said = names(placed[0].values)
-    lines: dict[str, _Line] = {}
+    groups: dict[str, list[_Place]] = {}
     for place in placed:
-        o, where = place.outcome, place.values[chosen]
-        others = [
-            f"{said[key]} {value}"
-            for key, value in place.values.items()
-            if key not in (chosen, SCHEME) and value is not None
-        ]
-        label = o.setting if where is None else ", ".join([o.scheme, *others])
-        if chosen == SCHEME:
-            label = ", ".join(others) or "all"
-        lines.setdefault(label, []).append((where, o))
+        groups.setdefault(repr(_others(place, chosen)), []).append(place)
+    firsts = [group[0] for group in groups.values()]
+    labels = distinct_labels(
+        [_label(place, chosen) for place in firsts], [_others(place, chosen) for place in firsts]
+    )
+    lines: dict[str, _Line] = {
+        label: [(place.values[chosen], place.outcome) for place in group]
+        for label, group in zip(labels, groups.values(), strict=True)
+    }
     soonest = {
         label: min((median_of_all(o.total_hours) or np.inf for _, o in line))
         for label, line in lines.items()
     }
     drawn = sorted(lines, key=lambda label: soonest[label])[: len(COLOURS)]
     return {label: line for label, line in lines.items() if label in drawn}
+
+
+def _others(place: _Place, chosen: str) -> dict[str, Any]:
+    """Return what the points of a line share: all settings but the one on the axis."""
+    settings = place.cell.settings
+    if chosen == SCHEME:
+        return {key: value for key, value in settings.items() if not key.startswith("schemes.")}
+    return {key: v for key, v in settings.items() if key not in (chosen, f"schemes.{chosen}")}
+
+
+def _label(place: _Place, chosen: str) -> str:
+    words = names(place.values)
+    others = [
+        f"{words[key]} {value}"
+        for key, value in place.values.items()
+        if key not in (chosen, SCHEME) and value is not None
+    ]
+    if chosen == SCHEME:
+        return ", ".join(others) or "all"
+    if place.values[chosen] is None:  # a scheme without such a setting
+        return place.outcome.setting
+    return ", ".join([place.outcome.scheme, *others])
 
 
 def _draw(ax: Axes, lines: Mapping[str, _Line], clock: str) -> None:

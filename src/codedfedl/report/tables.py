@@ -126,36 +126,38 @@ def _bar(share: float, style: str = "cyan", width: int = 10) -> Text:
     return Text(text.ljust(width, "·") if share < 1 else text, style=style)
 
 
-def outcome_view(found: Sequence[Outcome], width: int) -> Table:
+def outcome_view(outcomes: Sequence[Outcome], width: int) -> Table:
     """Return the schemes of a run with their hours on both clocks: medians, and ranges over seeds.
 
     Ranges and the paper's own figures are left out where there is no room or nothing to show.
     """
     wide = width >= 150
     columns = {
-        "data": [o.dataset for o in found],
-        "scheme": [o.setting for o in found],
-        "rounds": [_spread(o.rounds, wide) for o in found],
-        "training h": [_spread(o.training_hours, wide) for o in found],
-        "gain": [_times(o.gain) for o in found],
-        "with set-up": [_spread(o.total_hours, wide) for o in found],
-        "gain ": [_times(o.gain_total) for o in found],
-        "final": [written(o.metric, float(np.median(o.final))) for o in found],
+        "data": [o.dataset for o in outcomes],
+        "scheme": [o.setting for o in outcomes],
+        "rounds": [_spread(o.rounds, wide) for o in outcomes],
+        "training h": [_spread(o.training_hours, wide) for o in outcomes],
+        "gain": [_times(o.gain) for o in outcomes],
+        "with set-up": [_spread(o.total_hours, wide) for o in outcomes],
+        "gain ": [_times(o.gain_total) for o in outcomes],
+        "final": [written(o.metric, float(np.median(o.final))) for o in outcomes],
     }
-    if width >= 100 and any(o.points_per_parity_row is not None for o in found):
-        mixing = (o.points_per_parity_row for o in found)
+    if width >= 100 and any(o.points_per_parity_row is not None for o in outcomes):
+        mixing = (o.points_per_parity_row for o in outcomes)
         columns["mixing"] = ["" if points is None else f"{points:,.0f}" for points in mixing]
     if len(set(columns["data"])) == 1:
         del columns["data"]
-    if width >= 100 and any(o.paper_hours is not None for o in found):
-        hours = ["" if o.paper_hours is None else f"{o.paper_hours:.0f}" for o in found]
-        gains = ["" if o.paper_gain is None else _times(o.paper_gain) for o in found]
+    if width >= 100 and any(o.paper is not None for o in outcomes):
+        hours = ["" if o.paper is None else f"{o.paper[0]:.0f}" for o in outcomes]
+        gains = ["" if o.paper is None else _times(o.paper[1]) for o in outcomes]
         columns |= {"paper h": hours, "gain  ": gains}
-    goals = {written(o.metric, o.target) for o in found}
+    goals = {written(o.metric, o.target) for o in outcomes}
     if len(goals) > 1:
-        columns["target"] = [written(o.metric, o.target) for o in found]
-    goal = f"Time to {found[0].metric} {goals.pop()} on the test set" if len(goals) == 1 else None
-    if not any(np.isfinite(o.target) for o in found):
+        columns["target"] = [written(o.metric, o.target) for o in outcomes]
+    goal = (
+        f"Time to {outcomes[0].metric} {goals.pop()} on the test set" if len(goals) == 1 else None
+    )
+    if not any(np.isfinite(o.target) for o in outcomes):
         goal = "There is no target: the reference diverged or is not above chance"
     table = Table(title=goal, title_justify="left", box=None, padding=(0, 1), header_style="bold")
     for heading, cells in columns.items():
@@ -164,14 +166,14 @@ def outcome_view(found: Sequence[Outcome], width: int) -> Table:
         else:
             whole = max(len(cell) for cell in (heading, *cells))
             table.add_column(heading, justify="right", no_wrap=True, min_width=whole)
-    for row, outcome in zip(zip(*columns.values(), strict=True), found, strict=True):
-        table.add_row(*row, style="bold green" if _is_first(outcome, found) else "")
+    for row, outcome in zip(zip(*columns.values(), strict=True), outcomes, strict=True):
+        table.add_row(*row, style="bold green" if _is_first(outcome, outcomes) else "")
     return table
 
 
-def _is_first(outcome: Outcome, found: Sequence[Outcome]) -> bool:
+def _is_first(outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
     """Say whether nobody in the same race was sooner with the set-up charged."""
-    (race,) = (race for race in races(found) if outcome in race)
+    (race,) = (race for race in races(outcomes) if outcome in race)
     return outcome is best(race, "total_hours")
 
 

@@ -12,28 +12,28 @@ CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
 """The two clocks, and what each of them counts."""
 
 
-def best(found: Sequence[Outcome], clock: str) -> Outcome | None:
+def best(outcomes: Sequence[Outcome], clock: str) -> Outcome | None:
     """Return who met the target first on every seed, by the median; nobody if nobody did.
 
     Whoever is not above chance meets nothing.
     """
-    hours = {id(o): median_of_all(getattr(o, clock)) for o in found}
-    met = [o for o in found if hours[id(o)] is not None and o.above_chance]
+    hours = {id(o): median_of_all(getattr(o, clock)) for o in outcomes}
+    met = [o for o in outcomes if hours[id(o)] is not None and o.above_chance]
     return min(met, key=lambda o: hours[id(o)] or 0.0, default=None)
 
 
-def races(found: Sequence[Outcome]) -> list[list[Outcome]]:
+def races(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     """Group outcomes by their data and target: others cannot be compared."""
     groups: dict[tuple[str, float], list[Outcome]] = {}
-    for outcome in found:
+    for outcome in outcomes:
         groups.setdefault((outcome.dataset, outcome.target), []).append(outcome)
     return list(groups.values())
 
 
-def verdict(found: Sequence[Outcome]) -> list[str]:
+def verdict(outcomes: Sequence[Outcome]) -> list[str]:
     """Say on each clock which setting is best, and how much sooner it is than waiting for all."""
     told = []
-    every = races(found)
+    every = races(outcomes)
     for race in every:
         target = race[0].target
         aim = f", to {written(race[0].metric, target)}" if np.isfinite(target) else ""
@@ -59,7 +59,7 @@ def _verdict(race: Sequence[Outcome]) -> list[str]:
         took = span(hours) if hours else "its start meets the target, before any round"
         gain = first.gain if clock == "training_hours" else first.gain_total
         versus = ""
-        if gain is not None and first.setting != first.reference:
+        if gain is not None and not first.is_reference:
             versus = f", {_times(gain)} {first.reference_name}"
         sentences.append(f"With {name}, {first.setting} is first: {took}{versus}.")
     return sentences

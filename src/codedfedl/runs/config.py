@@ -22,6 +22,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.features import FEATURES, FeatureMap, feature_map, safe_step
 from codedfedl.learning.training import Schedule
+from codedfedl.runs.labels import distinct_labels
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
 __all__ = [
@@ -242,12 +243,16 @@ class Experiment(_Table):
 
     def build_schemes(self) -> dict[str, Scheme]:
         """Return the schemes by their labels."""
-        built = {config.label: make_scheme(config.name, config.settings) for config in self.schemes}
-        if len(built) < len(self.schemes):
-            raise InputError("schemes: two have the same name and settings; remove one")
-        if not built:
+        if not self.schemes:
             raise InputError("schemes: there is none; add a [[schemes]] table")
-        return built
+        if any(config in self.schemes[:place] for place, config in enumerate(self.schemes)):
+            raise InputError("schemes: two have the same name and settings; remove one")
+        built = [make_scheme(config.name, config.settings) for config in self.schemes]
+        labels = distinct_labels(
+            [config.label for config in self.schemes],
+            [config.model_dump() for config in self.schemes],
+        )
+        return dict(zip(labels, built, strict=True))
 
 
 def read_experiment(path: str | Path, overrides: list[str] | None = None) -> Experiment:

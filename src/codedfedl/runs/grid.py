@@ -1,14 +1,18 @@
 """A grid of settings: every combination of some values, where a key is any of an experiment's."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
 from itertools import product
 from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.runs.config import Experiment, SchemeConfig, check, parse_value, set_key, table_keys
-from codedfedl.schemes import SCHEMES, settings_of
+from codedfedl.runs.labels import distinct_labels, flattened
+from codedfedl.schemes import SCHEMES, scheme_class, settings_of
 
 __all__ = ["RESULTS", "SCHEME", "Cell", "axis", "cells", "names"]
 
@@ -30,7 +34,7 @@ class Cell:
     Attributes
     ----------
     label
-        Tells it from all others.
+        What people call it; it may change with what else is in the run, unlike `id`.
     group
         What the grid says of everything but the scheme: gains are within a group.
     values
@@ -48,6 +52,37 @@ class Cell:
     def scheme(self) -> SchemeConfig:
         """The scheme."""
         return self.experiment.schemes[0]
+
+    @property
+    def as_in_paper(self) -> bool:
+        """Whether the features and the code are the paper's own, and the fleet not a real one."""
+        kind = self.scheme.features or self.experiment.features.kind
+        fourier = kind == "fourier" and scheme_class(self.scheme.name).features is None
+        gaussian = self.scheme.settings.get("code", "gaussian") == "gaussian"
+        return fourier and gaussian and self.experiment.federation is None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that makes this cell what it is, by dotted keys: not its title, not the seeds."""
+        document = self.experiment.model_dump(
+            mode="json", exclude_none=True, exclude={"title", "seeds", "grid", "federation"}
+        )
+        return flattened(document | {"schemes": document["schemes"][0]})
+
+    @cached_property
+    def id(self) -> str:
+        """Twelve hex digits of a hash of `settings`: the same in every run, at every place.
+
+        A hash and not a slug of the label, since a label changes with the other cells of a run.
+        Among a thousand cells, two share twelve digits with a probability of 2e-9.
+        """
+        numbers = {key: _plain(value) for key, value in self.settings.items()}
+        return sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    """Return a whole number as a float: 0 and 0.0 are one setting."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def axis(text: str, schemes: Iterable[str] = ()) -> tuple[str, list[Any]]:
@@ -86,28 +121,28 @@ def _full_key(key: str, schemes: Iterable[str]) -> str:
     paths = [f"{table}.{name}" for table in _TABLES for name in table_keys(table)]
     settings = sorted({name for one in {*SCHEMES, *schemes} for name in settings_of(one)})
     if key in (SCHEME, "seeds", *paths) or key in settings:
-        found = key
+        path = key
     else:
-        found = next((path for path in paths if path.partition(".")[2] == key), "")
-    if not found:
+        path = next((path for path in paths if path.partition(".")[2] == key), "")
+    if not path:
         every = [SCHEME, "seeds", *settings, *(path.partition(".")[2] for path in paths), *paths]
         raise InputError(f"--vary {key}: there is no such key: {nearest(key, every)}")
-    return found
+    return path
 
 
 def cells(experiment: Experiment) -> list[Cell]:
     """Return every setting of an experiment: its schemes, at every point of its grid."""
     grid = _checked(experiment)
-    said = names(grid)
+    words = names(grid)
     shared = [key for key in grid if "." in key]
     tables = list(_schemes(experiment, grid))
     for key in grid:
         if key not in (SCHEME, *shared) and not any(key in place for _, place in tables):
             raise InputError(f"grid.{key}: none of the schemes has such a setting")
-    found: dict[str, Cell] = {}
+    different: dict[str, Cell] = {}
     for values in product(*(grid[key] for key in shared)):
         place = dict(zip(shared, values, strict=True))
-        group = ", ".join(f"{said[key]} {value}" for key, value in place.items())
+        group = ", ".join(f"{words[key]} {value}" for key, value in place.items())
         document = experiment.model_dump(exclude_none=True, exclude={"grid"})
         for key, value in place.items():
             set_key(document, key, value)
@@ -117,12 +152,13 @@ def cells(experiment: Experiment) -> list[Cell]:
             _refuse_void_axes(one, shared)
             label = ", ".join(word for word in (one.schemes[0].label, group) if word)
             axes = {key: (place | own).get(key) for key in grid}
-            cell = found.setdefault(label, Cell(label, group, axes, one))
-            if cell.experiment != one:
-                raise InputError(f"two settings would both be called {label!r}: leave one out")
-    if not found:
+            cell = Cell(label, group, axes, one)
+            different.setdefault(cell.id, cell)
+    if not different:
         raise InputError("schemes: there is none; add a [[schemes]] table")
-    return list(found.values())
+    unique = list(different.values())
+    labels = distinct_labels([cell.label for cell in unique], [cell.settings for cell in unique])
+    return [replace(cell, label=label) for cell, label in zip(unique, labels, strict=True)]
 
 
 def _checked(experiment: Experiment) -> dict[str, list[Any]]:

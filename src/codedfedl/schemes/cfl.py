@@ -14,4 +14,5 @@ class CFL(Coded):
     """Coded federated learning for linear regression."""
 
     name: ClassVar[str] = "cfl"
+    featured: ClassVar[bool] = False
     features: ClassVar[FeatureMap | None] = Identity()

@@ -54,6 +54,7 @@ class Coded(Scheme):
     deadline: float | None = None
 
     name: ClassVar[str] = "coded"
+    featured: ClassVar[bool] = True
     takes_any_delays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

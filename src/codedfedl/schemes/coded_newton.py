@@ -132,6 +132,7 @@ class CodedNewton(Scheme):
     damped: bool = True
 
     name: ClassVar[str] = "coded-newton"
+    featured: ClassVar[bool] = True
     solves: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

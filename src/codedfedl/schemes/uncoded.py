@@ -17,6 +17,8 @@ class Uncoded(Scheme):
     """Every client processes all its points; the server waits for all."""
 
     name: ClassVar[str] = "uncoded"
+    baseline: ClassVar[str] = "waiting for all"
+    featured: ClassVar[bool] = True
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""

@@ -6,17 +6,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
 from codedfedl.arrays import to_host
-from codedfedl.core.record import FACTS, packed, round_columns, timeline_columns, unpacked
-from codedfedl.io.tables import repeated
-from codedfedl.learning.features import FeatureMap, RandomFourier
-from codedfedl.runs.config import SchemeConfig
+from codedfedl.core.record import FACTS, metric_name, packed, unpacked
 from codedfedl.runs.directory import Checkpoint, RunDirectory
+from codedfedl.runs.grid import Cell
+from codedfedl.runs.tables import CellRun, planned_share, write_tables
 from codedfedl.simulate.engine import Setting, Simulation
 from codedfedl.simulate.units import Unit
 
-__all__ = ["client_columns", "restore", "snapshot", "stories", "write_tables"]
+__all__ = ["client_columns", "restore", "snapshot", "stories", "write_units"]
 
 
 def snapshot(simulation: Simulation, place: int) -> Checkpoint:
@@ -44,11 +42,10 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None:
 
 
 def stories(simulation: Simulation, place: int) -> Checkpoint:
-    """Return what is told of a finished unit: its clients, set-up and facts."""
+    """Return what is told of a finished unit besides its records: its clients and facts."""
     arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
         prefix = f"{place}/{s}/"
-        arrays[f"{prefix}setup_seconds"] = np.array(setting.setup_seconds)
         columns = client_columns(setting)
         arrays |= {f"{prefix}story/{name}": values for name, values in columns.items()}
         arrays |= {
@@ -73,7 +70,7 @@ def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
         "rate": fleet.rate,
         "points": (task.held if everything else task.points[0]).astype(np.float64),
         "load": np.asarray(loads, dtype=np.float64),
-        "planned_share": _planned_share(setting),
+        "planned_share": planned_share(setting.scheme, setting.state),
         "arrived_share": np.mean([record.arrived for record in told], axis=0),
         "compute_s": compute,
         "link_s": np.where(asked, link, 0.0),
@@ -84,60 +81,34 @@ def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _planned_share(setting: Setting) -> FloatArray:
-    """Return the share of rounds in which each client was planned to arrive; NaN: not planned."""
-    plan = setting.scheme.plan(setting.state)
-    unknown = np.full(setting.state.task.clients, np.nan)
-    return np.asarray(getattr(plan, "return_probabilities", unknown))
+def write_units(directory: RunDirectory, units: Sequence[Unit], stored: Checkpoint) -> None:
+    """Write the tables of all units from a finished checkpoint."""
+    runs = [
+        _cell_run(unit, cell, _part(stored, f"{place}/{s}/"))
+        for place, unit in enumerate(units)
+        for s, cell in enumerate(unit.cells)
+    ]
+    write_tables(directory, runs)
 
 
-def write_tables(directory: RunDirectory, units: Sequence[Unit], stored: Checkpoint) -> None:
-    """Write rounds, clients, settings and time line of all units from a finished checkpoint."""
-    tables: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("rounds", "clients", "settings", "timeline")
+def _cell_run(unit: Unit, cell: Cell, stored: Checkpoint) -> CellRun:
+    scheme_facts = {name: value.item() for name, value in _part(stored, "fact/").items()}
+    run_facts = {
+        "sigma": getattr(unit.features, "sigma", np.nan),
+        "step": cell.experiment.schedule(unit.features, unit.dataset.inputs).step,
+        "diverged": float(not np.isfinite(stored["model"]).all()),
+        "chance": unit.dataset.chance,
+        "test_points": float(len(unit.dataset.test_labels)),
     }
-    for place, unit in enumerate(units):
-        metric = "accuracy" if unit.dataset.is_classification else "R²"
-        for s, cell in enumerate(unit.cells):
-            common = {
-                "setting": cell.label,
-                "group": cell.group,
-                "scheme": cell.scheme.plain_name,
-                "redundancy": float(cell.scheme.settings.get("redundancy", np.nan)),
-                "as_in_paper": _as_in_paper(unit.features, cell.scheme),
-                "seed": unit.seed,
-            }
-            mine = _part(stored, f"{place}/{s}/")
-            story, facts = _part(mine, "story/"), _part(mine, "fact/")
-            more = {
-                "sigma": getattr(unit.features, "sigma", np.nan),
-                "step": cell.experiment.schedule(unit.features, unit.dataset.inputs).step,
-                "diverged": float(not np.isfinite(mine["model"]).all()),
-                "chance": unit.dataset.chance,
-                "test_points": float(len(unit.dataset.test_labels)),
-            }
-            facts |= {name: np.array([value]) for name, value in more.items()}
-            records = unpacked(_part(mine, "records/"))
-            rounds = round_columns(records, float(mine["setup_seconds"]))
-            tables["rounds"].append(repeated(common | {"metric_name": metric}, rounds))
-            tables["clients"].append(repeated(common, story))
-            tables["settings"].append(repeated(common, facts))
-            if unit.seed == units[0].seed:
-                times = timeline_columns(records, story["client"])
-                tables["timeline"].append(repeated(common, times))
-    for name, parts in tables.items():
-        directory.write(f"{name}.parquet", _stacked(parts))
-
-
-def _as_in_paper(features: FeatureMap, scheme: SchemeConfig) -> bool:
-    """Whether a setting has the paper's own features and code."""
-    gaussian = scheme.settings.get("code", "gaussian") == "gaussian"
-    return isinstance(features, RandomFourier) and gaussian
+    return CellRun(
+        cell=cell,
+        seed=unit.seed,
+        metric=metric_name(unit.dataset.is_classification),
+        records=unpacked(_part(stored, "records/")),
+        clients=_part(stored, "story/"),
+        facts=scheme_facts | run_facts,
+    )
 
 
 def _part(stored: Checkpoint, prefix: str) -> Checkpoint:
     return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
-
-
-def _stacked(tables: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}

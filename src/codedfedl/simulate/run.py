@@ -16,7 +16,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.simulate.engine import Progress, Simulation
 from codedfedl.simulate.problem import Problem, embedded
-from codedfedl.simulate.records import restore, snapshot, stories, write_tables
+from codedfedl.simulate.records import restore, snapshot, stories, write_units
 from codedfedl.simulate.units import Unit, datasets, deal, entries_of, units
 
 __all__ = ["Watch", "prepare", "simulate"]
@@ -83,7 +83,7 @@ def simulate(
         checkpoint |= snapshot(simulation, place) | {f"{place}/done": np.array(True)}
         checkpoint |= stories(simulation, place)
         directory.save(checkpoint)
-    write_tables(directory, every, checkpoint)
+    write_units(directory, every, checkpoint)
 
 
 def prepare(

@@ -1,0 +1,220 @@
+"""Run directories as reports read them: tables, brought to today's columns, and curves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet
+
+from codedfedl.core.record import CLIENT_COLUMNS, FACTS, RUN_FACTS
+from codedfedl.errors import InputError
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import Cell, cells
+
+__all__ = ["Columns", "Curve", "RunTables", "curves", "read_columns"]
+
+Columns = dict[str, npt.NDArray[Any]]
+
+_COMMON = {"group": "", "as_in_paper": False}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "rounds": _COMMON
+    | {"deadline_s": np.inf, "late": 0, "dropped": 0, "refused": 0, "excess": np.nan}
+    | {"metric_name": "accuracy"},
+    "clients": _COMMON | dict.fromkeys(CLIENT_COLUMNS, 0.0) | {"planned_share": np.nan},
+    "settings": _COMMON | dict.fromkeys((*FACTS, *RUN_FACTS), np.nan),
+    "timeline": _COMMON,
+}
+"""What stands for a column that a run of an earlier version does not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One setting of one seed, round after round.
+
+    Attributes
+    ----------
+    cell, setting
+        The setting's id, and what people call it.
+    group
+        What it shares with the settings that it is compared with.
+    """
+
+    cell: str
+    setting: str
+    group: str
+    scheme: str
+    redundancy: float | None
+    seed: int
+    rounds: npt.NDArray[np.int64]
+    training_hours: npt.NDArray[np.float64]
+    total_hours: npt.NDArray[np.float64]
+    arrived: npt.NDArray[np.int64]
+    metric: npt.NDArray[np.float64]
+    metric_name: str
+    excess: npt.NDArray[np.float64]
+    as_in_paper: bool
+    facts: dict[str, float]
+
+    @property
+    def chance_bound(self) -> float:
+        """What is clearly above chance: more than chance and three standard errors of the test set.
+
+        For R² that is 0; of a run that does not say what chance gives, everything is above it.
+        """
+        chance, tested = self.facts.get("chance"), self.facts.get("test_points")
+        if chance is None or tested is None:
+            return -np.inf
+        return chance + 3 * float(np.sqrt(chance * (1 - chance) / tested))
+
+    @property
+    def excess_at_plan(self) -> float | None:
+        """Excess of the objective when the plan said it would be done, or in the end."""
+        planned = self.facts.get("predicted_hours", np.inf)
+        there = np.flatnonzero(self.total_hours <= planned * (1 + 1e-9))
+        value = self.excess[there[-1]] if len(there) else np.nan
+        return None if np.isnan(value) else float(value)
+
+    def at(self, hours: float) -> float | None:
+        """Return the metric of the last model that is there after so many hours, set-up charged."""
+        there = np.flatnonzero(self.total_hours <= hours * (1 + 1e-9))
+        return float(self.metric[there[-1]]) if len(there) else None
+
+    def reaches(self, target: float) -> int | None:
+        """Return the place of the first round at which the target is met."""
+        met = np.flatnonzero(self.metric >= target)
+        return int(met[0]) if len(met) else None
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """The experiment of a run, its cells and its tables."""
+
+    directory: RunDirectory
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What was run."""
+        return self.directory.experiment()
+
+    @cached_property
+    def cells(self) -> dict[str, Cell]:
+        """The settings by their ids."""
+        return {cell.id: cell for cell in cells(self.experiment)}
+
+    @cached_property
+    def rounds(self) -> Columns:
+        """A row for each cell, seed and round."""
+        return self._read("rounds")
+
+    @cached_property
+    def clients(self) -> Columns:
+        """A row for each cell, seed and client."""
+        return self._read("clients")
+
+    @cached_property
+    def settings(self) -> Columns:
+        """A row for each cell and seed."""
+        return self._read("settings")
+
+    @cached_property
+    def timeline(self) -> Columns:
+        """A row for each cell, client and one of the first rounds; none in the earliest runs."""
+        if not (self.directory.path / "timeline.parquet").is_file():
+            return {"cell": np.empty(0, dtype=str)}
+        return self._read("timeline")
+
+    @cached_property
+    def refusals(self) -> Columns:
+        """A row for each refused answer, in a federation."""
+        return read_columns(self.directory.path / "refusals.parquet")
+
+    def curves(self) -> list[Curve]:
+        """Return every setting and seed, round after round."""
+        columns, facts = self.rounds, self._facts()
+        pairs = dict.fromkeys(zip(columns["cell"].tolist(), columns["seed"].tolist(), strict=True))
+        return [
+            _curve(
+                {
+                    name: values[(columns["cell"] == cell) & (columns["seed"] == seed)]
+                    for name, values in columns.items()
+                },
+                facts[cell, seed],
+            )
+            for cell, seed in pairs
+        ]
+
+    def _facts(self) -> dict[tuple[str, int], dict[str, float]]:
+        """Return what was planned and predicted for every cell and seed, where it applies."""
+        columns = self.settings
+        pairs = zip(columns["cell"].tolist(), columns["seed"].tolist(), strict=True)
+        numbers = {name: columns[name] for name in (*FACTS, *RUN_FACTS)}
+        return {
+            pair: {name: float(v[row]) for name, v in numbers.items() if not np.isnan(v[row])}
+            for row, pair in enumerate(pairs)
+        }
+
+    def _read(self, name: str) -> Columns:
+        known_cells = list(self.cells.values())  # first: it refuses what is not a run directory
+        return upgraded(name, read_columns(self.directory.path / f"{name}.parquet"), known_cells)
+
+
+def curves(directory: RunDirectory) -> list[Curve]:
+    """Read every setting and seed, round after round."""
+    return RunTables(directory).curves()
+
+
+def _curve(rows: Columns, facts: dict[str, float]) -> Curve:
+    redundancy = float(rows["redundancy"][0])
+    return Curve(
+        cell=str(rows["cell"][0]),
+        setting=str(rows["setting"][0]),
+        group=str(rows["group"][0]),
+        scheme=str(rows["scheme"][0]),
+        redundancy=None if np.isnan(redundancy) else redundancy,
+        seed=int(rows["seed"][0]),
+        rounds=rows["round"],
+        training_hours=rows["training_hours"],
+        total_hours=rows["total_hours"],
+        arrived=rows["arrived"],
+        metric=rows["metric"],
+        metric_name=str(rows["metric_name"][0]),
+        excess=rows["excess"],
+        as_in_paper=bool(rows["as_in_paper"][0]),
+        facts=facts,
+    )
+
+
+def read_columns(path: Path) -> Columns:
+    """Read a table of a run directory, as it is."""
+    if not path.is_file():
+        raise InputError(f"{path} is not there: the run is not finished; continue with --resume")
+    table = pyarrow.parquet.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def upgraded(
+    name: str, columns: Mapping[str, npt.NDArray[Any]], known_cells: Sequence[Cell]
+) -> Columns:
+    """Return a table with today's columns, whichever version wrote it.
+
+    Settings once had a label and no id, and an id may change with what an experiment says: then
+    the label leads to the cell.
+    """
+    rows, new = len(columns["setting"]), dict(columns)
+    if "cell" not in new or not set(new["cell"]) <= {cell.id for cell in known_cells}:
+        ids = {cell.label: cell.id for cell in known_cells}
+        new["cell"] = np.array([ids.get(label, label) for label in new["setting"]])
+    if name == "clients" and "rate" not in new:  # only the order of the clients was known
+        with np.errstate(divide="ignore"):
+            new["rate"] = 1 / new["compute_s"]
+    for key, value in _DEFAULTS[name].items():
+        if key not in new:
+            new[key] = np.full(rows, value)
+        elif isinstance(value, float):
+            new[key] = new[key].astype(np.float64)
+    return new

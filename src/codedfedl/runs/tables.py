@@ -1,0 +1,96 @@
+"""The tables of a run, written in one place: the same columns in a simulation and a federation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl._types import FloatArray
+from codedfedl.core.protocol import Scheme, State
+from codedfedl.core.record import (
+    CLIENT_COLUMNS,
+    FACTS,
+    RUN_FACTS,
+    Record,
+    round_columns,
+    timeline_columns,
+)
+from codedfedl.io.tables import repeated
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import Cell
+
+__all__ = ["CellRun", "planned_share", "write_tables"]
+
+
+@dataclass(frozen=True, eq=False)
+class CellRun:
+    """One cell with one seed, and what happened.
+
+    Attributes
+    ----------
+    metric
+        ``accuracy`` or ``R²``.
+    clients
+        Per client, by the names in `core.record.CLIENT_COLUMNS`.
+    facts
+        By the names in `core.record.FACTS` and `RUN_FACTS`, as far as they apply.
+    """
+
+    cell: Cell
+    seed: int
+    metric: str
+    records: Sequence[Record]
+    clients: Mapping[str, npt.NDArray[Any]]
+    facts: Mapping[str, float]
+
+    @property
+    def setup_seconds(self) -> float:
+        """How long the set-up took."""
+        return sum(record.seconds for record in self.records if record.is_setup)
+
+
+def write_tables(directory: RunDirectory, runs: Sequence[CellRun]) -> None:
+    """Write rounds, clients, settings, and the time line of the first seed."""
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        for name, columns in _columns(run).items():
+            if name != "timeline" or run.seed == runs[0].seed:
+                parts.setdefault(name, []).append(columns)
+    for name, tables in parts.items():
+        stacked = {key: np.concatenate([table[key] for table in tables]) for key in tables[0]}
+        directory.write(f"{name}.parquet", stacked)
+
+
+def planned_share(scheme: Scheme, state: State) -> FloatArray:
+    """Return the share of rounds in which each client was planned to arrive; NaN: not planned."""
+    unplanned = np.full(state.task.clients, np.nan)
+    return np.asarray(getattr(scheme.plan(state), "return_probabilities", unplanned))
+
+
+def _columns(run: CellRun) -> dict[str, dict[str, Any]]:
+    """Return the rows of one cell and seed, table by table."""
+    cell = run.cell
+    common = {
+        "cell": cell.id,
+        "setting": cell.label,
+        "group": cell.group,
+        "scheme": cell.scheme.plain_name,
+        "redundancy": float(cell.scheme.settings.get("redundancy", np.nan)),
+        "as_in_paper": cell.as_in_paper,
+        "seed": run.seed,
+    }
+    clients = {name: np.asarray(run.clients[name], dtype=np.float64) for name in CLIENT_COLUMNS}
+    names = np.asarray(run.clients["client"]).astype(str)
+    facts = {
+        name: np.array([run.facts.get(name, np.nan)], dtype=np.float64)
+        for name in (*FACTS, *RUN_FACTS)
+    }
+    rounds = round_columns(run.records, run.setup_seconds)
+    return {
+        "rounds": repeated(common | {"metric_name": run.metric}, rounds),
+        "clients": repeated(common, {"client": names} | clients),
+        "settings": repeated(common, facts),
+        "timeline": repeated(common, timeline_columns(run.records, names)),
+    }

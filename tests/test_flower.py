@@ -1,0 +1,475 @@
+"""Flower's messages, and the transport on a Flower grid without processes.
+
+What the engine itself does is tested on the engine (`test_engine.py`).
+"""
+
+import gc
+import pickle
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from codedfedl.errors import InputError
+from codedfedl.federate.flower import transport as transports
+from codedfedl.federate.flower.transport import FlowerTransport
+from codedfedl.federate.flower.wire import (
+    MalformedError,
+    message_type,
+    pack,
+    pack_arrays,
+    question_of,
+    unpack,
+)
+from codedfedl.federate.transport import Answered, Arrays, Arrival
+
+# A message knows the run that its process belongs to; here there is no such process.
+TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+PATIENCE = 0.5  # seconds by which a busy machine may be late
+
+Answering = Callable[[int, str, dict[str, Any]], Answered | RecordDict | Error | None]
+"""What a node sends: node, question, facts; None for nothing at all."""
+
+
+def echo(node: int, question: str, facts: dict[str, Any]) -> Answered:
+    return {"node": node, "question": question, **facts}, {"own": np.full(3, node, np.float32)}
+
+
+class SmallGrid(Grid):
+    """Nodes in this process: an answer is there as soon as the message is pushed.
+
+    Attributes
+    ----------
+    asked : list
+        The node of every message that was taken, in order.
+    """
+
+    def __init__(self, answer: Answering = echo) -> None:
+        self.answer = answer
+        self.asked: list[int] = []
+        self._replies: dict[str, Message] = {}
+        self._lock = threading.Lock()
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("it polls every three seconds and looks past the deadline")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [0, 1, 2]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return [self._push(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies[one] for one in message_ids if one in self._replies]
+
+    def _push(self, message: Message) -> str:
+        node = message.metadata.dst_node_id
+        with self._lock:
+            self.asked.append(node)
+            identity = str(len(self.asked))
+        message.metadata.__dict__["_message_id"] = identity
+        facts, _ = unpack(message.content)
+        given = self.answer(node, question_of(message), facts)
+        if given is not None:
+            content = pack(*given) if isinstance(given, tuple) else given
+            self._replies[identity] = Message(content, reply_to=message)
+        return identity
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten what the transport waits between two tries."""
+    monkeypatch.setattr(transports, "_AGAIN", 0.05)
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))
+
+
+def answers(
+    grid: Grid, nodes: Iterable[int] = range(3), seconds: float = 5.0, **named: Any
+) -> dict[int, Arrival]:
+    """Ask nodes, and return what came of it by client, which has the number of its node."""
+    transport = FlowerTransport(grid)
+    questions: dict[int, tuple[int, dict[str, Any]]] = {j: (j, {"place": j}) for j in nodes}
+    until = transport.now() + seconds
+    asked = transport.ask("work", questions, {}, seconds, **named)
+    arrivals = list(transport.gather(asked, until))
+    assert all(asked[arrival.question] == arrival.client for arrival in arrivals)
+    assert len({arrival.client for arrival in arrivals}) == len(arrivals)
+    return {arrival.client: arrival for arrival in arrivals}
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds + PATIENCE
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Free what nobody refers to, and no cycles."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+class TestWire:
+    def test_facts_and_arrays_come_back_as_they_were(self) -> None:
+        facts = {"round": 3, "seconds": None, "work": {"kind": "gradient", "rows": [1, 2]}}
+        arrays: Arrays = {
+            "model": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "none": np.empty((0, 4), np.float64),
+        }
+        for content in (pack(facts, arrays), pack(facts, pack_arrays(arrays))):
+            found, given = unpack(content)
+            assert found == facts
+            assert given.keys() == arrays.keys()
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(given[name], array)
+                assert given[name].dtype == array.dtype
+
+    def test_a_message_says_which_question_it_asks(self) -> None:
+        message = Message(pack({}, {}), 7, message_type("hello"))
+        assert question_of(message) == "hello"
+
+    def test_a_message_is_freed_once_it_is_unpacked(self) -> None:
+        """By its reference count: a cycle would keep the bytes of a large answer for long."""
+        with without_collector():
+            content = pack({"round": 1}, {"model": np.zeros((100, 10), np.float32)})
+            record = content["arrays"]
+            assert isinstance(record, ArrayRecord)
+            inside: list[weakref.ref[Any]] = [
+                weakref.ref(part) for part in (content, record, record["model"])
+            ]
+            del record
+            facts, arrays = unpack(content)
+            del content
+            assert [part() for part in inside] == [None, None, None]
+        assert facts == {"round": 1}
+        assert arrays["model"].shape == (100, 10)
+
+    @pytest.mark.parametrize("view", ["array_records", "config_records"])
+    def test_a_view_by_type_would_keep_it(self, view: str) -> None:
+        """This is why `unpack` takes records by name, and how the test above can fail."""
+        with without_collector():
+            content = pack({}, {})
+            inside = weakref.ref(content)
+            assert len(getattr(content, view)) == 1
+            del content
+            assert inside() is not None
+        gc.collect()
+        assert inside() is None
+
+
+def _facts(text: str) -> RecordDict:
+    return RecordDict({"facts": ConfigRecord({"json": text}), "arrays": ArrayRecord({})})
+
+
+def _array(dtype: str, kind: str, data: bytes) -> RecordDict:
+    record = ArrayRecord({"gradient": Array(dtype, (1,), kind, data)})
+    return RecordDict({"facts": ConfigRecord({"json": "{}"}), "arrays": record})
+
+
+class Evil:
+    """An object that runs code when somebody reads it with `pickle`."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return Evil.ran.append, ("evil",)
+
+
+def _array_of_objects() -> bytes:
+    file = BytesIO()
+    np.save(file, np.array([Evil()], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+MALFORMED: dict[str, tuple[RecordDict, str]] = {
+    "nothing": (RecordDict({}), "KeyError"),
+    "another record": (RecordDict({"x": MetricRecord({"y": 1.0})}), "KeyError"),
+    "no arrays": (RecordDict({"facts": ConfigRecord({"json": "{}"})}), "KeyError"),
+    "no JSON": (
+        RecordDict({"facts": ConfigRecord({"yaml": "a: 1"}), "arrays": ArrayRecord({})}),
+        "KeyError",
+    ),
+    "records of other types": (
+        RecordDict({"facts": MetricRecord({"json": 1}), "arrays": ArrayRecord({})}),
+        "AssertionError",
+    ),
+    "half a table": (_facts("{"), "JSONDecodeError"),
+    "a list": (_facts("[1]"), "facts are no table"),
+    "a number": (_facts("3"), "facts are no table"),
+    "junk bytes": (_array("float32", "numpy.ndarray", b"junk"), r"\w+Error"),
+    "no bytes": (_array("float32", "numpy.ndarray", b""), r"\w+Error"),
+    "another kind of array": (_array("float32", "torch.tensor", b"junk"), r"\w+Error"),
+    "a pickle": (_array("float32", "numpy.ndarray", pickle.dumps(Evil())), r"\w+Error"),
+    "pickled objects": (_array("object", "numpy.ndarray", _array_of_objects()), r"\w+Error"),
+}
+"""What a rogue may send, and why it is refused; of arrays, NumPy says why."""
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+class TestMalformed:
+    def test_is_refused(self, name: str) -> None:
+        content, why = MALFORMED[name]
+        with pytest.raises(MalformedError, match=rf"malformed message \({why}\)"):
+            unpack(content)
+        assert Evil.ran == []
+
+    def test_is_an_arrival_like_any_other(self, name: str) -> None:
+        """The others' answers are there all the same."""
+        content, why = MALFORMED[name]
+
+        def answer(node: int, question: str, facts: dict[str, Any]) -> Answered | RecordDict:
+            return content if node == 1 else echo(node, question, facts)
+
+        found = answers(SmallGrid(answer))
+        assert [found[j].status for j in range(3)] == ["answer", "malformed", "answer"]
+        assert re.fullmatch(rf"malformed message \({why}\)", found[1].reason)
+        assert (found[1].facts, found[1].arrays) == ({}, {})
+        assert np.isfinite(found[1].when)
+
+
+class TestTransport:
+    def test_every_node_answers_its_own_question(self) -> None:
+        found = answers(SmallGrid())
+        for j in range(3):
+            assert found[j].facts == {"node": j, "question": "work", "place": j}
+            np.testing.assert_array_equal(found[j].arrays["own"], np.full(3, j))
+
+    def test_a_nodes_own_problem_is_told(self) -> None:
+        def answer(node: int, question: str, facts: dict[str, Any]) -> Answered:
+            return ({"problem": "no\ndata"}, {}) if node == 2 else echo(node, question, facts)
+
+        found = answers(SmallGrid(answer))
+        assert (found[2].status, found[2].reason) == ("problem", "no data")
+
+    def test_a_duplicate_counts_once(self) -> None:
+        class Stammering(SmallGrid):
+            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+                return [*super().pull_messages(message_ids)] * 2
+
+        grid = Stammering()
+        transport = FlowerTransport(grid)
+        asked = transport.ask("work", {j: (j, {}) for j in range(3)}, {}, 5.0)
+        first = list(transport.gather(asked, transport.now() + 5.0))
+        assert sorted(arrival.client for arrival in first) == [0, 1, 2]
+        assert list(transport.gather(asked, transport.now() + 0.2)) == []
+
+    def test_answers_to_other_questions_are_forgotten(self) -> None:
+        transport = FlowerTransport(SmallGrid())
+        old = transport.ask("work", {0: (0, {"round": 0})}, {}, 5.0)
+        new = transport.ask("work", {0: (0, {"round": 1})}, {}, 5.0)
+        assert old.keys().isdisjoint(new)
+        (arrival,) = transport.gather(new, transport.now() + 5.0)
+        assert arrival.facts["round"] == 1
+
+    def test_stalled_uploads_hold_neither_a_deadline_nor_others(self) -> None:
+        """To pull an answer that is still uploading blocks; here until the test is over."""
+        over = threading.Event()
+
+        class Stalling(SmallGrid):
+            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+                found = list(super().pull_messages(message_ids))
+                if any(message.metadata.src_node_id < 2 for message in found):
+                    over.wait(20)
+                return found
+
+        transport = FlowerTransport(Stalling())
+        try:
+            with at_most(0.3):
+                asked = transport.ask("work", {j: (j, {}) for j in range(4)}, {}, 5.0)
+                found = list(transport.gather(asked, transport.now() + 0.3))
+            assert sorted(arrival.client for arrival in found) == [2, 3]
+            with at_most(0.3):  # nor do they hold the next question up
+                again = transport.ask("work", {2: (2, {})}, {}, 5.0)
+                assert len(list(transport.gather(again, transport.now() + 5.0))) == 1
+        finally:
+            over.set()
+
+    def test_who_is_silent_is_late_at_the_deadline(self) -> None:
+        def answer(node: int, question: str, facts: dict[str, Any]) -> Answered | None:
+            return None if node == 1 else echo(node, question, facts)
+
+        with at_most(0.3):
+            found = answers(SmallGrid(answer), seconds=0.3)
+        assert {0, 2} <= found.keys()
+        assert 1 not in found or found[1].status == "late"
+
+    def test_an_engine_that_fails_twice_in_three_calls_is_tried_again(self) -> None:
+        class Failing(SmallGrid):
+            calls = 0
+
+            def fail(self) -> None:
+                with self._lock:
+                    self.calls += 1
+                    failing = self.calls % 3
+                if failing:
+                    raise ConnectionError("500 Internal Server Error")
+
+            def get_node_ids(self) -> Iterable[int]:
+                self.fail()
+                return super().get_node_ids()
+
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                self.fail()
+                return super().push_messages(messages)
+
+            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+                self.fail()
+                return super().pull_messages(message_ids)
+
+        grid = Failing()
+        assert FlowerTransport(grid).nodes() == {0, 1, 2}
+        found = answers(grid, [2])
+        assert found[2].status == "answer"
+        assert grid.asked == [2]
+        assert grid.calls == 9
+
+    def test_an_engine_that_always_fails_is_said(self) -> None:
+        class Dead(SmallGrid):
+            def get_node_ids(self) -> Iterable[int]:
+                raise ConnectionError("refused\nby \ud800")
+
+        with pytest.raises(InputError, match=r"ConnectionError: refused by \\ud800.*SuperLink's"):
+            FlowerTransport(Dead()).nodes()
+
+    @pytest.mark.parametrize("given", [[], ["", "", ""], ConnectionError()])
+    def test_an_engine_that_takes_no_message_ends_the_run(self, given: Any) -> None:
+        """Rounds without anybody are not played on: the run can be resumed."""
+
+        class Closed(SmallGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                if isinstance(given, Exception):
+                    raise given
+                return list(given)
+
+        with pytest.raises(InputError, match="takes no message any more"):
+            answers(Closed())
+
+    def test_who_gets_no_message_is_gone_and_the_others_are_not(self) -> None:
+        class Choosy(SmallGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                first, _, third = super().push_messages(messages)
+                return [first, "", third]
+
+        found = answers(Choosy())
+        assert [found[j].status for j in range(3)] == ["answer", "gone", "answer"]
+        assert np.isinf(found[1].when)
+
+    def test_a_message_that_the_engine_lost_is_gone(self) -> None:
+        """In a round nobody is asked twice: its deadline is near."""
+        found = answers(SmallGrid(lambda *_: Error(code=3, reason="objects are unavailable")), [0])
+        assert (found[0].status, found[0].reason) == ("gone", "objects are unavailable")
+
+
+class TestAtOnce:
+    """Where answers are large: what clients send once."""
+
+    def test_what_gets_lost_on_the_way_is_asked_for_again(self) -> None:
+        """Node 0's answer is lost twice, and node 1's message is not taken at first."""
+        tries = {0: 0, 1: 0, 2: 0}
+
+        class Losing(SmallGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                messages = list(messages)
+                nodes = [message.metadata.dst_node_id for message in messages]
+                for node in nodes:
+                    tries[node] += 1
+                return [""] if nodes == [1] and tries[1] == 1 else super().push_messages(messages)
+
+        def answer(node: int, question: str, facts: dict[str, Any]) -> Answered | Error:
+            if node == 0 and tries[0] < 3:
+                return Error(code=3, reason="objects are unavailable")
+            return echo(node, question, facts)
+
+        found = answers(Losing(answer), at_once=3)
+        assert {j: arrival.status for j, arrival in found.items()} == dict.fromkeys(tries, "answer")
+        assert tries == {0: 3, 1: 2, 2: 1}
+
+    def test_not_for_ever(self) -> None:
+        grid = SmallGrid(lambda *_: Error(code=3, reason="objects are unavailable"))
+        found = answers(grid, [0], at_once=1)
+        assert found[0].status == "gone"
+        assert grid.asked == [0, 0, 0]
+
+    def test_a_problem_of_the_node_is_not_asked_again(self) -> None:
+        grid = SmallGrid(lambda *_: ({"problem": "no data"}, {}))
+        assert answers(grid, [0], at_once=1)[0].status == "problem"
+        assert grid.asked == [0]
+
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_no_more_are_on_their_way_than_may_be(self, most: int) -> None:
+        """The next node is asked when an answer before it is dealt with, not when it is there."""
+        grid = SmallGrid()
+        transport = FlowerTransport(grid)
+        asked = transport.ask("work", {j: (j, {}) for j in range(5)}, {}, 5.0, at_once=most)
+        dealt = 0
+        for _ in transport.gather(asked, transport.now() + 5.0):
+            time.sleep(0.05)  # enough for a thread that does not wait
+            assert len(grid.asked) <= dealt + most
+            dealt += 1
+        assert dealt == 5
+        assert sorted(grid.asked) == [0, 1, 2, 3, 4]
+
+    def test_who_finds_no_place_is_late(self) -> None:
+        """One upload stalls, and there is room for one."""
+        grid = SmallGrid(lambda *_: None)
+        with at_most(0.3):
+            found = answers(grid, seconds=0.3, at_once=1)
+        assert len(grid.asked) == 1
+        assert {arrival.status for arrival in found.values()} <= {"late"}
+
+    def test_stalled_uploads_leave_room_for_others(self) -> None:
+        """Three of five stall, and there is room for one more than that."""
+
+        def answer(node: int, question: str, facts: dict[str, Any]) -> Answered | None:
+            return None if node < 3 else echo(node, question, facts)
+
+        found = answers(SmallGrid(answer), range(5), seconds=0.4, at_once=4)
+        assert {j for j, arrival in found.items() if arrival.status == "answer"} == {3, 4}
+
+    def test_an_answer_is_not_kept_once_it_is_dealt_with(self) -> None:
+        """When the next node is asked, the answer before it takes up no memory any more."""
+        dealt: list[weakref.ref[Any]] = []
+        alive: list[int] = []
+
+        def answer(node: int, question: str, facts: dict[str, Any]) -> Answered:
+            until = time.monotonic() + 0.3
+            while any(one() is not None for one in dealt) and time.monotonic() < until:
+                time.sleep(0.01)
+            alive.append(sum(one() is not None for one in dealt))
+            return echo(node, question, facts)
+
+        transport = FlowerTransport(SmallGrid(answer))
+        asked = transport.ask("work", {j: (j, {}) for j in range(3)}, {}, 5.0, at_once=1)
+        for arrival in transport.gather(asked, transport.now() + 5.0):
+            dealt.append(weakref.ref(arrival.arrays["own"]))
+            del arrival
+        assert (len(dealt), alive) == (3, [0, 0, 0])
