@@ -69,7 +69,7 @@ def train():
     """Return the model after all epochs, and its accuracy on the test points."""
     data = load_dataset("digits")
     workload = Workload(features=Q, labels=10)
-    devices = paper_devices(CLIENTS, seed=SEED).fleet(workload, 1)
+    devices = paper_devices(CLIENTS, seed=SEED).parameters(workload)
     clients = list(zip(devices.rate, devices.alpha, devices.packet_time, devices.erasure))
     shards = partition(data.labels, CLIENTS, "sorted", seed=SEED)
 

@@ -24,7 +24,7 @@ from tests.strategies import fleets, times
 @given(fleet=fleets(always_there=False, max_points=1000), t=times())
 def test_bisection_finds_the_same_returns_as_the_pieces(fleet: Fleet, t: float) -> None:
     model = FleetDelays(fleet)
-    pieces, general = best_loads(model, t), _by_bisection(model, t)
+    pieces, general = best_loads(model, t), _by_bisection(model, fleet.points, t)
     np.testing.assert_allclose(
         general.loads * general.return_probabilities,
         pieces.loads * pieces.return_probabilities,
@@ -205,11 +205,11 @@ class TestAnyModel:
         fixed = [
             np.where(rng.random(len(p)) < 0.1, np.inf, rng.uniform(0, 9, len(p))) for p in per_point
         ]
-        model = MeasuredDelays(points, per_point, fixed)
+        model = MeasuredDelays(per_point, fixed)
         for t in (5.0, 12.0, 40.0):
             loads = np.arange(101)[:, None]
             returned = np.where(loads <= points, loads * model.cdf(loads + 0 * points, t), 0)
-            found = best_loads(model, t)
+            found = best_loads(model, t, points=points)
             np.testing.assert_allclose(
                 found.loads * found.return_probabilities, returned.max(0), rtol=1e-12
             )
@@ -217,11 +217,11 @@ class TestAnyModel:
     def test_measured_deadline_is_the_smallest(self) -> None:
         rng = np.random.default_rng(4)
         model = MeasuredDelays(
-            [40] * 5, [rng.uniform(0.1, 1, 20) for _ in range(5)], [rng.uniform(0, 9, 20)] * 5
+            [rng.uniform(0.1, 1, 20) for _ in range(5)], [rng.uniform(0, 9, 20)] * 5
         )
-        found = minimum_deadline(model, 150)
+        found = minimum_deadline(model, 150, points=40)
         assert found.expected_return >= 150
-        assert best_loads(model, found.t * (1 - 1e-6)).expected_return < 150
+        assert best_loads(model, found.t * (1 - 1e-6), points=40).expected_return < 150
 
 
 def test_a_flat_start_does_not_throw_the_search_away() -> None:
@@ -262,9 +262,9 @@ def test_best_load_when_the_last_transmission_barely_fits() -> None:
 
 
 def test_measured_delays_may_reach_their_limit() -> None:
-    model = MeasuredDelays([10, 10], [[1.0, np.inf], [1, 2]], [[5.0, 1], [0, 0]])
-    assert minimum_deadline(model, 15).t == pytest.approx(20)
-    with pytest.raises(InputError, match="out of reach"):
-        minimum_deadline(model, 15.5)
+    model = MeasuredDelays([[1.0, np.inf], [1, 2]], [[5.0, 1], [0, 0]])
+    assert minimum_deadline(model, 15, points=10).t == pytest.approx(20)
+    with pytest.raises(InputError, match="out of reach: 15 of 20"):
+        minimum_deadline(model, 15.5, points=10)
     with pytest.raises(InputError, match="must be above 0"):
-        minimum_deadline(model, 0)
+        minimum_deadline(model, 0, points=10)

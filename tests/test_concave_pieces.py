@@ -91,7 +91,7 @@ def test_jensen_bound_holds_on_every_range_of_pieces() -> None:
 def _bound(client: Fleet, t: float, first: int, final: int) -> float:
     from codedfedl.planning.concave_pieces import _Ranges
 
-    pieces = ConcavePieces.of(client)
+    pieces = ConcavePieces.of(client, client.points)
     columns = (np.array([float(value)]) for value in (t, int(t), first, final))
     return float(_Ranges(pieces, np.array([0]), *columns).bounds()[0][0])
 

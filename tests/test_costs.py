@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from codedfedl import Fleet, InputError, Setup, Workload, paper_devices, paper_fleet
+from codedfedl import FleetDelays, InputError, Setup, Workload, paper_devices, paper_fleet
 from codedfedl.fleet.costs import Cost, embedding, gram, parity
 from codedfedl.learning.features import Structured
 
@@ -47,15 +47,17 @@ def test_samples_have_the_mean() -> None:
     """Five standard deviations at each of 30 clients: false alarm below 2e-5."""
     fleet, cost = paper_fleet(), gram(POINTS.sum(0), WORKLOAD)
     rng = np.random.default_rng(0)
-    drawn = np.array([sum(cost.sample_seconds(fleet, WORKLOAD, rng)) for _ in range(4000)])
+    drawn = np.array(
+        [sum(cost.sample_seconds(FleetDelays(fleet), WORKLOAD, rng)) for _ in range(4000)]
+    )
     error = drawn.mean(0) - cost.mean_seconds(fleet, WORKLOAD)
     assert (np.abs(error) < 5 * drawn.std(0) / np.sqrt(4000)).all()
 
 
 def test_nothing_to_send_takes_no_time() -> None:
-    fleet: Fleet = paper_fleet()
+    model = FleetDelays(paper_fleet())
     _, upload = embedding(POINTS.sum(0), 784 * 2000).sample_seconds(
-        fleet, WORKLOAD, np.random.default_rng(0)
+        model, WORKLOAD, np.random.default_rng(0)
     )
     assert (upload == 0).all()
 

@@ -5,7 +5,7 @@ from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
 from codedfedl._types import FloatArray
-from codedfedl.fleet.delays import _asymmetric_cdf
+from codedfedl.fleet.round_time import asymmetric_cdf
 from codedfedl.planning import theorem
 from tests.strategies import fleets, times
 
@@ -71,7 +71,7 @@ def test_load_times_cdf_is_the_theorem(fleet: Fleet, t: float) -> None:
 @given(fleet=fleets(), t=times())
 def test_asymmetric_sum_reduces_to_the_symmetric_one(fleet: Fleet, t: float) -> None:
     compute, time = fleet.points / fleet.rate, t - fleet.overhead
-    found = fleet.availability * _asymmetric_cdf(fleet, time, compute)
+    found = fleet.availability * asymmetric_cdf(fleet, time, compute)
     np.testing.assert_allclose(found, FleetDelays(fleet).cdf(fleet.points, t), atol=1e-9)
 
 
@@ -139,10 +139,8 @@ def test_expected_maximum_of_known_cases() -> None:
         erasure_up=0.33,
     )
     assert expected_maximum(FleetDelays(both_ways), [1]) == pytest.approx(2.7433, rel=2e-3)
-    assert expected_maximum(MeasuredDelays([10], [[1.0]], [[5.0]]), [10]) == pytest.approx(
-        15, rel=1e-3
-    )
-    assert expected_maximum(MeasuredDelays([10], [[0.0]], [[0.0]]), [10]) < 1e-100
+    assert expected_maximum(MeasuredDelays([[1.0]], [[5.0]]), [10]) == pytest.approx(15, rel=1e-3)
+    assert expected_maximum(MeasuredDelays([[0.0]], [[0.0]]), [10]) < 1e-100
 
 
 def test_nobody_waits_for_a_client_without_points() -> None:
@@ -152,7 +150,7 @@ def test_nobody_waits_for_a_client_without_points() -> None:
 
 class TestMeasured:
     def model(self) -> MeasuredDelays:
-        return MeasuredDelays([10, 20], [[1.0, 2.0, 3.0], [0.5, np.inf]], [[0.0, 0.0, 5.0], [1, 1]])
+        return MeasuredDelays([[1.0, 2.0, 3.0], [0.5, np.inf]], [[0.0, 0.0, 5.0], [1, 1]])
 
     def test_cdf_counts_the_measurements_that_would_have_met_t(self) -> None:
         np.testing.assert_allclose(self.model().cdf([10, 20], 20.0), [2 / 3, 1 / 2])
@@ -174,7 +172,7 @@ class TestMeasured:
             slow = 1 + rng.standard_exponential(4000) / fleet.alpha[j]
             per_point.append(slow / fleet.rate[j])
             fixed.append(link[:, j])
-        measured = MeasuredDelays(fleet.points, per_point, fixed)
+        measured = MeasuredDelays(per_point, fixed)
         bound = np.sqrt(np.log(2 * 30 / 1e-6) / (2 * 4000))
         for t in (50.0, 500.0, 2000.0):
             apart = measured.cdf(fleet.points, t) - FleetDelays(fleet).cdf(fleet.points, t)
@@ -194,4 +192,4 @@ class TestMeasured:
         self, per_point: list[list[float]], fixed: list[list[float]], message: str
     ) -> None:
         with pytest.raises(InputError, match=message):
-            MeasuredDelays([10, 20], per_point, fixed)
+            MeasuredDelays(per_point, fixed, client=[0, 1])

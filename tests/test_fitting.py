@@ -19,7 +19,9 @@ from codedfedl import (
 from codedfedl.fitting.estimates import Missing, fit_link, fit_work
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import Traces, read_traces
-from codedfedl.fleet.measured import MixedDelays, rows_by_client
+from codedfedl.fleet.delays import DelaysWithPoints
+from codedfedl.fleet.measured import read_measured, rows_by_client
+from codedfedl.fleet.mixed import MixedDelays
 from codedfedl.report.fitting import fit_figure
 from tests.conftest import Run
 
@@ -353,12 +355,12 @@ class TestFallback:
         return fit(Traces(who, load, compute=compute, total=compute + beside), points=300)
 
     def test_mixes_the_two_models(self, found: Fit) -> None:
-        model = found.delays
+        model = found.delays.delays
         assert isinstance(model, MixedDelays)
         assert found.fits.tolist() == [True, False]
         for t in (3.0, 8.0, 11.0):
             formula = FleetDelays(found.fleet).cdf(300, t)
-            measured = found.measured.cdf(300, t)
+            measured = found.measured.delays.cdf(300, t)
             assert model.cdf(300, t).tolist() == [formula[0], measured[1]]
             assert model.take(np.array([1])).cdf([300], t).tolist() == [measured[1]]
         grid = model.cdf(np.full((4, 1, 2), 300), np.arange(5.0)[:, None])
@@ -369,43 +371,50 @@ class TestFallback:
         chosen = plan(found.delays, 0.2)
         assert chosen.expected_return >= 480
         rng = np.random.default_rng(62)
-        drawn = found.delays.sample(chosen.loads, 20_000, rng)
+        drawn = found.delays.delays.sample(chosen.loads, 20_000, rng)
         share = (drawn <= chosen.deadline).mean(0)  # 5 standard errors
         assert share == pytest.approx(chosen.return_probabilities, abs=5 * 0.5 / np.sqrt(20_000))
         assert expected_maximum(found.delays, [300, 300]) > 8
 
     def test_repeats_what_was_measured(self, found: Fit) -> None:
-        traces = found.traces
+        traces, model = found.traces, found.measured.delays
         for j, which in enumerate(rows_by_client(traces.client)[1]):
-            seconds = found.measured.fixed[j] + found.measured.per_point[j] * traces.load[which]
+            seconds = model.fixed[j] + model.per_point[j] * traces.load[which]
             assert seconds == pytest.approx(traces.seconds[which])
 
     def test_other_points(self, found: Fit) -> None:
-        for model in (FleetDelays(found.fleet), found.measured, found.delays):
-            assert model.with_points([10, 20]).points.tolist() == [10, 20]
-            assert model.with_points(7).points.tolist() == [7, 7]
-            assert np.array_equal(model.with_points(7).cdf(200, 8.0), model.cdf(200, 8.0))
+        for model in (found.fleet, found.measured, found.delays):
+            assert plan(model, 0.2).points.tolist() == [300, 300]
+            assert plan(model, 0.2, points=[10, 20]).points.tolist() == [10, 20]
+            assert plan(model, 0.2, points=7).points.tolist() == [7, 7]
             with pytest.raises(InputError, match="points of client jittery is -1"):
-                model.with_points([10, -1])
+                plan(model, 0.2, points=[10, -1])
+
+    def test_how_often_a_reply_comes(self, found: Fit) -> None:
+        lost = [found.measured.delays.fixed[0], np.where(np.arange(60) < 15, np.inf, 1.0)]
+        measured = MeasuredDelays(list(found.measured.delays.per_point), lost)
+        assert measured.availability.tolist() == [1, 0.75]
+        mixed = MixedDelays(FleetDelays(found.fleet), measured, found.fits)
+        assert mixed.availability.tolist() == [found.fleet.availability[0], 0.75]
 
     @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
     def test_files_keep_measured_delays(self, tmp_path: Path, suffix: str) -> None:
-        model = MeasuredDelays([10, 20], [[1.0, np.inf], [0.5]], [[0.1, np.inf], [2]], ["b", "a"])
-        model.write(tmp_path / f"delays{suffix}")
-        again = MeasuredDelays.read(tmp_path / f"delays{suffix}")
-        for name in ("client", "points", "per_point", "fixed"):
-            assert np.array_equal(
-                getattr(again, name), getattr(model, name), equal_nan=name in ("per_point", "fixed")
-            )
+        model = MeasuredDelays([[1.0, np.inf], [0.5]], [[0.1, np.inf], [2]], ["b", "a"])
+        DelaysWithPoints(model, np.array([10.0, 20.0])).write(tmp_path / f"delays{suffix}")
+        again = read_measured(tmp_path / f"delays{suffix}")
+        assert again.points.tolist() == [10, 20]
+        assert again.client.tolist() == ["b", "a"]
+        for name in ("per_point", "fixed"):
+            np.testing.assert_array_equal(getattr(again.delays, name), getattr(model, name))
 
     def test_points_of_a_file_contradict(self, tmp_path: Path) -> None:
         path = tmp_path / "delays.csv"
         path.write_text("client,points,per_point,fixed\na,10,1,1\na,20,1,1\n")
         with pytest.raises(InputError, match="points of client a are 10 and 20: write the same"):
-            MeasuredDelays.read(path)
+            read_measured(path)
 
     def test_two_models_of_other_clients(self, found: Fit) -> None:
-        one = found.measured.take(slice(1))
+        one = found.measured.delays.take(slice(1))
         with pytest.raises(InputError, match="same clients"):
             MixedDelays(FleetDelays(found.fleet), one, found.fits)
 

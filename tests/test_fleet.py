@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from codedfedl import Devices, Fleet, InputError, Workload, read_fleet
+from codedfedl.fleet.devices import DelayParameters, read_clients
 
 GOOD: dict[str, Any] = {
     "points": [400, 300],
@@ -98,7 +99,7 @@ class TestDevices:
 
     def test_uplink_of_their_own(self) -> None:
         devices = Devices(mac_rate=1e6, bit_rate=2e5, alpha=2, erasure=0.1, bit_rate_up=[1e5])
-        fleet = devices.fleet(Workload(), points=1)
+        fleet = devices.parameters(Workload())
         assert fleet.packet_time_up[0] == pytest.approx(2 * fleet.packet_time[0])
 
     def test_file_with_points(self, tmp_path: Path) -> None:
@@ -114,6 +115,20 @@ class TestDevices:
         assert read_fleet(path, points=40).total_points == 40
         with pytest.raises(InputError, match="add a column 'points', or say --points"):
             read_fleet(path)
+
+    def test_files_are_read_without_points(self, tmp_path: Path) -> None:
+        """Who runs an experiment has the points from its data."""
+        path = tmp_path / "devices.csv"
+        path.write_text(f"{self.HEADER},points\na,4e6,1e5,2,0.1,30\nb,8e6,1e5,2,0.1,50\n")
+        devices = read_clients(path)
+        assert isinstance(devices, Devices)
+        assert devices.mac_rate.tolist() == [4e6, 8e6]
+        for points, header in (("", ""), (",3", ",points")):
+            path.write_text(f"client,rate,alpha,packet_time,erasure{header}\nx,1,2,3,0.1{points}\n")
+            parameters = read_clients(path)
+            assert type(parameters) is DelayParameters
+            assert (parameters.client.tolist(), parameters.rate.tolist()) == (["x"], [1.0])
+            assert Fleet.of(parameters, 7).points.tolist() == [7]
 
     def test_bad_value_names_the_client(self, tmp_path: Path) -> None:
         path = tmp_path / "devices.csv"

@@ -20,6 +20,7 @@ from codedfedl import (
     paper_fleet,
     plan,
 )
+from codedfedl.fleet.delays import DelaysWithPoints
 from tests.strategies import fleets
 
 COLUMNS = ("points", "rate", "alpha", "packet_time", "erasure", "overhead", "availability")
@@ -174,9 +175,9 @@ class TestServerAsANode:
             Server(rate=1.0, max_rows=1.5)  # type: ignore[arg-type]
 
     def test_needs_a_fleet(self) -> None:
-        measured = MeasuredDelays([10], [[1.0]], [[1.0]])
+        measured = MeasuredDelays([[1.0]], [[1.0]])
         with pytest.raises(InputError, match="server needs a Fleet"):
-            plan(measured, server=Server(rate=1, max_rows=3))
+            plan(measured, points=10, server=Server(rate=1, max_rows=3))
 
 
 class TestCheapest:
@@ -213,10 +214,31 @@ class TestCheapest:
 def test_measured_delays_are_planned_like_any_other() -> None:
     rng = np.random.default_rng(0)
     measured = MeasuredDelays(
-        [50] * 4, [rng.uniform(0.1, 1, 30) for _ in range(4)], [rng.uniform(1, 2, 30)] * 4
+        [rng.uniform(0.1, 1, 30) for _ in range(4)], [rng.uniform(1, 2, 30)] * 4
     )
-    found = plan(measured, redundancy=0.1)
+    found = plan(measured, redundancy=0.1, points=50)
     assert found.expected_return >= 180
+    together = plan(DelaysWithPoints(measured, np.full(4, 50.0)), redundancy=0.1)
+    assert together.document() == found.document()
+
+
+def test_points_come_from_the_fleet_or_beside_the_delays() -> None:
+    """A plan takes delays and points, in whichever form they are given."""
+    fleet = paper_fleet()
+    expected = plan(fleet, 0.1).document()
+    devices = paper_devices()
+    for delays in (FleetDelays(fleet), devices.parameters(Workload())):
+        assert plan(delays, 0.1, points=400).document() == expected
+    assert plan(FleetDelays(fleet), 0.1).document() == expected
+    half = plan(fleet, 0.1, points=200)
+    assert half.total_points == 6000
+    assert half.document() == plan(paper_fleet(200), 0.1).document()
+    with pytest.raises(InputError, match="points are not given"):
+        plan(devices.parameters(Workload()), 0.1)
+    with pytest.raises(InputError, match="points of client 2 is -1"):
+        plan(fleet, 0.1, points=[5, 5, -1] + [5] * 27)
+    with pytest.raises(InputError, match=r"points has shape \(2,\) where there are 30 clients"):
+        plan(fleet, 0.1, points=[5, 5])
 
 
 @settings(max_examples=20)

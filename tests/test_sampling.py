@@ -35,7 +35,7 @@ def measured() -> MeasuredDelays:
     fixed = [np.where(rng.random(n) < 0.3, np.inf, rng.uniform(0, 9, n)) for n in counts]
     per_point[4][2] = np.inf
     assert any(np.isinf(f).any() for f in fixed)
-    return MeasuredDelays(formula().points, per_point, fixed)
+    return MeasuredDelays(per_point, fixed)
 
 
 def mixed() -> MixedDelays:
@@ -93,7 +93,7 @@ def test_sample_is_draw_and_seconds(model: Any) -> None:
 
 
 def test_a_measured_chance_is_the_index_of_a_measurement() -> None:
-    model = MeasuredDelays([10, 10], [[1.0, 2.0], [3.0]], [[0.5, np.inf], [0.0]])
+    model = MeasuredDelays([[1.0, 2.0], [3.0]], [[0.5, np.inf], [0.0]])
     chance = model.draw(50, np.random.default_rng(6))
     assert set(chance.measurement[:, 0]) == {0, 1}
     assert set(chance.measurement[:, 1]) == {0}
@@ -158,7 +158,7 @@ class TestBulk:
 
     def test_measurements_with_a_reply_come_again(self) -> None:
         model = MeasuredDelays(
-            [10, 10], [[1.0, 2.0, np.inf], [3.0]], [[0.5, 0.25, 7.0], [np.inf]], ["a", "b"]
+            [[1.0, 2.0, np.inf], [3.0]], [[0.5, 0.25, 7.0], [np.inf]], ["a", "b"]
         )
         drawn = self.draws(model, np.array([100.0, 100.0]), np.array([4, 4]))
         assert {tuple(pair) for pair in drawn[:, :, 0]} == {(100.0, 2.0), (200.0, 1.0)}

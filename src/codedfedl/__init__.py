@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from codedfedl.fleet.costs import BlockSetup, Cost, Setup
     from codedfedl.fleet.delays import DelayModel, FleetDelays, expected_maximum
     from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
-    from codedfedl.fleet.measured import MeasuredDelays, MixedDelays
+    from codedfedl.fleet.measured import MeasuredDelays
+    from codedfedl.fleet.mixed import MixedDelays
     from codedfedl.fleet.paper import paper_devices, paper_fleet
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
@@ -120,7 +121,8 @@ _MODULES = {
     "fleet.costs": ("BlockSetup", "Cost", "Setup"),
     "fleet.delays": ("DelayModel", "FleetDelays", "expected_maximum"),
     "fleet.devices": ("Devices", "Fleet", "Workload", "read_fleet"),
-    "fleet.measured": ("MeasuredDelays", "MixedDelays"),
+    "fleet.measured": ("MeasuredDelays",),
+    "fleet.mixed": ("MixedDelays",),
     "fleet.paper": ("paper_devices", "paper_fleet"),
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),

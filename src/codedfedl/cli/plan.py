@@ -10,9 +10,9 @@ from codedfedl.cli.cold_plan import plan_from_cold
 from codedfedl.cli.output import json_number, print_json, progress, results, wrote
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Setup
-from codedfedl.fleet.delays import FleetDelays, expected_maximum
+from codedfedl.fleet.delays import DelaysWithPoints, expected_maximum
 from codedfedl.fleet.devices import Fleet, Workload, read_fleet
-from codedfedl.fleet.measured import MeasuredDelays
+from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.paper import paper_fleet
 from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 from codedfedl.io.tables import column_names
@@ -120,7 +120,7 @@ def plan_command(
     if _is_measured(fleet):
         _refuse(f"the measured delays of {fleet}", _needs_a_fleet(server_rate, rounds, excess))
         _refuse_points(fleet, points)
-        measured = MeasuredDelays.read(fleet)
+        measured = read_measured(fleet)
         _show(measured, _plan(measured, redundancy, rows, None), out, figure, as_json)
         return
     clients = _read(fleet, workload, points, seed)
@@ -142,25 +142,25 @@ def plan_command(
             chosen, _ = cheapest_plan(
                 clients, rounds, lambda u: setup.seconds(clients, workload, u)
             )
-    _show(FleetDelays(clients), chosen, out, figure, as_json)
+    _show(clients, chosen, out, figure, as_json)
 
 
 def _show(
-    model: FleetDelays | MeasuredDelays,
+    clients: Fleet | DelaysWithPoints[MeasuredDelays],
     chosen: Plan,
     out: Path | None,
     figure: Path | None,
     as_json: bool,
 ) -> None:
     with progress("planning"):
-        waiting = expected_maximum(model, model.points)
+        waiting = expected_maximum(clients, clients.points)
     if out is not None:
         chosen.write(out)
         wrote(out)
     if figure is not None:
         from codedfedl.report.figures import plan_figure, save_figure
 
-        save_figure(plan_figure(chosen, model), figure)
+        save_figure(plan_figure(chosen, clients), figure)
         wrote(figure)
     if as_json:
         gain = waiting / chosen.deadline if chosen.deadline else inf
@@ -171,7 +171,7 @@ def _show(
 
 
 def _is_measured(name: str) -> bool:
-    return name != "paper" and "per_point" in column_names(name)
+    return name != "paper" and is_measured(name)
 
 
 def _needs_a_fleet(
@@ -203,7 +203,7 @@ def _server(
 
 
 def _plan(
-    clients: Fleet | MeasuredDelays,
+    clients: Fleet | DelaysWithPoints[MeasuredDelays],
     redundancy: float | None,
     rows: int | None,
     server: Server | None,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from codedfedl._types import IntArray
 from codedfedl.data.partitions import partition
 from codedfedl.errors import InputError
-from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
+from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, Workload, read_clients
 from codedfedl.fleet.paper import paper_devices
 from codedfedl.streams import stream
 
@@ -19,7 +19,8 @@ __all__ = ["dealt", "fleet_of"]
 _CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's, and what each has at least
 
 Names = npt.NDArray[np.str_]
-Given = Fleet | Devices | str | Path | None
+Known = Devices | DelayParameters
+Given = Known | str | Path | None
 """A fleet, devices, the file of either, or none: the paper's."""
 
 
@@ -43,26 +44,25 @@ def fleet_of(
     if given is None:
         # The paper's ladders from the fastest to the slowest, with a rung for every client.
         between = (_CLIENTS - 1) / max(len(points) - 1, 1)
-        devices = paper_devices(len(points), k1=0.95**between, k2=0.8**between, seed=seed)
-        fleet = devices.fleet(workload, points)
-    elif isinstance(given, Fleet):
-        fleet = given.take(_places(given, names, len(points)))
+        known: Known = paper_devices(len(points), k1=0.95**between, k2=0.8**between, seed=seed)
+        chosen = known
     else:
-        known = (
-            given.fleet(workload, 1)
-            if isinstance(given, Devices)
-            else read_fleet(given, workload, points=1)
-        )
-        fleet = known.take(_places(known, names, len(points)))
-    client = fleet.client if names is None else names
-    return replace(fleet, points=points.astype(np.float64), client=client)
+        known = _known(given)
+        chosen = known.take(_places(known, names, len(points)))
+    parameters = chosen.parameters(workload) if isinstance(chosen, Devices) else chosen
+    fleet = Fleet.of(parameters, points)
+    return fleet if names is None else replace(fleet, client=names)
+
+
+def _known(given: Known | str | Path) -> Known:
+    return given if isinstance(given, Devices | DelayParameters) else read_clients(given)
 
 
 def _size(fleet: Given, points: int) -> int:
     """Return how many clients there are; by default fewer where there is little data."""
     if fleet is None:
         return min(_CLIENTS, max(1, points // _LEAST_POINTS))
-    return len(fleet if isinstance(fleet, Fleet | Devices) else read_fleet(fleet, points=1))
+    return len(_known(fleet))
 
 
 def _names(clients: Any, points: int) -> Names:
@@ -82,7 +82,7 @@ def _names(clients: Any, points: int) -> Names:
     return np.array(names)
 
 
-def _places(fleet: Fleet, names: Names | None, clients: int) -> IntArray:
+def _places(fleet: Known, names: Names | None, clients: int) -> IntArray:
     """Return where the named clients are in the fleet; the first ones where none is named."""
     if names is None:
         return np.arange(clients)

@@ -18,7 +18,7 @@ from codedfedl.fitting.estimates import (
     replied_interval,
 )
 from codedfedl.fitting.traces import Traces
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import DelayParameters
 
 __all__ = ["FEWEST_TO_JUDGE", "QUANTITIES", "ClientTimes", "Fitted"]
 
@@ -281,8 +281,8 @@ class ClientTimes:
         return float((1 + (again >= found[0]).sum()) / (1 + _SAMPLES))
 
     def _distance(self, estimate: dict[str, FloatArray], seconds: FloatArray) -> FloatArray:
-        fleet = Fleet(points=1, **estimate)
-        return ks_distance(fleet, self.load, seconds, self.limit)
+        parameters = DelayParameters(**estimate)
+        return ks_distance(parameters, self.load, seconds, self.limit)
 
 
 def _link(

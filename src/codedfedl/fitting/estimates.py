@@ -12,7 +12,7 @@ from scipy import stats
 
 from codedfedl._types import FloatArray
 from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import DelayParameters
 
 __all__ = [
     "CONFIDENCE",
@@ -257,7 +257,7 @@ def replied_interval(came: float, late: float, total: int) -> FloatArray:
 
 
 def ks_distance(
-    fleet: Fleet, load: FloatArray, seconds: FloatArray, limit: FloatArray
+    fleet: DelayParameters, load: FloatArray, seconds: FloatArray, limit: FloatArray
 ) -> FloatArray:
     """Return the largest gap between the cdf of u = P(T ≤ t | it came) and the uniform one.
 

@@ -12,9 +12,11 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fitting.clients import FEWEST_TO_JUDGE, QUANTITIES, ClientTimes, Fitted
 from codedfedl.fitting.traces import Traces
-from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.columns import checked_points
+from codedfedl.fleet.delays import DelaysWithPoints, FleetDelays
 from codedfedl.fleet.devices import Fleet
-from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, rows_by_client
+from codedfedl.fleet.measured import MeasuredDelays, rows_by_client
+from codedfedl.fleet.mixed import MixedDelays
 
 __all__ = ["DOES_NOT_FIT", "FEWEST_TO_JUDGE", "Fit", "fit"]
 
@@ -34,8 +36,8 @@ class Fit:
         What was measured.
     fleet : Fleet
         The estimates. Also of clients whose times the model does not fit.
-    measured : MeasuredDelays
-        Every client's measurements, as they are.
+    measured : DelaysWithPoints of MeasuredDelays
+        Every client's measurements, as they are, with the fleet's points.
     fits : bool array of shape (n,)
         False where the model is rejected, true elsewhere.
     p_value : array of shape (n,)
@@ -50,7 +52,7 @@ class Fit:
 
     traces: Traces
     fleet: Fleet
-    measured: MeasuredDelays
+    measured: DelaysWithPoints[MeasuredDelays]
     fits: npt.NDArray[np.bool_]
     p_value: FloatArray
     n: IntArray
@@ -60,10 +62,16 @@ class Fit:
     warnings: tuple[str, ...]
 
     @property
-    def delays(self) -> FleetDelays | MixedDelays:
-        """The fleet's delays; the measured ones of clients whose times do not follow the model."""
+    def delays(self) -> DelaysWithPoints[FleetDelays | MixedDelays]:
+        """The fleet's delays; the measured ones of clients whose times do not follow the model.
+
+        With the fleet's points: ready to be planned. The model alone is their `delays`.
+        """
         formula = FleetDelays(self.fleet)
-        return formula if self.fits.all() else MixedDelays(formula, self.measured, self.fits)
+        if self.fits.all():
+            return DelaysWithPoints(formula, self.fleet.points)
+        mixed = MixedDelays(formula, self.measured.delays, self.fits)
+        return DelaysWithPoints(mixed, self.fleet.points)
 
     def document(self) -> dict[str, Any]:
         """Return the fit as plain numbers and lists, for JSON: null where something is not told."""
@@ -122,11 +130,11 @@ def fit(
     replies = np.array([one.replies for one in fitted])
     counts = np.array([len(which) for which in rows])
     fits = ~(p_value < DOES_NOT_FIT)
-    measured = [one.as_measured for one in fitted]
+    per_point, fixed = zip(*(one.as_measured for one in fitted), strict=True)
     return Fit(
         traces=traces,
         fleet=Fleet(points=held, client=names, **columns),
-        measured=MeasuredDelays(held, [m[0] for m in measured], [m[1] for m in measured], names),
+        measured=DelaysWithPoints(MeasuredDelays(per_point, fixed, names), held),
         fits=fits,
         p_value=p_value,
         n=counts,
@@ -159,8 +167,7 @@ def _points(
             f"points has shape {np.shape(points)} where there are {len(names)} clients: give one "
             "number per client"
         )
-    # A fleet checks them, and names the client where they are wrong.
-    return Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=names).points
+    return checked_points(points, names)
 
 
 def _warnings(one: Fitted) -> list[str]:

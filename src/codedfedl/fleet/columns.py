@@ -12,7 +12,7 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 
-__all__ = ["Columns", "refusal"]
+__all__ = ["Columns", "checked_points", "client_names"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Columns:
             for name, values in columns.items()
         }
         sizes = [len(values) for values in (*given.values(), client) if np.ndim(values) == 1]
-        names = _client_names(client, sizes[0] if sizes else 1)
+        names = client_names(client, sizes[0] if sizes else 1)
         checked = {name: _checked(name, values, names) for name, values in given.items()}
         for name, array in {"client": names, **checked}.items():
             array.flags.writeable = False
@@ -96,18 +96,24 @@ class Columns:
         """Write a CSV or Parquet file that `read` turns into the same object again."""
         from codedfedl.io.tables import write_table
 
-        write_table(path, {column.name: getattr(self, column.name) for column in fields(self)})
+        write_table(path, {name: getattr(self, name) for name in self.names()})
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the columns, in the order of a file."""
+        return [column.name for column in fields(cls)]
 
     @classmethod
     def file_columns(cls) -> tuple[list[str], list[str]]:
         """Return the columns that a file must have, and those that it may have."""
         defaults = cls.__init__.__kwdefaults__ or {}
-        names = [column.name for column in fields(cls) if column.name != "client"]
+        names = [name for name in cls.names() if name != "client"]
         required = [name for name in names if name not in defaults]
         return ["client", *required], [name for name in names if name in defaults]
 
 
-def _client_names(names: npt.ArrayLike | None, size: int) -> npt.NDArray[Any]:
+def client_names(names: npt.ArrayLike | None, size: int) -> npt.NDArray[Any]:
+    """Return the names of `size` clients, which must differ; 0, 1, … where none are given."""
     if size == 0:
         raise InputError("the fleet is empty: give at least one client")
     if names is None:
@@ -120,6 +126,18 @@ def _client_names(names: npt.ArrayLike | None, size: int) -> npt.NDArray[Any]:
         twice = unique[counts > 1][0]
         raise InputError(f"client {twice} is listed twice: give every client a name of its own")
     return client
+
+
+def checked_points(points: npt.ArrayLike, client: npt.NDArray[Any]) -> FloatArray:
+    """Return the points per round of each client, shape (n,); one number stands for all."""
+    held = _checked("points", points, client)
+    fractional = held != np.floor(held)
+    if fractional.any():
+        raise _refusal("points", held, fractional, client)
+    if not held.any():
+        raise InputError("points: no client has any point; give at least one client its data")
+    held.flags.writeable = False
+    return held
 
 
 def _checked(name: str, values: npt.ArrayLike, client: npt.NDArray[Any]) -> FloatArray:
@@ -136,11 +154,11 @@ def _checked(name: str, values: npt.ArrayLike, client: npt.NDArray[Any]) -> Floa
         )
     outside = _RANGES[name].outside(array)
     if outside.any():
-        raise refusal(name, array, outside, client)
+        raise _refusal(name, array, outside, client)
     return array
 
 
-def refusal(
+def _refusal(
     name: str, values: FloatArray, wrong: npt.NDArray[np.bool_], client: npt.NDArray[Any]
 ) -> InputError:
     """Return the error that names the first wrong value, its client and what it must be."""

@@ -14,15 +14,15 @@ What the server computes is free, as in the paper.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.devices import DelayParameters, Fleet, Workload
 
 __all__ = ["BlockSetup", "Cost", "Setup", "embedding", "gram", "packet", "parity"]
 
@@ -38,19 +38,18 @@ class Cost:
         """Return how many packets of the size of a model hold the bits."""
         return np.ceil(self.bits_up / workload.packet_bits - 1e-9).astype(np.int64)
 
-    def mean_seconds(self, fleet: Fleet, workload: Workload) -> FloatArray:
+    def mean_seconds(self, fleet: DelayParameters, workload: Workload) -> FloatArray:
         """Return the mean time on the fleet's delay model: shifted exponential, then packets."""
         compute = self.macs / (workload.point_macs * fleet.rate) * (1 + 1 / fleet.alpha)
         packets = self.packets(workload)
         return compute + packets * fleet.packet_time_up / (1 - fleet.erasure_up)
 
     def sample_seconds(
-        self, fleet: Fleet, workload: Workload, rng: np.random.Generator
+        self, delays: DelayModel, workload: Workload, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
-        """Draw the time of the computation and of the upload, on the same model."""
-        # Multiply-accumulates instead of points, and their rate: one division, one rounding.
-        by_macs = FleetDelays(replace(fleet, rate=workload.point_macs * fleet.rate))
-        return by_macs.bulk(self.macs, self.packets(workload), rng)
+        """Draw the time of the computation and of the upload."""
+        macs, packets = self.macs, self.packets(workload)
+        return delays.bulk(macs, packets, rng, per_point=workload.point_macs)
 
 
 def packet(workload: Workload, loads: npt.ArrayLike) -> Cost:
@@ -133,7 +132,9 @@ class BlockSetup:
         """Return the packets that hold the parity of so many points."""
         return self.mixing_cost(points).packets(self.workload)
 
-    def seconds_per_point(self, fleet: Fleet, slowness: npt.ArrayLike = 1.0) -> FloatArray:
+    def seconds_per_point(
+        self, fleet: DelayParameters, slowness: npt.ArrayLike = 1.0
+    ) -> FloatArray:
         """Return the processor's time for a point; a slowness of 1 is the mean of Exp(1)."""
         columns = self.workload.features + self.workload.labels
         macs = self.feature_macs + self.operations * columns
@@ -141,7 +142,11 @@ class BlockSetup:
         return np.asarray(once * (1 + np.asarray(slowness) / fleet.alpha), dtype=np.float64)
 
     def points_by(
-        self, deadline: float, fleet: Fleet, held: npt.ArrayLike, seconds_per_point: FloatArray
+        self,
+        deadline: float,
+        fleet: DelayParameters,
+        held: npt.ArrayLike,
+        seconds_per_point: FloatArray,
     ) -> IntArray:
         """Return with how many points each client can be done by the deadline, shape (n,).
 

@@ -6,22 +6,21 @@ N_d and N_u; with probability 1 − availability it does not answer at all (T = 
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
-from codedfedl.fleet.devices import Fleet
-from codedfedl.fleet.transmissions import (
-    LARGEST_ALPHA,
-    NEGLIGIBLE,
-    answered_by,
-    geometric_sum,
-    transmissions_within,
-    useful_transmissions,
-)
+from codedfedl.errors import InputError
+from codedfedl.fleet.columns import checked_points
+from codedfedl.fleet.devices import DelayParameters, Fleet
+from codedfedl.fleet.round_time import asymmetric_cdf, symmetric_cdf
+
+if TYPE_CHECKING:
+    from codedfedl.fleet.measured import MeasuredDelays
 
 __all__ = [
     "FOREVER",
@@ -29,17 +28,20 @@ __all__ = [
     "Chances",
     "DelayDistribution",
     "DelayModel",
+    "Delays",
+    "DelaysWithPoints",
     "FleetDelays",
+    "delays_and_points",
+    "delays_of",
     "expected_maximum",
 ]
 
 FOREVER = 1e150
 """Seconds after which every client that takes part has answered."""
 
-_BLOCK = 1 << 16  # elements of a temporary array: what stays in a core's cache
 _SURELY = 1 - 1e-9
 _CROSSING = 1e-3  # how late, relative to the time
-_INSTANT = 1e-150  # seconds: what a load of 0 points takes
+_INSTANT = 1e-150  # seconds: no smaller time is looked for
 
 
 class Chances(Protocol):
@@ -50,27 +52,21 @@ class Chances(Protocol):
 
 
 class DelayDistribution(Protocol):
-    """What a planner needs to know of a fleet: anything with these members can be planned.
+    """What a planner needs to know of delays: anything with these members can be planned.
 
-    ``cdf`` must not rise with the load, and must not fall with t.
+    ``cdf`` must not rise with the load, and must not fall with t. How many points the clients have
+    is not part of it: a plan takes both.
     """
 
     @property
     def client(self) -> npt.NDArray[Any]:
         """The clients' names, shape (n,)."""
 
-    @property
-    def points(self) -> FloatArray:
-        """Points per round that each client holds, shape (n,)."""
-
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
 
     def take(self, clients: IntArray | slice) -> Self:
         """Return the same model of some of the clients."""
-
-    def with_points(self, points: npt.ArrayLike) -> Self:
-        """Return the same clients with other points per round."""
 
 
 class DelayModel(DelayDistribution, Protocol):
@@ -86,21 +82,31 @@ class DelayModel(DelayDistribution, Protocol):
         """T for the loads and chances that this model drew, shape (…, n); ∞ if no reply comes."""
 
     def bulk(
-        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
+        self,
+        work: npt.ArrayLike,
+        packets: npt.ArrayLike,
+        rng: np.random.Generator,
+        *,
+        per_point: float = 1.0,
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the seconds of computing and of uploading for a step outside the rounds.
 
         Parameters
         ----------
-        points
-            Work in units of gradient points, shape (n,). It is done once, without a model download.
+        work
+            What is computed, shape (n,). It is done once, without a model download.
         packets
             Packets to upload, each of the size of a model, shape (n,).
+        per_point
+            How much work the gradient of one point is; by default, work is counted in points.
 
         Returns
         -------
         compute, upload : arrays of shape (n,)
         """
+
+    def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
+        """Draw the seconds of uploading packets beside those of a round, shape (n,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +129,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class FleetDelays:
-    """The paper's delay model of a fleet.
+    """The paper's delay model: a fleet's, or that of parameters without points.
 
     Examples
     --------
@@ -132,7 +138,7 @@ class FleetDelays:
     array([0.607])
     """
 
-    fleet: Fleet
+    fleet: DelayParameters
 
     @property
     def client(self) -> npt.NDArray[Any]:
@@ -140,18 +146,13 @@ class FleetDelays:
         return self.fleet.client
 
     @property
-    def points(self) -> FloatArray:
-        """Points per round that each client holds, shape (n,)."""
-        return self.fleet.points
+    def availability(self) -> FloatArray:
+        """Probability that a reply ever comes, shape (n,)."""
+        return self.fleet.availability
 
     def take(self, clients: IntArray | slice) -> "FleetDelays":
         """Return the same model of some of the clients."""
         return FleetDelays(self.fleet.take(clients))
-
-    def with_points(self, points: npt.ArrayLike) -> "FleetDelays":
-        """Return the same clients with other points per round, one number each or for all."""
-        given: Any = points  # the fleet checks them
-        return FleetDelays(replace(self.fleet, points=given))
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t), exactly.
@@ -169,9 +170,9 @@ class FleetDelays:
         time, compute = np.broadcast_arrays(time, compute)
         symmetric = fleet.symmetric
         if symmetric.all():
-            return fleet.availability * _symmetric_cdf(fleet, time, compute)
+            return fleet.availability * symmetric_cdf(fleet, time, compute)
         result = np.empty(time.shape)
-        for part, cdf in ((symmetric, _symmetric_cdf), (~symmetric, _asymmetric_cdf)):
+        for part, cdf in ((symmetric, symmetric_cdf), (~symmetric, asymmetric_cdf)):
             clients = np.flatnonzero(part)
             result[..., clients] = cdf(
                 fleet.take(clients), time[..., clients], compute[..., clients]
@@ -211,22 +212,93 @@ class FleetDelays:
         return total
 
     def bulk(
-        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
+        self,
+        work: npt.ArrayLike,
+        packets: npt.ArrayLike,
+        rng: np.random.Generator,
+        *,
+        per_point: float = 1.0,
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the seconds of computing and of uploading for a step outside the rounds.
 
         Neither overhead nor availability play a part, which are a round's.
         """
         fleet = self.fleet
-        compute = np.asarray(points, dtype=np.float64) / fleet.rate
+        # The rate in units of work: one division, one rounding.
+        compute = np.asarray(work, dtype=np.float64) / (per_point * fleet.rate)
         compute = compute * (1 + rng.standard_exponential(len(fleet)) / fleet.alpha)
+        return compute, self.upload(packets, rng)
+
+    def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
+        """Draw the seconds of uploading packets, each sent until it arrives, shape (n,)."""
         packets = np.asarray(packets, dtype=np.int64)
-        again = rng.negative_binomial(np.maximum(packets, 1), 1 - fleet.erasure_up)
-        upload = (packets + np.where(packets > 0, again, 0)) * fleet.packet_time_up
-        return compute, upload
+        losses = rng.negative_binomial(np.maximum(packets, 1), 1 - self.fleet.erasure_up)
+        sent = np.where(packets > 0, packets + losses, 0)
+        return np.asarray(sent * self.fleet.packet_time_up, dtype=np.float64)
 
 
-def expected_maximum(model: DelayDistribution, loads: npt.ArrayLike) -> float:
+D_co = TypeVar("D_co", bound=DelayDistribution, covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class DelaysWithPoints(Generic[D_co]):
+    """Delays of any model, and the points of each client: what a plan takes.
+
+    A `Fleet` is the same for the paper's own delay model.
+
+    Parameters
+    ----------
+    delays
+        Any `DelayDistribution`.
+    points : array of shape (n,)
+        Points per round of each client; one number stands for all.
+    """
+
+    delays: D_co
+    points: FloatArray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "points", checked_points(self.points, self.delays.client))
+
+    @property
+    def client(self) -> npt.NDArray[Any]:
+        """The clients' names, shape (n,)."""
+        return self.delays.client
+
+    def take(self, clients: IntArray | slice) -> "DelaysWithPoints[D_co]":
+        """Return some of the clients."""
+        return DelaysWithPoints(self.delays.take(clients), self.points[clients])
+
+    def write(self: "DelaysWithPoints[MeasuredDelays]", path: str | Path) -> None:
+        """Write measured delays to a file that `read_measured` turns into the same again."""
+        self.delays.write(path, self.points)
+
+
+Delays = DelayParameters | DelaysWithPoints[DelayDistribution] | DelayDistribution
+"""What a delay model can be had from: a `Fleet`, a model with points, or a model alone."""
+
+
+def delays_of(fleet: Delays) -> DelayDistribution:
+    """Return the delay model of a fleet, or the model itself."""
+    if isinstance(fleet, DelayParameters):
+        return FleetDelays(fleet)
+    return fleet.delays if isinstance(fleet, DelaysWithPoints) else fleet
+
+
+def delays_and_points(
+    fleet: Delays, points: npt.ArrayLike | None = None
+) -> tuple[DelayDistribution, FloatArray]:
+    """Return a delay model, and the points of its clients: those given, else the fleet's own."""
+    delays = delays_of(fleet)
+    if points is not None:
+        return delays, checked_points(points, delays.client)
+    source = fleet.fleet if isinstance(fleet, FleetDelays) else fleet
+    if isinstance(source, Fleet | DelaysWithPoints):
+        return delays, source.points
+    raise InputError("points are not given, and delays alone do not tell them: say points=…")
+
+
+def expected_maximum(fleet: Delays, loads: npt.ArrayLike) -> float:
     """E[max_j T_j]: the mean round when the server waits for all who have a load, seconds.
 
     ∞ where some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt, by adaptive quadrature:
@@ -234,7 +306,8 @@ def expected_maximum(model: DelayDistribution, loads: npt.ArrayLike) -> float:
     """
     from scipy.integrate import IntegrationWarning, quad
 
-    loads = np.asarray(loads, dtype=np.float64) * np.ones(len(model.points))
+    model = delays_of(fleet)
+    loads = np.asarray(loads, dtype=np.float64) * np.ones(len(model.client))
     asked = np.flatnonzero(loads > 0)
 
     def all_done(model: DelayDistribution, loads: FloatArray, t: float) -> float:
@@ -272,56 +345,3 @@ def _crossing(reached: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if reached(middle) else (middle, high)
     return high
-
-
-def _symmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
-    """Sum the Theorem's terms over ν, for a link that is the same both ways."""
-    erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
-    last, compute = useful_transmissions(erasure), np.maximum(compute, _INSTANT)
-    alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
-    return answered_by(time, compute, last, alpha, fleet.packet_time, erasure)[0]
-
-
-def _asymmetric_cdf(fleet: Fleet, time: FloatArray, compute: FloatArray) -> FloatArray:
-    """Sum over the attempts of the link that loses less; the other link's sum is closed.
-
-    Attempts that are reached with a probability below `NEGLIGIBLE` are left out, on each link.
-    """
-    links = [(fleet.packet_time, fleet.erasure), (fleet.packet_time_up, fleet.erasure_up)]
-    links = [(tau, np.where(tau > 0, p, 0.0)) for tau, p in links]
-    down_is_outer = links[0][1] <= links[1][1]
-    (tau, p), (inner_tau, inner_p) = (
-        [np.where(choose, d, u) for d, u in zip(*links, strict=True)]
-        for choose in (down_is_outer, ~down_is_outer)
-    )
-    alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
-    columns = (time, compute, tau, p, inner_tau, inner_p, alpha)
-    flat = [column.reshape(-1, 1) for column in np.broadcast_arrays(*columns)]
-    time_, compute_, tau, p, inner_tau, inner_p, alpha = flat
-    spare = time_ - compute_ - inner_tau
-    last = np.where(p > 0, np.log(NEGLIGIBLE) / np.log(np.maximum(p, 1e-300)), 1.0)
-    last = np.minimum(transmissions_within(spare, tau), np.ceil(last))
-    total = np.zeros(len(time_))
-    width = max(1, _BLOCK // max(len(time_), 1))
-    for first in range(1, int(last.max(initial=0)) + 1, width):
-        attempt = np.arange(first, min(first + width, int(last.max()) + 1))
-        chance = np.where(attempt <= last, (1 - p) * p ** (attempt - 1), 0.0)
-        rest = _one_way_cdf(time_ - attempt * tau, compute_, inner_tau, inner_p, alpha)
-        total += (chance * rest).sum(-1)
-    return np.minimum(total, 1.0).reshape(time.shape)
-
-
-def _one_way_cdf(
-    time: FloatArray, compute: FloatArray, tau: FloatArray, p: FloatArray, alpha: FloatArray
-) -> FloatArray:
-    """P(compute + exponential + N·τ ≤ time) with N geometric, in closed form."""
-    log_p = np.log(np.maximum(p, 1e-300))
-    attempts = transmissions_within(time - compute, tau)
-    attempts = np.minimum(attempts, np.where(p > 0, np.ceil(np.log(NEGLIGIBLE) / log_p), 1.0))
-    counted = np.maximum(attempts, 1.0)
-    inverse = 1 / np.maximum(compute, _INSTANT)
-    log_ratio = log_p + alpha * tau * inverse
-    retries = np.where(log_ratio > 0, counted - 1, 0.0)  # the largest term
-    slack = np.maximum((time - (1 + retries) * tau) * inverse - 1, 0.0)
-    late = (1 - p) * np.exp(retries * log_p - alpha * slack) * geometric_sum(log_ratio, counted)
-    return np.where(attempts >= 1, np.maximum(-np.expm1(counted * log_p) - late, 0.0), 0.0)

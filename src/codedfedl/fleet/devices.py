@@ -1,8 +1,8 @@
 """What the clients are: devices, the work that is asked of them, and the fleet both make.
 
-A `Fleet` holds what section 2.2 of the paper calls ℓ_j, μ_j, α_j, τ_j and p_j: how long *one
-point* and *one packet* take. `Devices` say how fast a processor and a link are, and a `Workload`
-how much of both a point and a packet need.
+`DelayParameters` hold what section 2.2 of the paper calls μ_j, α_j, τ_j and p_j: how long *one
+point* and *one packet* take. A `Fleet` adds ℓ_j, the points of each client. `Devices` say how fast
+a processor and a link are, and a `Workload` how much of both a point and a packet need.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,64 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.columns import Columns, refusal
+from codedfedl.fleet.columns import Columns, checked_points
 
-__all__ = ["Devices", "Fleet", "Workload", "read_fleet"]
+__all__ = ["DelayParameters", "Devices", "Fleet", "Workload", "read_clients", "read_fleet"]
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Fleet(Columns):
+class DelayParameters(Columns):
+    """How long one point and one packet take each client; not how many points it has.
+
+    Parameters
+    ----------
+    rate, alpha, packet_time, erasure, packet_time_up, erasure_up, overhead, availability, client
+        As in `Fleet`.
+    """
+
+    rate: FloatArray
+    alpha: FloatArray
+    packet_time: FloatArray
+    erasure: FloatArray
+    packet_time_up: FloatArray
+    erasure_up: FloatArray
+    overhead: FloatArray
+    availability: FloatArray
+
+    def __init__(
+        self,
+        *,
+        rate: npt.ArrayLike,
+        alpha: npt.ArrayLike,
+        packet_time: npt.ArrayLike,
+        erasure: npt.ArrayLike,
+        packet_time_up: npt.ArrayLike | None = None,
+        erasure_up: npt.ArrayLike | None = None,
+        overhead: npt.ArrayLike = 0.0,
+        availability: npt.ArrayLike = 1.0,
+        client: npt.ArrayLike | None = None,
+    ) -> None:
+        columns = {
+            "rate": rate,
+            "alpha": alpha,
+            "packet_time": packet_time,
+            "erasure": erasure,
+            "packet_time_up": packet_time_up,
+            "erasure_up": erasure_up,
+            "overhead": overhead,
+            "availability": availability,
+        }
+        self._check_and_store(client, columns)
+
+    @property
+    def symmetric(self) -> npt.NDArray[np.bool_]:
+        """Whose uplink equals the downlink, shape (n,)."""
+        same = (self.packet_time == self.packet_time_up) & (self.erasure == self.erasure_up)
+        return np.asarray(same)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Fleet(DelayParameters):
     """A federation's clients, as the delay model sees them.
 
     Parameters
@@ -52,14 +103,6 @@ class Fleet(Columns):
     """
 
     points: FloatArray
-    rate: FloatArray
-    alpha: FloatArray
-    packet_time: FloatArray
-    erasure: FloatArray
-    packet_time_up: FloatArray
-    erasure_up: FloatArray
-    overhead: FloatArray
-    availability: FloatArray
 
     def __init__(
         self,
@@ -87,22 +130,24 @@ class Fleet(Columns):
             "availability": availability,
         }
         self._check_and_store(client, columns)
-        fractional = self.points != np.floor(self.points)
-        if fractional.any():
-            raise refusal("points", self.points, fractional, self.client)
-        if not self.points.any():
-            raise InputError("points: no client has any point; give at least one client its data")
+        object.__setattr__(self, "points", checked_points(self.points, self.client))
+
+    @classmethod
+    def of(cls, parameters: DelayParameters, points: npt.ArrayLike) -> "Fleet":
+        """Return the clients of these delays with `points` per round."""
+        names = DelayParameters.names()
+        return cls(points=points, **{name: getattr(parameters, name) for name in names})
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the columns, in the order of a file: who has how many points comes first."""
+        client, *others = DelayParameters.names()
+        return [client, "points", *others]
 
     @property
     def total_points(self) -> int:
         """Points per round over all clients (the paper's m)."""
         return int(self.points.sum())
-
-    @property
-    def symmetric(self) -> npt.NDArray[np.bool_]:
-        """Whose uplink equals the downlink, shape (n,)."""
-        same = (self.packet_time == self.packet_time_up) & (self.erasure == self.erasure_up)
-        return np.asarray(same)
 
 
 @dataclass(frozen=True)
@@ -191,10 +236,9 @@ class Devices(Columns):
         }
         self._check_and_store(client, columns)
 
-    def fleet(self, workload: Workload, points: npt.ArrayLike) -> Fleet:
-        """Return the fleet that these devices are for a workload, with `points` per round."""
-        return Fleet(
-            points=points,
+    def parameters(self, workload: Workload) -> DelayParameters:
+        """Return how long a point and a packet of a workload take these devices."""
+        return DelayParameters(
             rate=self.mac_rate / workload.point_macs,
             alpha=self.alpha,
             packet_time=workload.packet_bits / self.bit_rate,
@@ -205,6 +249,10 @@ class Devices(Columns):
             availability=self.availability,
             client=self.client,
         )
+
+    def fleet(self, workload: Workload, points: npt.ArrayLike) -> Fleet:
+        """Return the fleet that these devices are for a workload, with `points` per round."""
+        return Fleet.of(self.parameters(workload), points)
 
 
 def read_fleet(
@@ -233,3 +281,14 @@ def read_fleet(
             f"{path} lists devices without their data: add a column 'points', or say --points"
         )
     return Devices(**columns).fleet(workload or Workload(), held)
+
+
+def read_clients(path: str | Path) -> Devices | DelayParameters:
+    """Read a device file, or a fleet file without its points."""
+    from codedfedl.io.tables import column_names, read_table
+
+    kind = Devices if "mac_rate" in column_names(path) else DelayParameters
+    required, optional = kind.file_columns()
+    columns = read_table(path, required, [*optional, "points"])
+    columns.pop("points", None)
+    return kind(**columns)

@@ -10,10 +10,16 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import Chance, FleetDelays
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.columns import client_names
+from codedfedl.fleet.delays import DelaysWithPoints
 
-__all__ = ["MeasuredChance", "MeasuredDelays", "MixedChance", "MixedDelays", "rows_by_client"]
+__all__ = [
+    "MeasuredChance",
+    "MeasuredDelays",
+    "is_measured",
+    "read_measured",
+    "rows_by_client",
+]
 
 _FILE_COLUMNS = ("client", "points", "per_point", "fixed")
 
@@ -29,18 +35,6 @@ class MeasuredChance:
         return MeasuredChance(self.measurement[round_])
 
 
-@dataclass(frozen=True, eq=False)
-class MixedChance:
-    """The `Chances` of `MixedDelays`: those of both models, for all clients."""
-
-    formula: Chance
-    measured: MeasuredChance
-
-    def of_round(self, round_: int) -> "MixedChance":
-        """Return the chances of one round."""
-        return MixedChance(self.formula.of_round(round_), self.measured.of_round(round_))
-
-
 @dataclass(frozen=True, eq=False, init=False)
 class MeasuredDelays:
     """Delays that follow no formula: the clients' own measurements, each equally likely again.
@@ -50,95 +44,92 @@ class MeasuredDelays:
 
     Parameters
     ----------
-    points : array of shape (n,)
     per_point, fixed : one sequence of measurements per client
         Of equal lengths within a client; the lengths may differ between clients.
     client : array of shape (n,), optional
     """
 
-    points: FloatArray
     per_point: FloatArray
     fixed: FloatArray
     client: npt.NDArray[Any]
 
     def __init__(
         self,
-        points: npt.ArrayLike,
         per_point: Sequence[npt.ArrayLike],
         fixed: Sequence[npt.ArrayLike],
         client: npt.ArrayLike | None = None,
     ) -> None:
-        names = _who_and_how_much(points, client)
+        names = client_names(client, len(per_point) if client is None else np.size(client))
         columns = {"per_point": per_point, "fixed": fixed}
-        checked = {name: _measurements(name, rows, names.client) for name, rows in columns.items()}
+        checked = {name: _measurements(name, rows, names) for name, rows in columns.items()}
         given = [~np.isnan(rows) for rows in checked.values()]
         if given[0].shape != given[1].shape or (given[0] != given[1]).any():
             raise InputError(
                 "per_point and fixed differ in length: give both for every measurement"
             )
-        stored = {"points": names.points, "client": names.client, **checked}
-        for name, array in stored.items():
+        for name, array in {"client": names, **checked}.items():
             array.flags.writeable = False
             object.__setattr__(self, name, array)
 
     def take(self, clients: IntArray | slice) -> "MeasuredDelays":
         """Return the same model of some of the clients."""
-        names = ("points", "per_point", "fixed", "client")
-        return self._made_of({name: getattr(self, name)[clients] for name in names})
+        return self._with(
+            per_point=self.per_point[clients],
+            fixed=self.fixed[clients],
+            client=self.client[clients],
+        )
 
-    def with_points(self, points: npt.ArrayLike) -> "MeasuredDelays":
-        """Return the same clients with other points per round, one number each or for all."""
-        checked = _who_and_how_much(points, self.client)
-        measured = {"per_point": self.per_point, "fixed": self.fixed, "client": self.client}
-        return self._made_of({"points": checked.points, **measured})
+    def slowed(self, factor: FloatArray) -> "MeasuredDelays":
+        """Return clients for whom everything takes `factor` times as long, shape (n,)."""
+        times = np.asarray(factor, dtype=np.float64)[:, None]
+        return self._with(per_point=times * self.per_point, fixed=times * self.fixed)
 
-    @staticmethod
-    def _made_of(columns: dict[str, npt.NDArray[Any]]) -> "MeasuredDelays":
+    def _with(self, **columns: npt.NDArray[Any]) -> "MeasuredDelays":
         model = object.__new__(MeasuredDelays)  # what was checked needs no second check
-        for name, array in columns.items():
-            object.__setattr__(model, name, array)
+        for name in ("per_point", "fixed", "client"):
+            object.__setattr__(model, name, columns.get(name, getattr(self, name)))
         return model
 
-    @classmethod
-    def read(cls, path: str | Path) -> "MeasuredDelays":
-        """Read a CSV or Parquet file with the columns client, points, per_point and fixed.
-
-        A row is a measurement. The points of a client are the same in all of its rows.
-        """
-        from codedfedl.io.tables import read_table
-
-        table = read_table(path, _FILE_COLUMNS)
-        names, rows = rows_by_client(table["client"])
-        for name, which in zip(names, rows, strict=True):
-            points = np.unique(table["points"][which])
-            if len(points) > 1:
-                raise InputError(
-                    f"{path}: points of client {name} are {points[0]:g} and {points[1]:g}: "
-                    "write the same number in all of its rows"
-                )
-        per_point, fixed = ([table[name][which] for which in rows] for name in _FILE_COLUMNS[2:])
-        return cls([table["points"][which[0]] for which in rows], per_point, fixed, names)
-
-    def write(self, path: str | Path) -> None:
-        """Write a CSV or Parquet file that `read` turns into the same model again."""
+    def write(self, path: str | Path, points: FloatArray) -> None:
+        """Write a CSV or Parquet file that `read_measured` reads, with the clients' points."""
         from codedfedl.io.tables import write_table
 
         given = ~np.isnan(self.fixed)
         each = given.sum(-1)
         columns = {
             "client": np.repeat(self.client, each),
-            "points": np.repeat(self.points, each),
+            "points": np.repeat(points, each),
             "per_point": self.per_point[given],
             "fixed": self.fixed[given],
         }
         write_table(path, columns)
+
+    @property
+    def availability(self) -> FloatArray:
+        """Share of the measurements in which a reply came, shape (n,)."""
+        return np.asarray(self._replied.sum(-1) / self._count, dtype=np.float64)
+
+    @property
+    def _count(self) -> IntArray:
+        return np.asarray((~np.isnan(self.fixed)).sum(-1))
+
+    @property
+    def _replied(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.isfinite(self.per_point) & np.isfinite(self.fixed))
+
+    def mean(self, loads: npt.ArrayLike) -> FloatArray:
+        """Return the mean of T over the measurements with a reply, seconds; ∞ where none has."""
+        load = np.asarray(loads, dtype=np.float64)[..., None]
+        seconds = np.where(self._replied, _would_take(self.per_point, self.fixed, load), 0.0)
+        count = self._replied.sum(-1)
+        return np.where(count > 0, seconds.sum(-1) / np.maximum(count, 1), np.inf)
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """Share of the measurements that would have met t, shape (…, n)."""
         load = np.asarray(loads, dtype=np.float64)[..., None]
         seconds = _would_take(self.per_point, self.fixed, load)
         met = seconds <= np.asarray(t, dtype=np.float64)[..., None]
-        return np.asarray(met.sum(-1) / (~np.isnan(self.fixed)).sum(-1), dtype=np.float64)
+        return np.asarray(met.sum(-1) / self._count, dtype=np.float64)
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
         """Draw T for every round and client, shape (rounds, n); ∞ where no reply comes."""
@@ -146,111 +137,73 @@ class MeasuredDelays:
 
     def draw(self, rounds: int, rng: np.random.Generator) -> MeasuredChance:
         """Draw a measurement for every round and client, each equally likely."""
-        counts = (~np.isnan(self.fixed)).sum(-1)
-        return MeasuredChance(rng.integers(counts, size=(rounds, len(counts))))
+        return MeasuredChance(rng.integers(self._count, size=(rounds, len(self.client))))
 
     def seconds(self, loads: npt.ArrayLike, chance: MeasuredChance) -> FloatArray:
         """T for the loads and the measurements drawn, shape (…, n); ∞ where no reply comes."""
-        clients = np.arange(len(self.points))
+        clients = np.arange(len(self.client))
         per_point = self.per_point[clients, chance.measurement]
         fixed = self.fixed[clients, chance.measurement]
         return _would_take(per_point, fixed, np.asarray(loads, dtype=np.float64))
 
     def bulk(
-        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
+        self,
+        work: npt.ArrayLike,
+        packets: npt.ArrayLike,
+        rng: np.random.Generator,
+        *,
+        per_point: float = 1.0,
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the seconds of computing and of uploading for a step outside the rounds.
 
-        One measurement is drawn for each client, among those with a reply: the points take its
+        One measurement is drawn for each client, among those with a reply: a point takes its
         seconds per point, and every packet its fixed seconds. Measurements do not tell the link
         from the overhead of a round, nor the uplink from the downlink, so the upload is an upper
         estimate. A client that never replied takes for ever.
         """
-        replied = np.isfinite(self.per_point) & np.isfinite(self.fixed)
-        first_replies = np.argsort(~replied, axis=-1, kind="stable")
-        clients = np.arange(len(self.points))
-        chosen = first_replies[clients, rng.integers(np.maximum(replied.sum(-1), 1))]
-        points, packets = (np.asarray(work, dtype=np.float64) for work in (points, packets))
-        compute = _would_take(self.per_point[clients, chosen], np.zeros(len(clients)), points)
-        upload = _would_take(self.fixed[clients, chosen], np.zeros(len(clients)), packets)
-        return compute, upload
+        clients, chosen = np.arange(len(self.client)), self._with_reply(rng)
+        points = np.asarray(work, dtype=np.float64) / per_point
+        compute = _each_takes(self.per_point[clients, chosen], points)
+        return compute, _each_takes(self.fixed[clients, chosen], packets)
+
+    def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
+        """Draw the seconds of uploading packets: an upper estimate, as in `bulk`."""
+        clients, chosen = np.arange(len(self.client)), self._with_reply(rng)
+        return _each_takes(self.fixed[clients, chosen], packets)
+
+    def _with_reply(self, rng: np.random.Generator) -> IntArray:
+        """Draw a measurement with a reply for each client; any, for one that never replied."""
+        first_replies = np.argsort(~self._replied, axis=-1, kind="stable")
+        drawn = rng.integers(np.maximum(self._replied.sum(-1), 1))
+        return np.asarray(first_replies[np.arange(len(self.client)), drawn])
 
 
-@dataclass(frozen=True, eq=False)
-class MixedDelays:
-    """Clients that follow the paper's model beside clients whose delays follow no formula.
+def read_measured(path: str | Path) -> DelaysWithPoints[MeasuredDelays]:
+    """Read a CSV or Parquet file with the columns client, points, per_point and fixed.
 
-    Parameters
-    ----------
-    formula, measured
-        Both models of all n clients.
-    follows : bool array of shape (n,)
-        Whose delays are the formula's; those of the others are the measured ones.
+    A row is a measurement. The points of a client are the same in all of its rows.
     """
+    from codedfedl.io.tables import read_table
 
-    formula: FleetDelays
-    measured: MeasuredDelays
-    follows: npt.NDArray[np.bool_]
+    table = read_table(path, _FILE_COLUMNS)
+    names, rows = rows_by_client(table["client"])
+    for name, which in zip(names, rows, strict=True):
+        points = np.unique(table["points"][which])
+        if len(points) > 1:
+            raise InputError(
+                f"{path}: points of client {name} are {points[0]:g} and {points[1]:g}: "
+                "write the same number in all of its rows"
+            )
+    per_point, fixed = ([table[name][which] for which in rows] for name in _FILE_COLUMNS[2:])
+    held = np.array([table["points"][which[0]] for which in rows])
+    return DelaysWithPoints(MeasuredDelays(per_point, fixed, names), held)
 
-    def __post_init__(self) -> None:
-        sizes = {len(self.formula.points), len(self.measured.points), len(self.follows)}
-        if len(sizes) > 1:
-            raise InputError(f"the two models have {sizes} clients: give both of the same clients")
 
-    @property
-    def client(self) -> npt.NDArray[Any]:
-        """The clients' names, shape (n,)."""
-        return self.formula.client
+def is_measured(path: str | Path) -> bool:
+    """Return whether a file holds measured delays, by its columns."""
+    from codedfedl.io.tables import column_names
 
-    @property
-    def points(self) -> FloatArray:
-        """Points per round that each client holds, shape (n,)."""
-        return self.formula.points
-
-    def take(self, clients: IntArray | slice) -> "MixedDelays":
-        """Return the same model of some of the clients."""
-        formula, measured = self.formula.take(clients), self.measured.take(clients)
-        return MixedDelays(formula, measured, self.follows[clients])
-
-    def with_points(self, points: npt.ArrayLike) -> "MixedDelays":
-        """Return the same clients with other points per round, one number each or for all."""
-        formula, measured = self.formula.with_points(points), self.measured.with_points(points)
-        return MixedDelays(formula, measured, self.follows)
-
-    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
-        """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
-        loads, t = (np.asarray(values, dtype=np.float64) for values in (loads, t))
-        n = (len(self.follows),)
-        loads, t = np.broadcast_arrays(*(np.broadcast_to(v, v.shape or n) for v in (loads, t)))
-        result = np.empty(loads.shape)
-        for model, part in ((self.formula, self.follows), (self.measured, ~self.follows)):
-            who = np.flatnonzero(part)
-            result[..., who] = model.take(who).cdf(loads[..., who], t[..., who])
-        return result
-
-    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw T for every round and client, shape (rounds, n); ∞ where no reply comes."""
-        return self.seconds(loads, self.draw(rounds, rng))
-
-    def draw(self, rounds: int, rng: np.random.Generator) -> MixedChance:
-        """Draw the chances of both models for all clients, whichever of them a client follows."""
-        return MixedChance(self.formula.draw(rounds, rng), self.measured.draw(rounds, rng))
-
-    def seconds(self, loads: npt.ArrayLike, chance: MixedChance) -> FloatArray:
-        """T for the loads and chances, shape (…, n); ∞ where no reply comes."""
-        formula = self.formula.seconds(loads, chance.formula)
-        return np.where(self.follows, formula, self.measured.seconds(loads, chance.measured))
-
-    def bulk(
-        self, points: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
-    ) -> tuple[FloatArray, FloatArray]:
-        """Draw the seconds of computing and of uploading, by each client's own model."""
-        formula = self.formula.bulk(points, packets, rng)
-        measured = self.measured.bulk(points, packets, rng)
-        compute, upload = (
-            np.where(self.follows, *both) for both in zip(formula, measured, strict=True)
-        )
-        return compute, upload
+    return "per_point" in column_names(path)
 
 
 def rows_by_client(client: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[IntArray]]:
@@ -262,9 +215,8 @@ def rows_by_client(client: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[Int
     return names[order], [rows[j] for j in order]
 
 
-def _who_and_how_much(points: npt.ArrayLike, client: npt.ArrayLike | None) -> Fleet:
-    """Check names and points as a fleet does; its other quantities play no part."""
-    return Fleet(points=points, rate=1, alpha=1, packet_time=0, erasure=0, client=client)
+def _each_takes(seconds: FloatArray, count: npt.ArrayLike) -> FloatArray:
+    return _would_take(seconds, np.zeros(len(seconds)), np.asarray(count, dtype=np.float64))
 
 
 def _would_take(per_point: FloatArray, fixed: FloatArray, loads: FloatArray) -> FloatArray:

@@ -12,10 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl._types import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import FOREVER, DelayDistribution, FleetDelays
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import (
+    FOREVER,
+    DelayDistribution,
+    Delays,
+    FleetDelays,
+    delays_and_points,
+    delays_of,
+)
+from codedfedl.fleet.devices import DelayParameters
 from codedfedl.planning.concave_pieces import ConcavePieces
 
 __all__ = ["Allocation", "best_loads", "expected_return", "minimum_deadline"]
@@ -55,24 +62,32 @@ class Allocation:
         return float(self.loads @ self.return_probabilities)
 
 
-def expected_return(model: DelayDistribution, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+def expected_return(fleet: Delays, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
     """E[R_j(t; ℓ̃)] = ℓ̃·P(T_j ≤ t) of the Theorem, points, shape (…, n)."""
-    return np.asarray(loads, dtype=np.float64) * model.cdf(loads, t)
+    return np.asarray(loads, dtype=np.float64) * delays_of(fleet).cdf(loads, t)
 
 
-def best_loads(model: DelayDistribution, t: float, *, whole: bool = True) -> Allocation:
+def best_loads(
+    fleet: Delays, t: float, *, points: npt.ArrayLike | None = None, whole: bool = True
+) -> Allocation:
     """Maximise every client's expected return for a given t (eq. 9).
 
     Parameters
     ----------
+    fleet
+        A `Fleet`, or delays of any model.
+    points : array of shape (n,), optional
+        Points of each client, the most that it can process; the fleet's own by default.
     whole
         Loads are whole points. False gives the paper's continuous optimum, which only the
         paper's own delay model with symmetric links has.
     """
-    return _solver(model, whole)(t)
+    return _solver(*delays_and_points(fleet, points), whole)(t)
 
 
-def minimum_deadline(model: DelayDistribution, target: float, *, whole: bool = True) -> Allocation:
+def minimum_deadline(
+    fleet: Delays, target: float, *, points: npt.ArrayLike | None = None, whole: bool = True
+) -> Allocation:
     """Find the smallest t at which the best loads return `target` points in expectation.
 
     This is eq. 10 with ε = 0: the return at the deadline is never below the target.
@@ -81,35 +96,41 @@ def minimum_deadline(model: DelayDistribution, target: float, *, whole: bool = T
     ----------
     target
         m − u. It must be below what the clients return when the server waits for ever.
+    fleet, points, whole
+        As in `best_loads`.
     """
     if not target > 0:
         raise InputError(f"the target is {target:g} points: must be above 0")
-    reachable = _limit(model)
+    model, held = delays_and_points(fleet, points)
+    reachable = _limit(model, held)
     # The paper's model approaches its limit and never reaches it; measured delays do.
     if target > reachable or (target == reachable and isinstance(model, FleetDelays)):
         raise InputError(
             f"an expected return of {target:g} points is out of reach: {reachable:g} of "
-            f"{model.points.sum():g} return however long the server waits; "
+            f"{held.sum():g} return however long the server waits; "
             "raise the redundancy or the availability"
         )
-    return _smallest(_solver(model, whole), target, _starting_time(model, target, whole))
+    start = _starting_time(model, held, target, whole)
+    return _smallest(_solver(model, held, whole), target, start)
 
 
-def _limit(model: DelayDistribution) -> float:
+def _limit(model: DelayDistribution, points: FloatArray) -> float:
     """Return the points that come back when the server waits for ever."""
     if isinstance(model, FleetDelays):
-        return float(model.points @ model.fleet.availability)
-    return float(expected_return(model, model.points, FOREVER).sum())
+        return float(points @ model.availability)
+    return float(expected_return(model, points, FOREVER).sum())
 
 
-def _starting_time(model: DelayDistribution, target: float, whole: bool) -> float:
+def _starting_time(
+    model: DelayDistribution, points: FloatArray, target: float, whole: bool
+) -> float:
     """Guess the deadline from a sample of a large fleet, in the units of its time."""
-    n = len(model.points)
-    if n > _CLIENTS_PER_SAMPLE:
-        sample = model.take(slice(None, None, 16))
-        share = sample.points.sum() / model.points.sum()
-        if _limit(sample) > target * share:
-            return minimum_deadline(sample, target * share, whole=whole).t
+    if len(points) > _CLIENTS_PER_SAMPLE:
+        some = slice(None, None, 16)
+        sample, held = model.take(some), points[some]
+        share = held.sum() / points.sum()
+        if _limit(sample, held) > target * share:
+            return minimum_deadline(sample, target * share, points=held, whole=whole).t
     return 1.0
 
 
@@ -148,26 +169,29 @@ def _between(low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def _solver(model: DelayDistribution, whole: bool) -> Callable[[float], Allocation]:
+def _solver(
+    model: DelayDistribution, points: FloatArray, whole: bool
+) -> Callable[[float], Allocation]:
     """Return t ↦ the best loads, by the fastest method that the model allows."""
     if isinstance(model, FleetDelays):
         symmetric = model.fleet.symmetric
         if symmetric.all():
-            return _in_chunks(model.fleet, whole)
+            return _in_chunks(model.fleet, points, whole)
         if whole and symmetric.any():
-            return _in_two_parts(model, np.flatnonzero(symmetric), np.flatnonzero(~symmetric))
+            return _in_two_parts(model, points, symmetric)
     if not whole:
         raise InputError("continuous loads need symmetric links and the paper's delay model")
-    return lambda t: _by_bisection(model, t)
+    return lambda t: _by_bisection(model, points, t)
 
 
 def _in_two_parts(
-    model: DelayDistribution, one: IntArray, other: IntArray
+    model: DelayDistribution, points: FloatArray, symmetric: Mask
 ) -> Callable[[float], Allocation]:
-    parts = [(who, _solver(model.take(who), True)) for who in (one, other)]
+    clients = [np.flatnonzero(part) for part in (symmetric, ~symmetric)]
+    parts = [(who, _solver(model.take(who), points[who], True)) for who in clients]
 
     def solve(t: float) -> Allocation:
-        loads, probabilities = np.zeros((2, len(model.points)))
+        loads, probabilities = np.zeros((2, len(points)))
         for who, solve_part in parts:
             found = solve_part(t)
             loads[who], probabilities[who] = found.loads, found.return_probabilities
@@ -176,14 +200,16 @@ def _in_two_parts(
     return solve
 
 
-def _in_chunks(fleet: Fleet, whole: bool) -> Callable[[float], Allocation]:
+def _in_chunks(
+    fleet: DelayParameters, points: FloatArray, whole: bool
+) -> Callable[[float], Allocation]:
     """Solve a large fleet in parts that fit the cache.
 
     Threads do not help: each array operation is about as short as a change of thread.
     """
     starts = range(0, len(fleet), _CLIENTS_PER_CHUNK)
-    parts = [fleet.take(slice(start, start + _CLIENTS_PER_CHUNK)) for start in starts]
-    chunks = [ConcavePieces.of(part) for part in parts]
+    parts = [slice(start, start + _CLIENTS_PER_CHUNK) for start in starts]
+    chunks = [ConcavePieces.of(fleet.take(part), points[part]) for part in parts]
 
     def solve(t: float) -> Allocation:
         found = [chunk.best_loads(t, whole=whole) for chunk in chunks]
@@ -193,14 +219,14 @@ def _in_chunks(fleet: Fleet, whole: bool) -> Callable[[float], Allocation]:
     return solve
 
 
-def _by_bisection(model: DelayDistribution, t: float) -> Allocation:
+def _by_bisection(model: DelayDistribution, points: FloatArray, t: float) -> Allocation:
     """Find the best whole loads of any delay model, knowing only that its cdf falls in the load.
 
     No load in (low, high) returns more than (high − 1)·P(T(low) ≤ t): intervals that cannot beat
     the best load so far are discarded, the others halved.
     """
-    who = np.arange(len(model.points))
-    low, high = np.zeros_like(model.points), model.points.copy()
+    who = np.arange(len(points))
+    low, high = np.zeros_like(points), points.copy()
     loads, best = np.zeros_like(low), np.zeros_like(low)
 
     def attempt(who: IntArray, load: FloatArray) -> FloatArray:

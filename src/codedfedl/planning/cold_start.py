@@ -21,7 +21,7 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup
 from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import DelayParameters
 
 __all__ = ["ColdStart", "plan_cold_start", "sampling_excess"]
 
@@ -105,7 +105,7 @@ def sampling_excess(held: FloatArray, embedded: IntArray, features: int) -> floa
 
 
 def plan_cold_start(
-    fleet: Fleet,
+    fleet: DelayParameters,
     held: npt.ArrayLike,
     setup: BlockSetup,
     wanted: float,
@@ -118,6 +118,8 @@ def plan_cold_start(
 
     Parameters
     ----------
+    fleet
+        A `Fleet`, whose points per round play no part; or `DelayParameters`.
     held : array of shape (n,)
         Points of each client in all.
     wanted
@@ -151,7 +153,7 @@ def plan_cold_start(
 
 @dataclass(frozen=True, eq=False)
 class _Planner:
-    fleet: Fleet
+    fleet: DelayParameters
     held: FloatArray
     setup: BlockSetup
     wanted: float

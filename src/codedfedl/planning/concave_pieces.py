@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import DelayParameters, Fleet
 from codedfedl.fleet.transmissions import (
     LARGEST_ALPHA,
     answered_by,
@@ -79,19 +79,19 @@ class ConcavePieces:
     peak: FloatArray  # peak_share(alpha)
 
     @classmethod
-    def of(cls, fleet: Fleet) -> Self:
+    def of(cls, fleet: DelayParameters, points: FloatArray) -> Self:
         """Compute once what does not depend on t."""
         erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
         alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
         return cls(
-            fleet.points,
+            points,
             fleet.rate,
             alpha,
             fleet.packet_time,
             erasure,
             fleet.overhead,
             fleet.availability,
-            fleet.points / fleet.rate,
+            points / fleet.rate,
             useful_transmissions(erasure),
             peak_share(alpha),
         )
@@ -303,7 +303,7 @@ def piece_peaks(fleet: Fleet, t: float) -> FloatArray:
     fleet
         A single client with a symmetric link.
     """
-    client = ConcavePieces.of(fleet)
+    client = ConcavePieces.of(fleet, fleet.points)
     last = int(_Search(client, t, whole=False).last[0])
     pieces = np.arange(2.0, last + 1)
     who = np.zeros(len(pieces), dtype=np.int64)

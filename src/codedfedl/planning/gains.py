@@ -1,6 +1,6 @@
 """How much of the paper's gain rests on the constant that it leaves out."""
 
-from codedfedl.fleet.delays import FleetDelays, expected_maximum
+from codedfedl.fleet.delays import expected_maximum
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.paper import paper_devices
 from codedfedl.planning.plan import plan
@@ -15,6 +15,6 @@ def gain_by_alpha(
     gains = {}
     for alpha in alphas:
         fleet = paper_devices(alpha=alpha).fleet(Workload(), 400)
-        waiting = expected_maximum(FleetDelays(fleet), fleet.points)
+        waiting = expected_maximum(fleet, fleet.points)
         gains[alpha] = waiting / plan(fleet, redundancy).deadline
     return gains

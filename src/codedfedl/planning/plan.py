@@ -13,8 +13,8 @@ from scipy.optimize import minimize_scalar
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution, FleetDelays
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayDistribution, Delays, FleetDelays, delays_and_points
+from codedfedl.fleet.devices import DelayParameters, Fleet
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
 
 __all__ = ["Plan", "Server", "cheapest_plan", "plan"]
@@ -128,9 +128,10 @@ class Plan:
 
 
 def plan(
-    fleet: Fleet | DelayDistribution,
+    fleet: Delays,
     redundancy: float | None = None,
     *,
+    points: npt.ArrayLike | None = None,
     parity_rows: int | None = None,
     server: Server | None = None,
     deadline: float | None = None,
@@ -142,9 +143,11 @@ def plan(
     Parameters
     ----------
     fleet
-        A `Fleet`, or any other `DelayDistribution`, such as `MeasuredDelays`.
+        A `Fleet`; or delays of any model, such as `MeasuredDelays`, together with `points`.
     redundancy
         Parity rows as a fraction of all points, in (0, 1): u = ⌈redundancy·m⌉.
+    points : array of shape (n,), optional
+        Points per round of each client, or one number for all; the fleet's own by default.
     parity_rows
         u itself, from 1 to m.
     server
@@ -161,22 +164,22 @@ def plan(
     >>> p.parity_rows, p.loads.tolist(), round(p.deadline)
     (80, [400, 400], 368)
     """
-    model = FleetDelays(fleet) if isinstance(fleet, Fleet) else fleet
+    model, held = delays_and_points(fleet, points)
     if sum(option is not None for option in (redundancy, parity_rows, server)) != 1:
         raise InputError("give one of redundancy, parity_rows and server: each sets the parity")
     if server is not None:
         if deadline is not None:
             raise InputError("deadline and server both set the deadline: give one of them")
-        return _plan_with_server(model, server)
-    total = int(model.points.sum())
+        return _plan_with_server(model, held, server)
+    total = int(held.sum())
     rows = _rows_of(redundancy, total) if redundancy is not None else parity_rows
     if rows is None or rows != int(rows) or not 1 <= rows <= total:
         raise InputError(f"parity_rows is {rows}: must be a whole number from 1 to m = {total}")
     if deadline is None:
-        return _as_plan(model, _allocate(model, total - int(rows)), int(rows))
+        return _as_plan(model, held, _allocate(model, held, total - int(rows)), int(rows))
     if not 0 < deadline < np.inf:
         raise InputError(f"deadline is {deadline:g}: must be finite and above 0")
-    return _as_plan(model, best_loads(model, deadline), int(rows))
+    return _as_plan(model, held, best_loads(model, deadline, points=held), int(rows))
 
 
 def cheapest_plan(
@@ -227,48 +230,52 @@ def _rows_of(redundancy: float, total: int) -> int:
     return ceil(Fraction(str(redundancy)) * total)  # 0.07 of 100 points is 7 rows, not 8
 
 
-def _allocate(model: DelayDistribution, target: int) -> Allocation:
+def _allocate(model: DelayDistribution, points: FloatArray, target: int) -> Allocation:
     if target == 0:  # the parity stands for every point: nobody needs to be waited for
-        nothing = np.zeros(len(model.points))
+        nothing = np.zeros(len(points))
         return Allocation(0.0, nothing, nothing, 0.0)
-    return minimum_deadline(model, target)
+    return minimum_deadline(model, target, points=points)
 
 
-def _plan_with_server(model: DelayDistribution, server: Server) -> Plan:
+def _plan_with_server(model: DelayDistribution, points: FloatArray, server: Server) -> Plan:
     if not isinstance(model, FleetDelays):
         raise InputError("server needs a Fleet: measured delays have no node for it")
-    fleet = model.fleet
-    columns = {
-        name: np.append(getattr(fleet, name), value)
-        for name, value in {
-            "points": min(server.max_rows, fleet.total_points),  # more would stand for nothing
-            "rate": server.rate,
-            "alpha": server.alpha,
-            "packet_time": 0.0,
-            "erasure": 0.0,
-            "packet_time_up": 0.0,
-            "erasure_up": 0.0,
-            "overhead": 0.0,
-            "availability": 1.0,
-        }.items()
+    total = int(points.sum())
+    as_client = {
+        "rate": server.rate,
+        "alpha": server.alpha,
+        "packet_time": 0.0,
+        "erasure": 0.0,
+        "packet_time_up": 0.0,
+        "erasure_up": 0.0,
+        "overhead": 0.0,
+        "availability": 1.0,
     }
-    nodes = Fleet(**columns)
-    if nodes.points @ nodes.availability <= fleet.total_points:
+    nodes = DelayParameters(
+        **{name: np.append(getattr(model.fleet, name), value) for name, value in as_client.items()}
+    )
+    held = np.append(points, min(server.max_rows, total))  # more would stand for nothing
+    if held @ nodes.availability <= total:
         raise InputError(
             f"the server's max_rows is {server.max_rows}: too few for clients who return "
-            f"{fleet.points @ fleet.availability:g} of {fleet.total_points} points; raise it"
+            f"{points @ model.availability:g} of {total} points; raise it"
         )
-    found = minimum_deadline(FleetDelays(nodes), fleet.total_points)
+    found = minimum_deadline(nodes, total, points=held)
     clients = Allocation(found.t, found.loads[:-1], found.return_probabilities[:-1], 0.0)
-    return _as_plan(model, clients, int(found.loads[-1]), float(found.return_probabilities[-1]))
+    sure = float(found.return_probabilities[-1])
+    return _as_plan(model, points, clients, int(found.loads[-1]), sure)
 
 
 def _as_plan(
-    model: DelayDistribution, found: Allocation, rows: int, server_return_probability: float = 1.0
+    model: DelayDistribution,
+    points: FloatArray,
+    found: Allocation,
+    rows: int,
+    server_return_probability: float = 1.0,
 ) -> Plan:
     return Plan(
         client=model.client,
-        points=model.points,
+        points=points,
         deadline=float(found.t),
         loads=found.loads.astype(np.int64),
         return_probabilities=found.return_probabilities,

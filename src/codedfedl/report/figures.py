@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from codedfedl._types import IntArray
-from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.delays import DelayModel, DelaysWithPoints, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
 from codedfedl.planning.allocation import best_loads, expected_return
@@ -66,7 +66,7 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
         )
 
 
-def plan_figure(plan: Plan, model: DelayModel) -> Figure:
+def plan_figure(plan: Plan, model: Fleet | DelaysWithPoints[DelayModel]) -> Figure:
     """Draw loads and return probabilities over the fleet, and expected return against t."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 6.2), layout="constrained")
@@ -108,7 +108,9 @@ def _draw_probabilities(ax: Axes, plan: Plan, groups: list[IntArray]) -> None:
         ax.set_xticks(place, names, rotation=90, fontsize=7)
 
 
-def _draw_return_against_time(ax: Axes, plan: Plan, model: DelayModel) -> None:
+def _draw_return_against_time(
+    ax: Axes, plan: Plan, model: Fleet | DelaysWithPoints[DelayModel]
+) -> None:
     n = len(model.points)
     sample = model.take(slice(None, None, -(-n // _CURVE_CLIENTS)))
     scale = model.points.sum() / sample.points.sum()

@@ -77,7 +77,8 @@ def start(
     task, config = task_of(experiment, members), federation_config(experiment)
     margin = config.margin if scheme.plans_deadline else 1.0
     if scheme.takes_any_delays:
-        return scheme.start(task, _Cautious(found.measured, config.availability, margin), model)
+        delays = _Cautious(found.measured.delays, config.availability, margin)
+        return scheme.start(task, delays, model)
     fleet = found.fleet
     sure = np.minimum(fleet.availability, config.availability)
     slower = {"rate": fleet.rate / margin, "overhead": fleet.overhead * margin}
@@ -96,16 +97,9 @@ class _Cautious:
     def client(self) -> npt.NDArray[Any]:
         return self.model.client
 
-    @property
-    def points(self) -> FloatArray:
-        return self.model.points
-
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         earlier = np.asarray(t, dtype=np.float64) / self.margin
         return np.minimum(self.model.cdf(loads, earlier), self.share)
 
     def take(self, clients: IntArray | slice) -> "_Cautious":
         return replace(self, model=self.model.take(clients))
-
-    def with_points(self, points: npt.ArrayLike) -> "_Cautious":
-        return replace(self, model=self.model.with_points(points))

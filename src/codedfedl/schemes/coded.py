@@ -10,7 +10,7 @@ from codedfedl.core.client import Gradient, Parity
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, Task
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution, FleetDelays
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import Code, warn_of_thin_rows
 from codedfedl.learning.gradients import Quadratic
@@ -74,9 +74,8 @@ class Coded(Scheme):
         mixed = Code(self.code, self.nonzeros).points_per_row(int(task.points.min()), rows)
         warn_of_thin_rows(self.name, mixed)
         held = {points.tobytes(): points for points in task.points}  # often the same in all
-        delays = FleetDelays(fleet) if isinstance(fleet, Fleet) else fleet
         plans = {
-            key: plan(delays.with_points(points), self.redundancy, deadline=self.deadline)
+            key: plan(fleet, self.redundancy, points=points, deadline=self.deadline)
             for key, points in held.items()
         }
         return CodedState(task, model, plans=tuple(plans[p.tobytes()] for p in task.points))

@@ -62,4 +62,4 @@ class Clock:
 
     def _draw(self, step: int, cost: Cost) -> tuple[FloatArray, FloatArray]:
         rng = stream(self.seed, "setup", step)
-        return cost.sample_seconds(self.fleet, self.task.workload, rng)
+        return cost.sample_seconds(self.model, self.task.workload, rng)
