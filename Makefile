@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-browser test-engine lint types imports docs tests bench clean
+.PHONY: help demo test test-browser test-engine test-engine-short lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ test-browser: docs ## The report and the docs in a real browser; needs Chromium
 
 test-engine: $(DEV) ## What takes minutes on the real engine: kills, restarts, many nodes
 	$(BIN)/pytest tests/test_engine.py -m long
+
+test-engine-short: $(DEV) ## Real Flower processes, a few minutes: strangers, and other local users
+	$(BIN)/pytest -m 'engine and not long'
 
 bench: $(DEV) ## Measure speed: ratios to the naive version in one run
 	$(BIN)/python -m benchmarks

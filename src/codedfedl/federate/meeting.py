@@ -64,7 +64,8 @@ def meet(
         here = [n for n in transport.nodes() if now >= not_before.get(n, 0.0)]
         not_before |= dict.fromkeys(here, np.inf)
         greetings = {node: (node, {"job": asdict(job)}) for node in here}
-        asked |= transport.ask("hello", greetings, {}, min(until - now, _GREETING))
+        patience = min(until - now, _GREETING)
+        asked |= transport.ask("hello", greetings, {}, patience, largest=0)
         for arrival in transport.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
             try:

@@ -147,8 +147,8 @@ class Gate:
             finally:
                 self._open[address] -= 1
                 self._open += Counter()  # forget those at zero
-        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, ssl.SSLError):
-            pass
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError, ssl.SSLError):
+            pass  # whoever hung up, was too slow, or is still here when the gate closes
         finally:
             writer.close()
             with suppress(OSError, TimeoutError, ssl.SSLError):
