@@ -34,6 +34,8 @@ from codedfedl.runs.journal import Journal
 from codedfedl.simulate.replay import replay
 from tests.loopback import experiment_of
 
+pytestmark = pytest.mark.engine
+
 BIN = Path(sys.executable).parent
 WITHIN = 0.25  # seconds of the deadline
 

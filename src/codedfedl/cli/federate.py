@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,19 @@ from codedfedl.cli.output import (
     results,
     told_how_to_go_on,
     wrote,
+)
+from codedfedl.cli.serve import (
+    SERVER_HOME,
+    Authority,
+    Home,
+    LinkAddress,
+    key_command,
+    link_of,
+    node_command,
+    register_command,
+    revoke_command,
+    serve_command,
+    stop_command,
 )
 from codedfedl.cli.simulate import Data, Json, Resume
 from codedfedl.data import load_dataset
@@ -30,12 +43,15 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.journal import Journal
 
-if TYPE_CHECKING:
-    from codedfedl.federate.flower.engine import Superlink
-
 __all__ = ["federate"]
 
 federate = typer.Typer(no_args_is_help=True, help="Train on real clients, on Flower.")
+federate.command("serve")(serve_command)
+federate.command("node")(node_command)
+federate.command("key")(key_command)
+federate.command("register")(register_command)
+federate.command("revoke")(revoke_command)
+federate.command("stop")(stop_command)
 
 _LOOK = 0.5  # seconds
 _ASK_STATUS = 5.0
@@ -116,69 +132,41 @@ def local_command(
     _finish(directory, as_json, [node_name(j) for j in killed])
 
 
-Address = Annotated[str, typer.Option("--superlink", help="Where it listens, as host:port.")]
-Authority = Annotated[
-    Path | None, typer.Option("--ca", help="The authority's ca.crt; plaintext if not given.")
-]
-
-
 @federate.command("run")
 def run_command(
     experiment: Annotated[
         Path, typer.Argument(help="A TOML file with a federation table, on the server.")
     ],
-    superlink: Address,
+    home: Home = SERVER_HOME,
+    superlink: LinkAddress = None,
     authority: Authority = None,
     out: Annotated[Path, typer.Option(help="The run directory, on the server.")] = Path("runs/fed"),
 ) -> None:
-    """Begin a federation on a running SuperLink, or go on with the one in --out.
+    """Begin a federation on a running server, or go on with the one in --out.
 
-    Run it on the SuperLink's machine. What the server does is in server.log in the run directory;
-    when it says done, `codedfedl report` writes the report.
+    Run it on the server's machine, as the user that `federate serve` runs as. What the server does
+    is in server.log in the run directory; when it says done, `codedfedl report` writes the report.
     """
     scheme_of(read_experiment(experiment))
-    number = _superlink(superlink, authority).submit(experiment.resolve(), out.resolve())
+    link = link_of(home, superlink, authority)
+    number = link.submit(experiment.resolve(), out.resolve())
     messages.print(f"run {number} began; follow it in {out / 'server.log'}", soft_wrap=True)
-
-
-@federate.command("register")
-def register_command(
-    keys: Annotated[list[Path], typer.Argument(help="The nodes' public keys, such as ada.pub.")],
-    superlink: Address,
-    authority: Authority = None,
-) -> None:
-    """Let nodes in, by their public keys."""
-    for key in keys:
-        if not key.is_file():
-            raise InputError(f"{key} is not there: make it with codedfedl federate keys")
-    link = _superlink(superlink, authority)
-    for key in keys:
-        link.register(key)
-        messages.print(f"registered {key.stem}")
-
-
-def _superlink(address: str, authority: Path | None) -> "Superlink":
-    from codedfedl.federate.flower.engine import Superlink, check_engine
-
-    check_engine()
-    if authority is not None and not authority.is_file():
-        raise InputError(f"--ca {authority} is not there: give the authority's certificate")
-    place = "".join(c if c.isalnum() else "-" for c in address)
-    home = Path.home() / ".cache" / "codedfedl" / "flower" / place
-    return Superlink(address, home, None if authority is None else authority.resolve())
 
 
 @federate.command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where certificates and keys go.")],
     host: Annotated[list[str], typer.Option(help="The server's name or address; may be repeated.")],
-    nodes: Annotated[str, typer.Option(help="The nodes' names, separated by commas.")],
+    nodes: Annotated[
+        str, typer.Option(help="Nodes' names, separated by commas; best they make their own keys.")
+    ] = "",
     days: Annotated[float, typer.Option(help="How long the certificates hold.")] = 365.0,
 ) -> None:
-    """Make an authority, the server's certificate, and a key for every node.
+    """Make an authority, the server's certificate, and keys for nodes that have none.
 
-    Give each node ca.crt and its own .key, the server ca.crt, server.pem, server.key and all .pub.
-    Keep ca.key off both.
+    Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
+    node makes its own key with `codedfedl federate key`; with --nodes they are made here, and each
+    node's .key must be brought to it.
     """
     from codedfedl.federate.flower.engine import check_engine
 
@@ -187,7 +175,7 @@ def keys_command(
 
     if not 0 < days < math.inf:
         raise InputError(f"--days is {days:g}: must be above 0")
-    named = [name.strip() for name in nodes.split(",")]
+    named = [name.strip() for name in nodes.split(",")] if nodes else []
     if len(set(named)) < len(named):
         raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
     make_keys(folder, host, named, days=days)

@@ -37,9 +37,19 @@ Say = Callable[[str], None]
 
 
 def meet(
-    transport: Transport, experiment: Experiment, config: FederationConfig, say: Say
+    transport: Transport,
+    experiment: Experiment,
+    config: FederationConfig,
+    say: Say,
+    names: Mapping[int, str],
 ) -> Members:
-    """Wait until as many nodes as planned are ready, and agree on the feature map."""
+    """Wait until as many nodes as planned are ready, and agree on the feature map.
+
+    Parameters
+    ----------
+    names
+        The name that each node is bound to by its key; no other node can have it.
+    """
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
     job = job_of(experiment, secrets.token_hex(16))
     until = transport.now() + config.ready_timeout
@@ -54,11 +64,14 @@ def meet(
         here = [n for n in transport.nodes() if now >= not_before.get(n, 0.0)]
         not_before |= dict.fromkeys(here, np.inf)
         greetings = {node: (node, {"job": asdict(job)}) for node in here}
-        asked |= transport.ask("hello", greetings, {}, min(until - now, _GREETING))
+        patience = min(until - now, _GREETING)
+        asked |= transport.ask("hello", greetings, {}, patience, largest=0)
         for arrival in transport.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
             try:
-                greeted[arrival.client] = _greeted(arrival, features, job.batches, greeted)
+                greeting = _greeted(arrival, features, job.batches, greeted)
+                _check_bound(arrival.client, greeting["name"], names)
+                greeted[arrival.client] = greeting
                 say(f"{greeted[arrival.client]['name']} is ready")
             except RefusedError as error:
                 if refused.get(arrival.client) != str(error):
@@ -136,6 +149,17 @@ def _greeted(
     if any(one["name"] == facts["name"] for one in others.values()):
         raise RefusedError(f"{node} has a name that another node has: give each its own")
     return facts
+
+
+def _check_bound(node: int, name: str, names: Mapping[int, str]) -> None:
+    """Refuse a name that belongs to another key."""
+    if names.get(node, name) != name:
+        raise RefusedError(
+            f"{name} (node {node}) has the key of {names[node]}: start it with that name, or "
+            "register its own key"
+        )
+    if node not in names and name in names.values():
+        raise RefusedError(f"{name} (node {node}) has a name that is bound to another key")
 
 
 def wait_for(transport: Transport, members: Members, say: Say) -> None:

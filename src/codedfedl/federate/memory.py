@@ -32,6 +32,7 @@ class _Question:
     arrays: Arrays
     until: float
     slots: "_Slots | None"
+    largest: int | None
 
 
 class _Slots:
@@ -91,13 +92,16 @@ class MemoryTransport:
         seconds: float,
         *,
         at_once: int | None = None,
+        largest: int | None = None,
     ) -> dict[int, int]:
         """Ask, and let the nodes answer in virtual time."""
         until = self._now + seconds
         slots = None if at_once is None else _Slots(at_once)
         asked = {}
         for client, (node, facts) in questions.items():
-            question = _Question(self._questions, client, node, kind, facts, arrays, until, slots)
+            question = _Question(
+                self._questions, client, node, kind, facts, arrays, until, slots, largest
+            )
             asked[question.number] = client
             self._questions += 1
             if slots is None or slots.free > 0:
@@ -146,4 +150,9 @@ class MemoryTransport:
             return Arrival(number, client, "problem", when, reason=printable(error))
         if "problem" in facts:
             return Arrival(number, client, "problem", when, reason=printable(facts["problem"]))
+        size = sum(array.nbytes for array in arrays.values())
+        if question.largest is not None and size > question.largest:
+            return Arrival(
+                number, client, "malformed", when, reason="malformed message (too large)"
+            )
         return Arrival(number, client, "answer", when, facts, arrays)

@@ -24,7 +24,7 @@ def probe(federation: Federation) -> Traces:
         loads = np.maximum(points >> number % 3, 1).tolist()
         began = transport.now()
         facts = {j: {"load": loads[j]} for j in federation.everyone if silences[j] < 2}
-        asked = federation.question("probe", facts, seconds, model=zero)
+        asked = federation.question("probe", facts, seconds, largest=zero.nbytes, model=zero)
         answers = dict.fromkeys(facts, (np.nan, np.inf))
         for arrival in transport.gather(asked, began + seconds):
             answers[arrival.client] = _measured(federation, arrival, arrival.when - began)

@@ -4,6 +4,7 @@ Whatever a client answers is checked before it counts, and what is wrong with on
 hold the others up.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,8 @@ __all__ = ["Federation"]
 
 _REMEMBERED = 20  # rounds after which a late answer is not waited for any more
 _EMBEDDING = 0.25  # share of a round in which a client may embed more points
+_SLACK, _HEADERS = 4, 2**20  # an answer may be so many times too large, and is refused by name
+_UNKNOWN = 2**28  # bytes of an answer whose shape a work does not say
 _ENCODING = 0.5  # share of a set-up in which a client embeds, before it mixes and sends
 
 
@@ -97,13 +100,15 @@ class Federation:
         seconds: float,
         *,
         at_once: int | None = None,
+        largest: int = 0,
         **arrays: npt.NDArray[Any],
     ) -> dict[int, int]:
-        """Ask some clients; return the client of every question."""
+        """Ask some clients for `largest` bytes at most; return the client of every question."""
         questions = {
             j: (self.members.nodes[j], {"job": self.job, **own}) for j, own in facts.items()
         }
-        return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once)
+        most = _SLACK * largest + _HEADERS
+        return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once, largest=most)
 
     # From the journal.
 
@@ -238,19 +243,21 @@ class Federation:
         arrays: Arrays = {}
         if ask.work.needs_model:
             arrays["model"] = np.asarray(to_host(model), dtype=np.float32)
-        at_once = self._at_once(ask.work) if ask.work.once else None
-        asked = self.question("work", facts, life, at_once=at_once, **arrays)
+        largest = self._largest(ask.work)
+        at_once = max(1, int(self.config.in_flight * 1e6 / largest)) if ask.work.once else None
+        asked = self.question("work", facts, life, at_once=at_once, largest=largest, **arrays)
         self._pending |= {
             number: _Pending(j, round_, ask.work, int(tally.loads[j]))
             for number, j in asked.items()
         }
         return asked
 
-    def _at_once(self, work: Work) -> int:
-        """Return how many clients may send at a time what is large."""
-        shapes = work.shapes(self.task, int(self.task.held.max())) or {}
-        each = max(1, 4 * sum(int(np.prod(shape)) for shape in shapes.values()))
-        return max(1, int(self.config.in_flight * 1e6 / each))
+    def _largest(self, work: Work) -> int:
+        """Return how many bytes an answer has: float32 numbers of the shapes that the work says."""
+        shapes = work.shapes(self.task, int(self.task.held.max()))
+        if shapes is None:
+            return _UNKNOWN
+        return max(1, 4 * sum(math.prod(shape) for shape in shapes.values()))
 
     def _taken(
         self, arrival: Arrival, pending: _Pending, expected: Expected | None

@@ -5,7 +5,7 @@ parity; play rounds; save the model. Every finished step is in the journal, so t
 was killed begins where it was.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -33,16 +33,28 @@ _GOODBYE = 15.0  # seconds
 
 
 def federate(
-    transport: Transport, experiment: Experiment, directory: RunDirectory, say: Say = print
+    transport: Transport,
+    experiment: Experiment,
+    directory: RunDirectory,
+    say: Say = print,
+    *,
+    names: Mapping[int, str] | None = None,
 ) -> None:
-    """Run a federation, or continue one, until its model and records are written."""
+    """Run a federation, or continue one, until its model and records are written, or it is stopped.
+
+    Parameters
+    ----------
+    names
+        The name that each node is bound to by its key, as far as that is known.
+    """
     config, scheme = federation_config(experiment), scheme_of(experiment)
     evaluation = Evaluation(experiment)
     with directory.opened(experiment):
+        directory.stop_wanted()  # of an earlier run
         journal = Journal(directory.path)
         members = journal.members()
         if members is None:
-            members = meet(transport, experiment, config, say)
+            members = meet(transport, experiment, config, say, names or {})
             journal.keep_members(members)
         else:
             wait_for(transport, members, say)
@@ -60,6 +72,9 @@ def federate(
             record = replace(exchange.record, metric=metric)
             journal.append(replace(exchange, record=record))
             say(_described(record, config.rounds))
+            if directory.stop_wanted():  # no goodbye: the nodes keep what they have for later
+                say(f"stopped: {directory.path} is kept; run it again to continue")
+                return
         model = np.asarray(driver.state.model)
         ending = Ending(
             members=members,

@@ -63,6 +63,7 @@ class Transport(Protocol):
         seconds: float,
         *,
         at_once: int | None = None,
+        largest: int | None = None,
     ) -> dict[int, int]:
         """Send a question to some clients; it expires after so many seconds.
 
@@ -75,6 +76,9 @@ class Transport(Protocol):
         at_once
             How many clients may be at it at a time, where answers are large: the next is asked when
             an answer is dealt with, and one that got lost on the way is asked for again.
+        largest
+            The most bytes that the arrays of an answer may have; a larger answer is malformed, and
+            is not taken into memory. Any size if None.
 
         Returns
         -------

@@ -10,7 +10,7 @@ import platform
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +39,7 @@ _MAY_CHANGE = (
     "rounds",
     "without",
 )
+_STOP = "stop"  # the file that asks a run to end
 _PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
 
 
@@ -100,6 +101,24 @@ class RunDirectory:
                     f"{self.path} is being worked on by another process: wait for it, or end it"
                 ) from None
             yield
+
+    def stop(self) -> None:
+        """Ask whoever works on this run to end it after the current round."""
+        if not self._is_run:
+            raise InputError(f"{self.path} is not a run directory: it has no config.toml")
+        with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                (self.path / _STOP).touch()
+                return
+        raise InputError(f"nobody works on {self.path}: there is nothing to stop")
+
+    def stop_wanted(self) -> bool:
+        """Say whether the run is to end now, and forget it."""
+        wanted = (self.path / _STOP).exists()
+        (self.path / _STOP).unlink(missing_ok=True)
+        return wanted
 
     @property
     def log(self) -> Path:

@@ -1,7 +1,11 @@
-"""The Flower `ClientApp`: a node from its configuration. Every message is a new process."""
+"""The Flower `ClientApp`: a node from its configuration.
 
-from collections.abc import Callable
+In the engine's own isolation every message is a new process; `worker.py` answers in a lasting one.
+"""
+
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -12,35 +16,39 @@ from codedfedl.federate.flower.wire import pack, question_of, unpack
 from codedfedl.federate.node import QUESTIONS, Node
 from codedfedl.learning.codes import LEAST_MIXING
 
-__all__ = ["answer", "app", "node_of", "respond"]
+__all__ = ["answer", "app", "node_from", "node_of", "respond"]
 
 app = ClientApp()
 
 
 def node_of(context: Context) -> Node:
-    """Return the node that a SuperNode's configuration describes.
+    """Return the node that a SuperNode's configuration describes."""
+    return node_from(context.node_config, str(context.node_id))
+
+
+def node_from(config: Mapping[str, Any], number: str) -> Node:
+    """Return the node that a configuration describes; without a name it has a number.
 
     Its keys: `name`; `data`, a file or folder, with `label` for a table; or `loader`, a function
     as ``module:function``; `cache`, a folder of the node's own; `least`, the fewest points that it
     answers for together; `works`, modules whose own kinds of work it does, separated by commas.
     """
-    config = dict(context.node_config)
-    name = str(config.get("name", context.node_id))
+    name = str(config.get("name", number))
 
     def load() -> Shard:
         if "loader" in config:
-            return load_shard(str(config["loader"]), config)
+            return load_shard(str(config["loader"]), dict(config))
         if "data" in config:
             label = config.get("label")
             return read_shard(str(config["data"]), None if label is None else str(label))
         raise InputError(
-            f"{name} has no data: start it with --node-config 'data=\"…/my.npz\"', or a loader"
+            f"{name} has no data: start it with --data …/my.npz, or --loader module:function"
         )
 
     least = config.get("least", LEAST_MIXING)
     if not isinstance(least, int) or least < 1:
         raise InputError(f"least is {least!r} in the node configuration: must be 1 or more")
-    default = Path.home() / ".cache" / "codedfedl" / str(context.node_id)
+    default = Path.home() / ".cache" / "codedfedl" / number
     works = [module.strip() for module in str(config.get("works", "")).split(",") if module.strip()]
     cache = Path(str(config.get("cache", default)))
     return Node(name, load, cache, least=least, works=works)

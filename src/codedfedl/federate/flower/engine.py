@@ -2,18 +2,30 @@
 
 import json
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
+from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of
 from codedfedl.io.files import make_folder
 
-__all__ = ["APP", "Superlink", "check_engine", "environment", "program"]
+__all__ = [
+    "APP",
+    "Superlink",
+    "check_engine",
+    "environment",
+    "free_port",
+    "own_user",
+    "program",
+]
 
 APP = Path(__file__).parent / "app"
 """The Flower app folder that `flwr run` takes."""
@@ -51,12 +63,33 @@ def program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
+def own_user(name: str) -> list[str]:
+    """Return the beginning of a command for a Flower program that answers this user alone."""
+    return [sys.executable, "-m", "codedfedl.federate.flower.own_user", name]
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port below those that outgoing connections take, so that none takes it meanwhile."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind((host, port))
+            return port
+
+
 class Superlink:
-    """A running SuperLink, and what one may tell it."""
+    """A running SuperLink, and what one may tell it.
+
+    Attributes
+    ----------
+    registry
+        Which name belongs to which of its nodes.
+    """
 
     def __init__(self, address: str, home: Path, authority: Path | None) -> None:
         """Write the connection's settings to `home`; without an authority it is plaintext."""
         self.address, self.home = address, home
+        self.registry = Registry(home / "nodes.json")
         make_folder(home)
         secure = (
             "insecure = true" if authority is None else f"root-certificates = {_toml(authority)}"
@@ -64,13 +97,33 @@ class Superlink:
         text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = {_toml(address)}\n'
         (home / "config.toml").write_text(f"{text}{secure}\n", "utf-8")
 
-    def register(self, public_key: Path) -> None:
-        """Let a node in by its key, if it is not in already."""
+    def register(self, public_key: Path, name: str) -> bool:
+        """Let a node in by its key, under this name alone; say whether that is new."""
+        fingerprint = fingerprint_of(public_key)
+        if self.registry.check_new(name, fingerprint) is not None:
+            return False
         try:
-            self._flwr(["supernode", "register", str(public_key)])
+            node = int(self._flwr(["supernode", "register", str(public_key)])["node-id"])
         except InputError as error:
             if "already in use" not in str(error):
                 raise
+            raise InputError(
+                f"the SuperLink has the key {public_key} and {self.registry.path} does not: "
+                f"let {name} make a new one"
+            ) from None
+        self.registry.add(Entry(name, node, fingerprint))
+        return True
+
+    def revoke(self, name_or_key: str) -> str:
+        """End a node's key; return the node's name."""
+        entry = self.registry.find(name_or_key)
+        self._flwr(["supernode", "unregister", str(entry.node)])
+        self.registry.revoke(entry)
+        return entry.name
+
+    def stop(self, run: int) -> None:
+        """End a run at once; what it finished stays."""
+        self._flwr(["stop", str(run)])
 
     def nodes(self) -> dict[int, str]:
         """Return all nodes that it knows, and whether each is online."""
@@ -80,6 +133,8 @@ class Superlink:
     def submit(self, experiment: Path, out: Path, app: Path = APP) -> int:
         """Begin a federation, and return the number of its run."""
         keys = {"experiment": str(experiment), "out": str(out)}
+        if self.registry.entries():
+            keys["registry"] = str(self.registry.path)
         config = " ".join(f"{key}={_toml(value)}" for key, value in keys.items())
         return int(self._flwr(["run", str(app)], ["--run-config", config])["run-id"])
 

@@ -6,6 +6,7 @@ anybody whose certificate is not the authority's.
 
 import datetime
 import ipaddress
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.node import NAME
 from codedfedl.io.files import make_folder
 
-__all__ = ["Keys", "make_keys"]
+__all__ = ["Keys", "check_name", "make_keys", "make_node_key", "make_private", "write_secret"]
 
 _YEAR = 365.0  # days
 _ITSELF = ("127.0.0.1", "localhost")  # the SuperLink's own executor calls it there
@@ -68,41 +69,72 @@ def make_keys(
     a node keeps the key that it has.
     """
     for name in names:
-        if not NAME.fullmatch(name) or name in ("ca", "server"):
-            raise InputError(f"the node name {name!r} will not do: use letters, digits, . _ and -")
+        check_name(name)
     keys = Keys(folder)
     if keys.authority.is_file() and not keys.authority_key.is_file():
         raise InputError(
             f"{keys.authority} has no ca.key beside it: bring it here, or choose another folder"
         )
-    make_folder(folder)
-    folder.chmod(0o700)
+    make_private(folder)
     if keys.authority_key.is_file():
         text = keys.authority_key.read_bytes()
         authority_key = serialization.load_pem_private_key(text, password=None)
         assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     else:
         authority_key = ec.generate_private_key(ec.SECP384R1())
-        _write_secret(keys.authority_key, _pem(authority_key))
+        write_secret(keys.authority_key, _pem(authority_key))
     if not keys.authority.is_file() or _expiry(keys.authority) < _now():
         authority = _certificate("codedfedl authority", None, authority_key, authority_key, days)
         keys.authority.write_bytes(authority)
     server_key = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(keys.server_key, _pem(server_key))
+    write_secret(keys.server_key, _pem(server_key))
     keys.server.write_bytes(
         _certificate("codedfedl server", [*_ITSELF, *hosts], server_key, authority_key, days)
     )
     for name in names:
-        private, public = keys.node(name)
-        if not private.is_file():
-            key = ec.generate_private_key(ec.SECP384R1())
-            _write_secret(private, _pem(key, serialization.PrivateFormat.OpenSSH))
-            public.write_bytes(
-                key.public_key().public_bytes(
-                    serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-                )
-            )
+        make_node_key(folder, name)
     return keys
+
+
+def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a node's key pair, on the node itself: nobody else ever needs the private one.
+
+    A key that is there already stays as it is.
+
+    Returns
+    -------
+    private, public
+        The paths of both; the second is for the operator.
+    """
+    check_name(name)
+    make_private(folder)
+    private, public = Keys(folder).node(name)
+    if not private.is_file():
+        key = ec.generate_private_key(ec.SECP384R1())
+        write_secret(private, _pem(key, serialization.PrivateFormat.OpenSSH))
+    else:
+        loaded = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        key = loaded
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+    )
+    return private, public
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that a node cannot have."""
+    if not NAME.fullmatch(name) or name in ("ca", "server"):
+        raise InputError(f"the node name {name!r} will not do: use letters, digits, . _ and -")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder for its owner alone; one that is there already keeps its mode."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700)
 
 
 def _load(path: Path) -> x509.Certificate:
@@ -187,6 +219,8 @@ def _pem(
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _write_secret(path: Path, text: bytes) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(text)
+def write_secret(path: Path, text: bytes) -> None:
+    """Write a file that its owner alone can read, whatever its mode was."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text)

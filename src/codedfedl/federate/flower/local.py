@@ -1,11 +1,10 @@
-"""A whole federation on one machine: a real SuperLink, real SuperNodes, real sockets.
+"""A whole federation on one machine: a real server, real nodes, real sockets.
 
 Everything ends with whoever started it, also when that is killed without a chance to clean up: a
 guard (`guard.py`) holds the other end of a pipe.
 """
 
 import os
-import random
 import secrets
 import signal
 import socket
@@ -20,8 +19,10 @@ from typing import Self
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import guard
-from codedfedl.federate.flower.engine import APP, Superlink, environment, program
+from codedfedl.federate.flower.engine import APP, Superlink, environment, free_port
 from codedfedl.federate.flower.keys import Keys, make_keys
+from codedfedl.federate.flower.superlink import running
+from codedfedl.federate.flower.supernode import NodeSettings
 from codedfedl.federate.shards import node_name
 from codedfedl.io.files import make_folder
 
@@ -32,6 +33,7 @@ HOST = "127.0.0.1"
 _START = 60.0  # seconds that a SuperLink may take
 _PATIENCE = 5.0  # seconds between asking a process to end and making it
 _POLL = "0.2"  # seconds between two looks of a SuperExec for work
+_FEDERATE = [sys.executable, "-m", "codedfedl", "federate"]
 
 
 def check_port(port: int) -> None:
@@ -55,7 +57,11 @@ class LocalFederation:
     keys
         Certificates and node keys; without them everything is plaintext.
     port
-        Of the SuperLink; a free one if not given.
+        Where nodes come in; a free one if not given.
+    app
+        The Flower app folder that runs are begun with.
+    stock
+        Whether nodes are Flower's own, which run the code of `app`, for tests of rogues.
     """
 
     def __init__(
@@ -66,15 +72,12 @@ class LocalFederation:
         keys: Keys | None = None,
         port: int | None = None,
         app: Path = APP,
+        stock: bool = False,
     ) -> None:
         self.folder, self.shards, self.keys, self.app = folder.resolve(), shards, keys, app
-        self.port = port or _free_port()
-        self.superlink = Superlink(
-            f"{HOST}:{self.port}",
-            self.folder / "flower",
-            None if keys is None else keys.authority.resolve(),
-        )
-        self._node_ports = [_free_port() for _ in shards]
+        self.port, self.stock = port or free_port(HOST), stock
+        self.home = self.folder / "flower"
+        self._superlink: Superlink | None = None
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes] | None] = [None] * len(shards)
         self._started: list[subprocess.Popen[bytes]] = []
@@ -92,7 +95,7 @@ class LocalFederation:
             self.start_link()
             if self.keys is not None:
                 for j in range(len(self.shards)):
-                    self.superlink.register(self.keys.node(node_name(j))[1])
+                    self.superlink.register(self.keys.node(node_name(j))[1], node_name(j))
             for j in range(len(self.shards)):
                 self.start_node(j)
         except BaseException:
@@ -130,40 +133,48 @@ class LocalFederation:
             self._guard = None
 
     def start_link(self) -> None:
-        """Start the SuperLink, with its data base, and wait until it listens."""
+        """Start the server, with its data base, and wait until it listens."""
         check_port(self.port)
-        command = [program("flower-superlink"), "--host", HOST, "--port", str(self.port)]
+        (self.home / "serve.json").unlink(missing_ok=True)  # of one that was killed
+        command = [*_FEDERATE, "serve", "--home", str(self.home)]
+        command += ["--host", HOST, "--port", str(self.port)]
         command += ["--database", str(self.folder / "superlink.db")]
-        command += ["--disable-runtime-dependency-installation"]
         if self.keys is None:
             command += ["--insecure"]
         else:
-            command += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
-            command += ["--ssl-certfile", str(self.keys.server.resolve())]
-            command += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
-            command += ["--enable-supernode-auth"]
+            command += ["--keys", str(self.keys.folder.resolve())]
         self.link = self.start_program("superlink", command)
         until = time.monotonic() + _START
         while self.link.poll() is None and time.monotonic() < until:
-            with socket.socket() as probe:
-                if probe.connect_ex((HOST, self.port)) == 0:
-                    return
+            if (self.home / "serve.json").is_file():
+                self._superlink = running(self.home)
+                return
             time.sleep(0.1)
         raise InputError(f"the SuperLink did not start: see {self.log('superlink')}")
+
+    @property
+    def superlink(self) -> Superlink:
+        """The running SuperLink."""
+        assert self._superlink is not None
+        return self._superlink
 
     def start_node(self, j: int) -> None:
         """Start a node, or start it again, with its own data, key and cache."""
         name = node_name(j)
-        config = {"name": name, "data": self.shards[j].resolve(), "cache": self.cache(j)}
-        command = [program("flower-supernode"), "--superlink", f"{HOST}:{self.port}"]
-        command += ["--host", HOST, "--port", str(self._node_ports[j])]
-        command += ["--node-config", " ".join(f'{key}="{value}"' for key, value in config.items())]
-        if self.keys is None:
-            command += ["--insecure"]
+        data, cache = str(self.shards[j].resolve()), str(self.cache(j))
+        config = {"name": name, "data": data, "cache": cache}
+        authority = key = None
+        if self.keys is not None:
+            authority, key = self.keys.authority.resolve(), self.keys.node(name)[0].resolve()
+        address = f"{HOST}:{self.port}"
+        if self.stock:
+            settings = NodeSettings(address, config, authority, key)
+            command = [*settings.command(free_port(HOST)), "--node-config", settings.stock_config()]
         else:
-            command += ["--root-certificates", str(self.keys.authority.resolve())]
-            private = self.keys.node(name)[0].resolve()
-            command += ["--auth-supernode-private-key", str(private)]
+            command = [*_FEDERATE, "node", "--superlink", address, "--name", name]
+            command += ["--data", data, "--cache", cache]
+            if authority is not None:
+                command += ["--ca", str(authority), "--key", str(key)]
         self.nodes[j] = self.start_program(name, command)
 
     def revive(self) -> None:
@@ -218,7 +229,7 @@ class LocalFederation:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.superlink.home)
+                env=environment(self.home)
                 | {guard.MARK: self._mark, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL}
                 | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"),
                 start_new_session=True,
@@ -248,12 +259,3 @@ def local_keys(folder: Path, clients: int) -> Keys:
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def _free_port() -> int:
-    """Return a port below those that outgoing connections take, so that none takes it meanwhile."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind((HOST, port))
-            return port

@@ -1,9 +1,12 @@
 """The Flower `ServerApp`: a federation from its run configuration."""
 
+from pathlib import Path
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.errors import InputError
+from codedfedl.federate.flower.registry import read_names
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
 from codedfedl.runs.config import read_experiment
@@ -19,7 +22,8 @@ def serve(grid: Grid, context: Context) -> None:
     """Run the federation of the run configuration.
 
     Its keys: `experiment`, the path of a TOML file with a [federation] table; `out`, the run
-    directory; `set`, overrides such as "federation.deadline=20 training.step=3".
+    directory; `set`, overrides such as "federation.deadline=20 training.step=3"; `registry`, the
+    file that says which name belongs to which node.
     """
     keys = context.run_config
     if not keys.get("experiment") or not keys.get("out"):
@@ -30,4 +34,6 @@ def serve(grid: Grid, context: Context) -> None:
     directory = RunDirectory(str(keys["out"]))
     with directory.logged() as say:
         experiment = read_experiment(str(keys["experiment"]), str(keys.get("set", "")).split())
-        federate(FlowerTransport(grid), experiment, directory, say)
+        registry = str(keys.get("registry", ""))
+        names = read_names(Path(registry)) if registry else {}
+        federate(FlowerTransport(grid), experiment, directory, say, names=names)

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.wire import (
     MalformedError,
+    inflating,
     message_type,
     pack,
     pack_arrays,
@@ -70,6 +71,7 @@ class FlowerTransport:
         seconds: float,
         *,
         at_once: int | None = None,
+        largest: int | None = None,
     ) -> dict[int, int]:
         """Push a message to every node, in this thread or as there is room for answers."""
         until = time.monotonic() + seconds
@@ -80,7 +82,9 @@ class FlowerTransport:
         for client, (node, facts) in questions.items():
             asked[self._questions] = client
             content = pack(facts, shared)
-            waiting.append(_Question(self._questions, client, node, kind, content, until, look))
+            waiting.append(
+                _Question(self._questions, client, node, kind, content, until, look, largest)
+            )
             self._questions += 1
         if at_once is not None:
             slots = threading.Semaphore(at_once)
@@ -141,7 +145,10 @@ class FlowerTransport:
             return question.nothing("gone", "the engine does not take a message for the node")
         while question.left > 0:
             try:
-                found = list(self._tried(lambda: self._grid.pull_messages([identity])))
+                with inflating(question.largest):
+                    found = list(self._tried(lambda: self._grid.pull_messages([identity])))
+            except MalformedError as error:
+                return question.malformed(error)
             except InputError as error:
                 return question.nothing("gone", str(error))
             if found:
@@ -155,6 +162,8 @@ class FlowerTransport:
         for attempt in range(_TRIES):
             try:
                 return call()
+            except MalformedError:  # trying again would not mend it
+                raise
             except Exception as error:  # whatever the engine's transport raises
                 reason = printable(f"{type(error).__name__}: {error}")
             time.sleep(0.5 * (attempt + 1))
@@ -172,6 +181,7 @@ class _Question:
     content: RecordDict
     until: float
     look: float
+    largest: int | None
 
     @property
     def left(self) -> float:
@@ -184,14 +194,18 @@ class _Question:
     def nothing(self, status: Status, reason: str) -> Arrival:
         return Arrival(self.number, self.client, status, reason=reason)
 
+    def malformed(self, error: MalformedError) -> Arrival:
+        now = time.monotonic()
+        return Arrival(self.number, self.client, "malformed", now, reason=str(error))
+
     def answered(self, message: Message) -> Arrival:
         now = time.monotonic()
         if message.has_error():
             return self.nothing("gone", printable(message.error.reason))
         try:
-            facts, arrays = unpack(message.content)
+            facts, arrays = unpack(message.content, self.largest)
         except MalformedError as error:
-            return Arrival(self.number, self.client, "malformed", now, reason=str(error))
+            return self.malformed(error)
         if "problem" in facts:
             reason = printable(facts["problem"])
             return Arrival(self.number, self.client, "problem", now, reason=reason)

@@ -1,21 +1,31 @@
 """Questions and answers as Flower messages: plain facts as JSON, and arrays."""
 
 import json
-from collections.abc import Mapping
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from codedfedl.federate.transport import Answered, Arrays
 
 __all__ = [
     "MalformedError",
+    "inflating",
     "message_type",
     "pack",
     "pack_arrays",
     "question_of",
     "unpack",
 ]
+
+_MOST_FACTS = 2**22  # letters of the facts in an answer
 
 
 class MalformedError(ValueError):
@@ -43,17 +53,86 @@ def pack_arrays(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def unpack(content: RecordDict) -> Answered:
-    """Return facts and arrays; refuse anything else. No pickled object is ever read."""
+def unpack(content: RecordDict, largest: int | None = None) -> Answered:
+    """Return facts and arrays; refuse anything else. No pickled object is ever read.
+
+    Parameters
+    ----------
+    largest
+        The most bytes that all arrays may have together, as many times as each is named.
+    """
     try:
         # By name: the views by type refer back to the message, which then stays in memory.
         config, record = content["facts"], content["arrays"]
         assert isinstance(config, ConfigRecord)
         assert isinstance(record, ArrayRecord)
-        facts = json.loads(str(config["json"]))
-        arrays = {name: array.numpy() for name, array in record.items()}
+        text = str(config["json"])
+        _refuse_large(len(text), _MOST_FACTS)
+        _refuse_large(sum(len(array.data) for array in record.values()), largest)
+        facts = json.loads(text)
+        arrays = {name: _numbers(array) for name, array in record.items()}
+    except MalformedError:
+        raise
     except Exception as error:  # a rogue may send anything
         raise MalformedError(f"malformed message ({type(error).__name__})") from None
     if not isinstance(facts, dict):
         raise MalformedError("malformed message (facts are no table)")
     return facts, arrays
+
+
+def _numbers(array: Array) -> npt.NDArray[Any]:
+    """Return an array whose bytes are as many as its shape says: memory is taken by the shape."""
+    file = BytesIO(array.data)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    shape, _, dtype = read(file) if version == (1, 0) else np.lib.format.read_array_header_2_0(file)
+    if math.prod(shape) * dtype.itemsize != len(array.data) - file.tell():
+        raise MalformedError("malformed message (an array is not as large as its shape)")
+    return array.numpy()
+
+
+def _refuse_large(size: int, largest: int | None) -> None:
+    if largest is not None and size > largest:
+        raise MalformedError(f"malformed message ({size:,} bytes, {largest:,} at most)")
+
+
+# The engine puts an array together from chunks while it pulls a message, and the list of chunks may
+# repeat one of them at will: a few bytes on the wire become any number in memory. Nothing but the
+# array itself can be asked how large it will be, before that.
+
+_allowed = threading.local()
+_inflate = Array.inflate
+
+
+@contextmanager
+def inflating(largest: int | None) -> Iterator[None]:
+    """Let arrays that this thread pulls grow to so many bytes together, and no further."""
+    _allowed.left = largest
+    try:
+        yield
+    finally:
+        _allowed.left = None
+
+
+def _bounded_inflate(object_content: bytes, children: dict[str, Any] | None = None) -> Array:
+    """Inflate an array unless its chunks are larger together than what is left."""
+    left = getattr(_allowed, "left", None)
+    if left is not None:
+        size = _declared(object_content, children or {})
+        _refuse_large(size, left)
+        _allowed.left = left - size
+    return _inflate(object_content, children)
+
+
+def _declared(content: bytes, chunks: Mapping[str, Any]) -> int:
+    """Return how many bytes an array's list of chunks comes to."""
+    try:
+        start = content.index(b"{")  # the head before it has the chunks' ids and no such letter
+        ids = [found.decode() for found in re.findall(rb"[0-9a-f]{64}", content[:start])]
+        sizes = [len(chunks[name].data) for name in ids]
+        return sum(sizes[index] for index in json.loads(content[start:])["arraychunk_ids"])
+    except Exception as error:  # a rogue may send anything
+        raise MalformedError(f"malformed message ({type(error).__name__})") from None
+
+
+Array.inflate = staticmethod(_bounded_inflate)  # type: ignore[method-assign,method-assign]

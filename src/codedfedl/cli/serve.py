@@ -1,0 +1,247 @@
+"""`codedfedl federate serve`, `node` and what an operator says: register, revoke, stop, key."""
+
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from codedfedl.cli.output import messages
+from codedfedl.errors import InputError
+from codedfedl.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from codedfedl.federate.flower.engine import Superlink
+
+__all__ = [
+    "SERVER_HOME",
+    "Authority",
+    "Home",
+    "LinkAddress",
+    "key_command",
+    "link_of",
+    "node_command",
+    "register_command",
+    "revoke_command",
+    "serve_command",
+    "stop_command",
+]
+
+SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
+
+Home = Annotated[Path, typer.Option(help="The server's folder, as given to federate serve.")]
+LinkAddress = Annotated[
+    str | None,
+    typer.Option("--superlink", help="A SuperLink of your own, as host:port, instead of --home."),
+]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", help="The authority's ca.crt; plaintext if not given.")
+]
+
+
+def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
+    """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
+    from codedfedl.federate.flower.engine import Superlink, check_engine
+
+    check_engine()
+    if superlink is None:
+        from codedfedl.federate.flower.superlink import running
+
+        return running(home.resolve())
+    if authority is not None and not authority.is_file():
+        raise InputError(f"--ca {authority} is not there: give the authority's certificate")
+    place = "".join(c if c.isalnum() else "-" for c in superlink)
+    own = Path.home() / ".cache" / "codedfedl" / "flower" / place
+    return Superlink(superlink, own, None if authority is None else authority.resolve())
+
+
+def serve_command(
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="The folder with ca.crt, server.pem and server.key."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address that nodes come in at.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8000,
+    home: Home = SERVER_HOME,
+    database: Annotated[
+        Path | None, typer.Option(help="The SuperLink's data base; in --home if not given.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No certificates and no keys; on loopback only.")
+    ] = False,
+) -> None:
+    """Serve nodes: a SuperLink on loopback, and a gate that lets in nodes and nothing else.
+
+    Runs are begun, and keys registered, by this user on this machine. Runs until it is interrupted.
+    """
+    from codedfedl.federate.flower.engine import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.flower.superlink import ServerSettings, serve
+
+    if (keys is None) != insecure:
+        raise InputError("give --keys with the server's certificates, or --insecure on loopback")
+    held = None if keys is None else Keys(keys)
+    _log_to_stderr()
+    code = serve(ServerSettings(home.resolve(), host, port, held, database), _say)
+    raise typer.Exit(code)
+
+
+def node_command(
+    superlink: Annotated[str, typer.Option(help="The server's gate, as host:port.")],
+    name: Annotated[str, typer.Option(help="The name that the operator registered.")],
+    authority: Authority = None,
+    key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Its points: a file or a folder.")] = None,
+    label: Annotated[str | None, typer.Option(help="The label column of a table.")] = None,
+    loader: Annotated[
+        str | None, typer.Option(help="Instead of --data: a function, as module:function.")
+    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="A folder of its own.")] = None,
+    least: Annotated[
+        int | None, typer.Option(min=1, help="It answers for no fewer points together.")
+    ] = None,
+    works: Annotated[
+        str | None, typer.Option(help="Modules whose own kinds of work it does.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A key for the loader; may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Take part in federations, with the installed code and no other.
+
+    Ends when the server refuses its key or its SuperNode ends: let a supervisor start it again.
+    """
+    from codedfedl.federate.flower.engine import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.flower.supernode import NodeSettings, run_node
+
+    check_name(name)
+    _check_node(superlink, authority, key)
+    config: dict[str, Any] = dict(_pair(text) for text in settings or [])
+    paths = {"data": data, "cache": cache}
+    config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}
+    given = {"label": label, "loader": loader, "least": least, "works": works, "name": name}
+    config |= {what: value for what, value in given.items() if value is not None}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    raise typer.Exit(run_node(NodeSettings(superlink, config, authority, key), _say))
+
+
+def _check_node(superlink: str, authority: Path | None, key: Path | None) -> None:
+    """Refuse a node without certificates that leaves this machine, and files that lack."""
+    host = superlink.rpartition(":")[0]
+    if (authority is None) != (key is None):
+        raise InputError("give both --ca and --key: a key is only safe with the server's authority")
+    if authority is None and host not in ("127.0.0.1", "localhost"):
+        raise InputError(f"{host} is another machine: give --ca and --key")
+    for path in (authority, key):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path} is not there: make it with codedfedl federate key")
+    if key is not None and key.stat().st_mode & 0o077:
+        raise InputError(f"{key} can be read by others: chmod 600 {key}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text!r} has no value: write KEY=VALUE")
+    return key.strip(), value
+
+
+def register_command(
+    keys: Annotated[list[Path], typer.Argument(help="The nodes' public keys, such as ada.pub.")],
+    name: Annotated[
+        str | None, typer.Option(help="The node's name; the file's if not given. For one key.")
+    ] = None,
+    home: Home = SERVER_HOME,
+    superlink: LinkAddress = None,
+    authority: Authority = None,
+) -> None:
+    """Let nodes in, by their public keys; from now on each name belongs to its key."""
+    from codedfedl.federate.flower.engine import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import check_name
+
+    if name is not None and len(keys) > 1:
+        raise InputError(f"--name {name} is for one key, not for {len(keys)}: register them singly")
+    for key in keys:
+        check_name(name or key.stem)
+        if not key.is_file():
+            raise InputError(f"{key} is not there: make it with codedfedl federate key")
+    link = link_of(home, superlink, authority)
+    for key in keys:
+        called = name or key.stem
+        new = link.register(key, called)
+        messages.print(f"registered {called}" if new else f"{called} is already registered")
+
+
+def revoke_command(
+    who: Annotated[str, typer.Argument(help="A node's name, or its public key's file.")],
+    home: Home = SERVER_HOME,
+    superlink: LinkAddress = None,
+    authority: Authority = None,
+) -> None:
+    """End a node's key: it is refused from now on, and cannot be registered again."""
+    from codedfedl.federate.flower.registry import fingerprint_of
+
+    found = fingerprint_of(Path(who)) if Path(who).is_file() else who
+    messages.print(f"revoked {link_of(home, superlink, authority).revoke(found)}")
+
+
+def stop_command(
+    run: Annotated[Path | None, typer.Argument(help="The run directory.")] = None,
+    number: Annotated[
+        int | None, typer.Option("--run", help="Instead: the run's number; ends at once.")
+    ] = None,
+    home: Home = SERVER_HOME,
+    superlink: LinkAddress = None,
+    authority: Authority = None,
+) -> None:
+    """End a run after its current round, or at once by its number.
+
+    Finished rounds stay, and the nodes keep their caches: `federate run` with the same --out
+    continues it.
+    """
+    if (run is None) == (number is None):
+        raise InputError("give a run directory, or --run with a number")
+    if run is not None:
+        RunDirectory(run).stop()
+        messages.print(f"{run} ends after its current round; see {run / 'server.log'}")
+    else:
+        assert number is not None
+        link_of(home, superlink, authority).stop(number)
+        messages.print(f"run {number} is stopped")
+
+
+def key_command(
+    name: Annotated[str, typer.Argument(help="The node's name.")],
+    folder: Annotated[Path, typer.Option(help="Where the key goes.")] = Path(),
+) -> None:
+    """Make a node's key pair, on the node: only the .pub goes to the operator."""
+    from codedfedl.federate.flower.engine import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import make_node_key
+
+    private, public = make_node_key(folder, name)
+    messages.print(f"{private} stays here; give {public} to the operator", soft_wrap=True)
+
+
+def _say(sentence: str) -> None:
+    messages.print(sentence, soft_wrap=True)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look
+
+
+def _leave(number: int, _frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -1,0 +1,121 @@
+"""Which name belongs to which node: a small file beside the SuperLink's data base.
+
+The engine knows a node by its key and gives it a number. What a node is called is bound to that
+number when the operator registers the key, so that no node can answer under another's name. The
+file is the operator's own, and nobody else can read it.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from codedfedl.errors import InputError
+from codedfedl.io.files import make_folder, replacing
+
+__all__ = ["Entry", "Registry", "fingerprint_of", "read_names"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered key.
+
+    Attributes
+    ----------
+    node
+        The engine's number of the node.
+    key
+        The fingerprint of its public key.
+    revoked
+        Whether the key was ended; it cannot be registered again.
+    """
+
+    name: str
+    node: int
+    key: str
+    revoked: bool = False
+
+
+class Registry:
+    """All keys that were registered with one SuperLink."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def entries(self) -> list[Entry]:
+        """Return every entry, revoked ones too."""
+        if not self.path.is_file():
+            return []
+        try:
+            return [Entry(**entry) for entry in json.loads(self.path.read_text("utf-8"))]
+        except (ValueError, TypeError) as error:
+            raise InputError(f"cannot read {self.path}: {error}; restore it from a copy") from None
+
+    def check_new(self, name: str, key: str) -> Entry | None:
+        """Return the entry of a key that is registered under this name; refuse any conflict."""
+        for entry in self.entries():
+            if entry.key == key and entry.revoked:
+                raise InputError(f"the key of {entry.name} was revoked: let {name} make a new one")
+            if entry.key == key and entry.name != name:
+                raise InputError(
+                    f"this key is registered as {entry.name}, not {name}: one key has one name"
+                )
+            if entry.name == name and entry.key != key and not entry.revoked:
+                raise InputError(
+                    f"{name} is registered with another key: end it with codedfedl federate revoke "
+                    f"{name}, or choose another --name"
+                )
+            if entry.key == key:
+                return entry
+        return None
+
+    def add(self, entry: Entry) -> None:
+        """Remember a key."""
+        self._write([*self.entries(), entry])
+
+    def find(self, name_or_key: str) -> Entry:
+        """Return the entry of a name or a fingerprint that is not revoked."""
+        for entry in self.entries():
+            if name_or_key in (entry.name, entry.key) and not entry.revoked:
+                return entry
+        known = ", ".join(entry.name for entry in self.entries() if not entry.revoked)
+        raise InputError(f"{name_or_key} is not registered: there are {known or 'no nodes yet'}")
+
+    def revoke(self, ended: Entry) -> None:
+        """Mark a key as ended."""
+        self._write(
+            [
+                Entry(entry.name, entry.node, entry.key, entry.revoked or entry == ended)
+                for entry in self.entries()
+            ]
+        )
+
+    def _write(self, entries: list[Entry]) -> None:
+        make_folder(self.path.parent)
+        text = json.dumps([asdict(entry) for entry in entries], indent=1)
+        with replacing(self.path) as partial:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+
+
+def read_names(path: Path) -> Mapping[int, str]:
+    """Return the name that each node is bound to."""
+    return {entry.node: entry.name for entry in Registry(path).entries() if not entry.revoked}
+
+
+def fingerprint_of(public_key: Path) -> str:
+    """Return the SHA-256 of a public key, as ``ssh-keygen -l`` prints it."""
+    try:
+        kind, body = public_key.read_text("ascii").split()[:2]
+        digest = hashlib.sha256(base64.b64decode(body, validate=True)).digest()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{public_key} is not a public key: {error}") from None
+    if not kind.startswith("ecdsa-sha2-"):
+        raise InputError(
+            f"{public_key} is a key of kind {kind}: make it with codedfedl federate key"
+        )
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")

@@ -1,0 +1,225 @@
+"""A server: a SuperLink on loopback, the gate in front of it, and a worker for its server apps.
+
+All of it belongs to one folder, the server's home: data base, registry, secret, and a file that
+tells the operator's commands where the SuperLink is. Nobody but its user can read any of it.
+"""
+
+import asyncio
+import fcntl
+import ipaddress
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codedfedl.errors import InputError
+from codedfedl.federate.flower import worker
+from codedfedl.federate.flower.engine import Superlink, environment, free_port, own_user, program
+from codedfedl.federate.flower.gate import Gate, Limits, client_context, server_context
+from codedfedl.federate.flower.keys import Keys, make_private, write_secret
+from codedfedl.federate.flower.supernode import end
+
+__all__ = ["ServerSettings", "running", "serve"]
+
+HOST = "127.0.0.1"
+
+_START = 60.0  # seconds that a SuperLink may take to listen
+_LOOK = 0.3  # seconds between two looks for a run that waits for its server app
+_QUIET = 60.0  # seconds between two sentences about refused requests
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a server is started with.
+
+    Attributes
+    ----------
+    home
+        The server's folder.
+    host, port
+        Where nodes come in.
+    keys
+        Certificates; without them everything is plaintext, on loopback only.
+    database
+        The SuperLink's; in `home` by default.
+    """
+
+    home: Path
+    host: str
+    port: int
+    keys: Keys | None
+    database: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def check(self) -> None:
+        """Refuse what would be unsafe or fail later."""
+        if self.keys is not None:
+            self.keys.check(HOST, [])
+            return
+        try:
+            loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            loopback = self.host == "localhost"
+        if not loopback:
+            raise InputError(
+                f"--insecure is for loopback, not for {self.host}: make keys with codedfedl "
+                "federate keys, and give their folder as --keys"
+            )
+
+    @property
+    def secret(self) -> Path:
+        """Where the secret is by which tasks are taken."""
+        return self.home / "secret"
+
+    def command(self, port: int) -> list[str]:
+        """Return how the SuperLink is started."""
+        database = self.database or self.home / "superlink.db"
+        command = [*own_user("flower-superlink"), "--host", HOST, "--port", str(port)]
+        command += ["--database", str(database.resolve())]
+        command += ["--disable-runtime-dependency-installation", "--isolation", "process"]
+        command += ["--superexec-auth-secret-file", str(self.secret)]
+        if self.keys is None:
+            return [*command, "--insecure"]
+        command += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
+        command += ["--ssl-certfile", str(self.keys.server.resolve())]
+        command += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
+        return [*command, "--enable-supernode-auth"]
+
+
+def running(home: Path) -> Superlink:
+    """Return the SuperLink of a server that runs in a folder."""
+    try:
+        found = json.loads((home / "serve.json").read_text("utf-8"))
+        os.kill(int(found["process"]), 0)
+    except (OSError, ValueError, KeyError):
+        raise InputError(
+            f"no server runs in {home}: start it with codedfedl federate serve, or give its --home"
+        ) from None
+    authority = None if found["authority"] is None else Path(found["authority"])
+    return Superlink(found["address"], home, authority)
+
+
+def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
+    """Serve until a signal comes or the SuperLink ends; return how it ended."""
+    settings.check()
+    make_private(settings.home)
+    with _alone(settings.home):
+        write_secret(settings.secret, secrets.token_bytes(32).hex().encode())
+        port = free_port(HOST)
+        link = subprocess.Popen(
+            settings.command(port),
+            stdin=subprocess.DEVNULL,
+            env=environment(settings.home),
+            umask=0o077,
+            start_new_session=False,
+        )
+        try:
+            _wait_until_it_listens(link, port)
+            return asyncio.run(_serve(settings, link, port, say))
+        finally:
+            (settings.home / "serve.json").unlink(missing_ok=True)
+            end(link)
+
+
+async def _serve(
+    settings: ServerSettings,
+    link: subprocess.Popen[bytes],
+    port: int,
+    say: Callable[[str], None],
+) -> int:
+    keys = settings.keys
+    upstream = None if keys is None else client_context(keys.authority)
+    tls = None if keys is None else server_context(keys.server, keys.server_key)
+    gate = Gate((HOST, port), upstream, settings.limits, _quietly(say))
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    with _apps(settings, port, say) as look:
+        async with gate.listening(settings.host, settings.port, tls):
+            authority = None if keys is None else str(keys.authority.resolve())
+            address = {"address": f"{HOST}:{port}", "authority": authority, "process": os.getpid()}
+            write_secret(settings.home / "serve.json", json.dumps(address).encode())
+            say(f"nodes come in at {settings.host}:{settings.port}")
+            while link.poll() is None and not ended.is_set():
+                await asyncio.to_thread(look)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), _LOOK)
+    if ended.is_set():
+        return 0
+    say(f"the SuperLink ended with code {link.returncode}")
+    return 1
+
+
+@contextmanager
+def _apps(
+    settings: ServerSettings, port: int, say: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
+    """Start server apps, by a worker of ours or, where it does not fit, by Flower's own."""
+    authority = None if settings.keys is None else settings.keys.authority.resolve()
+    misfit = worker.fits()
+    if not misfit:
+        desk = worker.Desk(f"{HOST}:{port}", settings.secret.read_bytes(), authority)
+        apps = worker.ServerWorker(desk, settings.home, authority)
+        try:
+            yield apps.look
+        finally:
+            apps.close()
+        return
+    say(
+        f"warning: this Flower is not the one that the worker is made for ({misfit}): the tokens "
+        "of server apps stand on their command lines; install flwr 1.41"
+    )
+    command = [program("flower-superexec"), "--runtime-api-address", f"{HOST}:{port}"]
+    command += ["--superexec-auth-secret-file", str(settings.secret)]
+    command += ["--parent-pid", str(os.getpid())]
+    secure = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
+    stock = subprocess.Popen([*command, *secure], env=environment(settings.home), umask=0o077)
+    try:
+        yield lambda: None
+    finally:
+        end(stock)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Keep a second server out of the folder."""
+    with (home / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"a server runs in {home} already: end it, or choose another --home"
+            ) from None
+        yield
+
+
+def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
+    until = time.monotonic() + _START
+    while process.poll() is None and time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, port)) == 0:
+                return
+        time.sleep(0.1)
+    raise InputError("the SuperLink does not start: see its log")
+
+
+def _quietly(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Say no more than one sentence a minute: strangers may knock often."""
+    last, unsaid = -_QUIET, 0
+
+    def speak(sentence: str) -> None:
+        nonlocal last, unsaid
+        unsaid += 1
+        if time.monotonic() - last >= _QUIET:
+            more = f", and {unsaid - 1} more since the last" if unsaid > 1 else ""
+            say(f"{sentence}{more}")
+            last, unsaid = time.monotonic(), 0
+
+    return speak

@@ -1,0 +1,128 @@
+"""A node: a SuperNode on loopback, and a worker in this process that answers for it.
+
+The SuperNode talks to the server; the worker has the data. The two share a secret in a file that
+only their user can read, and end together.
+"""
+
+import json
+import logging
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codedfedl.errors import InputError
+from codedfedl.federate.flower import worker
+from codedfedl.federate.flower.client_app import node_from
+from codedfedl.federate.flower.engine import environment, free_port, own_user
+from codedfedl.federate.flower.keys import write_secret
+from codedfedl.federate.flower.own_user import listens
+
+__all__ = ["NodeSettings", "run_node"]
+
+HOST = "127.0.0.1"
+
+_START = 60.0  # seconds that a SuperNode may take to listen
+_END = 5.0  # seconds between asking a process to end and making it
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node is started with.
+
+    Attributes
+    ----------
+    superlink
+        Where the server's gate listens, as host:port.
+    authority, key
+        The authority's certificate and the node's private key; plaintext without them.
+    config
+        What `client_app.node_from` reads.
+    """
+
+    superlink: str
+    config: Mapping[str, Any]
+    authority: Path | None = None
+    key: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What the server calls the node."""
+        return str(self.config["name"])
+
+    def command(self, port: int) -> list[str]:
+        """Return how the SuperNode is started."""
+        command = [*own_user("flower-supernode"), "--superlink", self.superlink]
+        command += ["--host", HOST, "--port", str(port)]
+        if self.authority is None:
+            return [*command, "--insecure"]
+        command += ["--root-certificates", str(self.authority.resolve())]
+        if self.key is not None:
+            command += ["--auth-supernode-private-key", str(self.key.resolve())]
+        return command
+
+    def stock_config(self) -> str:
+        """Return the configuration as Flower takes it on the command line."""
+        return " ".join(f"{key}={json.dumps(value)}" for key, value in self.config.items())
+
+
+def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
+    """Answer the server until the SuperNode ends; return how it ended."""
+    node = node_from(settings.config, settings.name)
+    node.load()  # what is wrong with the data is said here, and not to the server
+    folder, port = Path(tempfile.mkdtemp(prefix="codedfedl-node-")), free_port(HOST)
+    secret, path = secrets.token_bytes(32).hex().encode(), folder / "secret"
+    write_secret(path, secret)
+    command = settings.command(port)
+    misfit = worker.fits()
+    if misfit:
+        say(
+            f"warning: this Flower is not the one that the worker is made for ({misfit}): it runs "
+            "the code that the server delivers; install flwr 1.41"
+        )
+        command += ["--node-config", settings.stock_config()]
+    else:
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, env=environment(folder / "flower"), umask=0o077
+    )
+    try:
+        if misfit:
+            return process.wait()
+        _wait_until_it_listens(process, port)
+        say(f"{settings.name} is up")
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look
+        desk = worker.Desk(f"{HOST}:{port}", secret)
+        worker.answer_tasks(desk, lambda: node, lambda: process.poll() is None)
+        return process.wait()
+    finally:
+        end(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait for this user's own SuperNode: another user might take the port before it."""
+    until = time.monotonic() + _START
+    while not listens(port):
+        if process.poll() is not None:
+            raise InputError(f"the SuperNode ended with code {process.returncode}: see its log")
+        if time.monotonic() > until:
+            raise InputError(f"the SuperNode does not listen on port {port} after {_START:g} s")
+        time.sleep(0.1)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, and make it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,219 @@
+"""Tasks of the engine, taken and done by this package: the one file that uses Flower's internals.
+
+A SuperNode or SuperLink in process isolation hands its tasks to whoever has its secret. The node's
+worker answers them in this process with the installed client, so that the code that a run delivers
+is never loaded, no token stands on a command line, and no process starts for a message. The
+server's worker starts the server app with its token in a file.
+
+Everything here is checked by `fits` before it is used. Where the installed Flower differs, nodes
+and servers fall back to Flower's own way, and say so.
+"""
+
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message
+
+from codedfedl.errors import InputError
+from codedfedl.federate.flower.client_app import respond
+from codedfedl.federate.flower.engine import environment, program
+from codedfedl.federate.node import Node
+
+__all__ = ["Desk", "ServerWorker", "answer_tasks", "fits"]
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_QUICK, _SLOW = 0.1, 0.5  # seconds between two looks for a task: just after one, and later
+_SOON = 30.0  # seconds after a task for which the next is expected soon
+_ALIVE = 10.0  # seconds between two signs of life for a task
+_END = 5.0  # seconds between asking a server app to end and making it
+_FAILED_CODE = 1  # of an error reply, any number but 0 will do
+
+_log = logging.getLogger(__name__)
+
+
+def fits() -> str:
+    """Return why the installed Flower cannot be worked for; nothing where it can."""
+    try:
+        import flwr.supernode.runtime.run_clientapp as theirs
+        from flwr.common.constant import SubStatus
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.interceptors import (
+            RuntimeTokenHttpInterceptor,
+            RuntimeVersionHttpInterceptor,
+            SuperExecAuthHttpInterceptor,
+        )
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        needed = [theirs.pull_task_input, theirs.push_message, theirs.push_task_output]
+        needed += [RuntimeHttpClient.AcquireTask, RuntimeHttpClient.SendTaskHeartbeat]
+        needed += [RuntimeHttpClient.from_server_address]
+        RuntimeTokenHttpInterceptor("token")
+        RuntimeVersionHttpInterceptor(component_name="SuperExec")
+        SuperExecAuthHttpInterceptor(master_secret=b"secret", protected_methods={_ACQUIRE})
+        assert TaskType.CLIENT_APP, TaskType.SERVER_APP
+        assert SubStatus.COMPLETED, SubStatus.FAILED
+        assert all(map(callable, needed))
+    except Exception as error:  # whatever another version does
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Desk:
+    """The runtime API of a SuperNode or SuperLink, where tasks are.
+
+    Parameters
+    ----------
+    address
+        Host and port, on loopback.
+    secret
+        What allows to take tasks.
+    authority
+        The certificate that the API's own is checked with; None for plaintext.
+    """
+
+    def __init__(self, address: str, secret: bytes, authority: Path | None = None) -> None:
+        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+
+        self.address = address
+        self.authority = None if authority is None else authority.read_bytes()
+        signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
+        self._client = self._connected("SuperExec", signed)
+
+    def _connected(self, component: str, *interceptors: Any) -> Any:
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        version = RuntimeVersionHttpInterceptor(component_name=component)
+        return RuntimeHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=self.authority is None,
+            root_certificates=self.authority,
+            interceptors=[version, *interceptors],
+        )
+
+    def token(self, kind: str) -> str:
+        """Take the oldest task of a kind; return its token, or nothing where there is none."""
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        taken = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+        return str(taken.token) if taken.HasField("task") else ""
+
+    @contextmanager
+    def task(self, token: str) -> Iterator[Any]:
+        """Give a client for one task, and signs of life for it meanwhile."""
+        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+
+        client = self._connected("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
+        done = threading.Event()
+
+        def live() -> None:
+            while not done.wait(_ALIVE):
+                with suppress(Exception):  # the next one may get through
+                    client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+        threading.Thread(target=live, daemon=True).start()
+        try:
+            yield client
+        finally:
+            done.set()
+            client.close()
+
+
+def answer_tasks(desk: Desk, node: Callable[[], Node], running: Callable[[], bool]) -> None:
+    """Answer every message that a SuperNode receives, in this process, while it runs."""
+    from flwr.supercore.constant import TaskType
+
+    last = -_SOON
+    while running():
+        try:
+            token = desk.token(TaskType.CLIENT_APP)
+            if token:
+                with desk.task(token) as client:
+                    _answer(client, node)
+                last = time.monotonic()
+        except Exception as error:  # the SuperNode may be busy, or on its way out
+            _log.warning("a task was not done (%s: %s)", type(error).__name__, error)
+            token = ""
+        if not token:
+            time.sleep(_QUICK if time.monotonic() - last < _SOON else _SLOW)
+
+
+def _answer(client: Any, node: Callable[[], Node]) -> None:
+    """Pull a message, let the node answer, push the reply; the delivered bundle is not touched."""
+    import flwr.supernode.runtime.run_clientapp as theirs
+    from flwr.common.constant import SubStatus
+
+    message, context, _, _ = theirs.pull_task_input(client)
+    assert isinstance(context, Context)
+    try:
+        reply, status, why = respond(message, node), SubStatus.COMPLETED, ""
+    except Exception as error:  # a bug of ours: the server hears of it as of a dropped node
+        _log.exception("no answer to %s", message.metadata.message_type)
+        why, status = f"{type(error).__name__}: {error}", SubStatus.FAILED
+        reply = Message(Error(code=_FAILED_CODE, reason=why), reply_to=message)
+    del message
+    theirs.push_message(client, reply, context)
+    theirs.push_task_output(client, context, status, why)
+
+
+class ServerWorker:
+    """Starts server apps for a SuperLink, each with its token in a file that is soon gone."""
+
+    def __init__(self, desk: Desk, folder: Path, authority: Path | None) -> None:
+        self.desk, self.folder, self.authority = desk, folder, authority
+        self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def look(self) -> None:
+        """Start the server app of a run that waits for one; tidy up after those that are over."""
+        from flwr.supercore.constant import TaskType
+
+        self._started = [pair for pair in self._started if not self._over(*pair)]
+        try:
+            token = self.desk.token(TaskType.SERVER_APP)
+        except Exception as error:  # the SuperLink may be busy
+            _log.warning("no task from the SuperLink (%s)", type(error).__name__)
+            return
+        if not token:
+            return
+        path = self.folder / f"token-{os.urandom(8).hex()}"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        secure = ["--insecure"]
+        if self.authority is not None:
+            secure = ["--root-certificates", str(self.authority)]
+        command = [program("flwr-serverapp"), "--runtime-api-address", self.desk.address]
+        command += ["--token-file", str(path), "--parent-pid", str(os.getpid()), *secure]
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, env=environment(self.folder), umask=0o077
+            )
+        except OSError as error:
+            raise InputError(f"cannot start a server app: {error}") from None
+        self._started.append((process, path))
+
+    def close(self) -> None:
+        """End all server apps; their runs can be continued."""
+        for process, path in self._started:
+            process.terminate()
+            try:
+                process.wait(_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            path.unlink(missing_ok=True)
+        self._started = []
+
+    @staticmethod
+    def _over(process: subprocess.Popen[bytes], path: Path) -> bool:
+        if process.poll() is None:
+            return False
+        path.unlink(missing_ok=True)
+        return True

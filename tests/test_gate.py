@@ -1,0 +1,257 @@
+"""The gate, in front of a tiny server that notes what reaches it."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from codedfedl.federate.flower.gate import Gate, Limits
+
+HOST = "127.0.0.1"
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n%s"
+
+
+@dataclass
+class Upstream:
+    """A server that answers with what a test says, and keeps every request."""
+
+    answers: list[bytes] = field(default_factory=lambda: [b"answer"])
+    seen: list[tuple[bytes, bytes]] = field(default_factory=list)
+    connections: int = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(EOFError, OSError, asyncio.CancelledError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                found = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+                assert found is not None
+                body = await reader.readexactly(int(found[1]))
+                self.seen.append((head, body))
+                answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                writer.write(OK % (len(answer), answer))
+                await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def gate_to(upstream: Upstream, **limits: Any) -> AsyncIterator[int]:
+    server = await asyncio.start_server(upstream, HOST, 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        gate = Gate((HOST, port), None, Limits(**limits))
+        async with gate.listening(HOST, 0, None) as listening:
+            yield listening
+
+
+def run(upstream: Upstream, scene: Callable[[int], Awaitable[Any]], **limits: Any) -> Any:
+    async def play() -> Any:
+        async with gate_to(upstream, **limits) as port:
+            return await asyncio.wait_for(scene(port), 20)
+
+    return asyncio.run(play())
+
+
+async def say(port: int, text: bytes) -> bytes:
+    """Send bytes, and return all that comes until the gate hangs up or is silent."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    with suppress(OSError):
+        writer.write(text)
+        await writer.drain()
+    got = b""
+    with suppress(TimeoutError, OSError):
+        while piece := await asyncio.wait_for(reader.read(2**16), 0.7):
+            got += piece
+    writer.close()
+    return got
+
+
+def request(path: str, body: bytes = b"", method: str = "POST", more: str = "") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode("latin-1") + body
+
+
+FLEET = "/v1/fleet/push-messages"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        request("/v1/control/list-runs"),
+        request("/v1/control/start-run", b"code"),
+        request("/v1/control/register-node"),
+        request("/v1/runtime/acquire-task"),
+        request("/v1/runtime/pull-object"),
+        request("/docs", method="GET"),
+        request("/openapi.json", method="GET"),
+        request("/health", method="GET"),
+        request(FLEET, method="GET"),
+        request("/v1/fleet/../control/start-run"),
+        request("/v1/fleet/%2e%2e/control/start-run"),
+        request("/v1/fleet/push-messages/../../control/start-run"),
+        request("/v1/fleet/push-messages?x=/v1/control"),
+        request("//v1/fleet/push-messages"),
+        request("http://127.0.0.1/v1/fleet/push-messages"),
+        request("/V1/FLEET/push-messages"),
+        b"POST /v1/fleet/push-messages HTTP/1.0\r\nContent-Length: 0\r\n\r\n",
+        b"POST  /v1/fleet/push-messages HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_nothing_but_the_nodes_api_passes(text: bytes) -> None:
+    upstream = Upstream()
+    got = run(upstream, lambda port: say(port, text))
+    assert got.startswith(b"HTTP/1.1 404 ")
+    assert upstream.connections == 0, "the SuperLink was asked"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ("", 411),
+        ("Transfer-Encoding: chunked\r\n", 411),
+        ("Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", 411),
+        ("Content-Length: 3\r\nContent-Length: 30\r\n", 411),
+        ("Content-Length: +3\r\n", 400),
+        ("Content-Length: 3, 3\r\n", 400),
+        ("Content-Length : 3\r\n", 400),
+        ("Content-Length: 3\r\n folded: x\r\n", 400),
+        ("Content-Length: 3\r\nX: a\nContent-Length: 9\r\n", 400),
+        ("Content-Length: 99999999999\r\n", 413),
+        ("X: " + "y" * 20_000 + "\r\nContent-Length: 3\r\n", 431),
+    ],
+)
+def test_requests_that_could_be_read_in_two_ways(fields: str, status: int) -> None:
+    upstream = Upstream()
+    text = f"POST {FLEET} HTTP/1.1\r\n{fields}\r\nabc".encode("latin-1")
+    got = run(upstream, lambda port: say(port, text))
+    assert got.startswith(b"HTTP/1.1 %d " % status)
+    assert upstream.seen == []
+
+
+def test_fields_of_a_node_pass_unchanged_and_those_of_the_connection_do_not() -> None:
+    upstream = Upstream()
+    own = "flwr-public-key: a+/=\r\nX-Signature: Zz\r\nContent-Type: application/x-protobuf\r\n"
+    others = "X-Forwarded-For: 10.0.0.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+    got = run(upstream, lambda port: say(port, request(FLEET, b"body", more=own + others)))
+    assert got.endswith(b"\r\n\r\nanswer")
+    ((head, body),) = upstream.seen
+    assert body == b"body"
+    assert own.encode() in head
+    lower = head.lower()
+    assert not any(name in lower for name in (b"forwarded", b"upgrade", b"host: x"))
+
+
+def test_a_second_request_that_hides_behind_the_first_is_looked_at_too() -> None:
+    upstream = Upstream()
+    both = request(FLEET, b"one") + request("/v1/control/start-run", b"two")
+    got = run(upstream, lambda port: say(port, both))
+    assert got.count(b"HTTP/1.1 200") == 1
+    assert got.count(b"HTTP/1.1 404") == 1
+    assert [body for _, body in upstream.seen] == [b"one"]
+
+
+def test_uploads_stream_both_ways_and_have_a_size() -> None:
+    large = bytes(range(256)) * 4096  # 1 MiB
+    upstream = Upstream([large])
+    text = request("/v1/fleet/push-object", large)
+    got = run(upstream, lambda port: say(port, text), body=2**10)
+    assert got.endswith(large)
+    assert upstream.seen[0][1] == large
+    refused = run(upstream, lambda port: say(port, request(FLEET, large)), body=2**10)
+    assert refused.startswith(b"HTTP/1.1 413 ")
+    assert len(upstream.seen) == 1
+
+
+def test_a_body_is_on_its_way_before_it_is_whole() -> None:
+    upstream = Upstream()
+
+    async def scene(port: int) -> bool:
+        _, writer = await asyncio.open_connection(HOST, port)
+        writer.write(request("/v1/fleet/push-object", bytes(2**20))[: 2**19])
+        await writer.drain()
+        await asyncio.sleep(0.3)
+        began = upstream.connections == 1
+        writer.close()
+        return began
+
+    assert run(upstream, scene)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/fl", request(FLEET, b"body")[:-2]])
+def test_whoever_is_slow_is_hung_up_on(sent: bytes) -> None:
+    upstream = Upstream()
+
+    async def scene(port: int) -> float:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(sent)
+        began = time.monotonic()
+        assert await reader.read() == b""
+        writer.close()
+        return time.monotonic() - began
+
+    assert run(upstream, scene, first=0.2, idle=0.2) < 10
+    assert upstream.seen == []
+
+
+def test_a_trickle_does_not_hold_a_place() -> None:
+    """A byte now and then keeps `idle` at bay, and not `rate`."""
+
+    async def scene(port: int) -> int:
+        _, writer = await asyncio.open_connection(HOST, port)
+        writer.write(request("/v1/fleet/push-object", bytes(1000))[:-1000])
+        sent = 0
+        with suppress(OSError):
+            while sent < 200 and not writer.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+                sent += 1
+        writer.close()
+        return sent
+
+    assert run(Upstream(), scene, idle=0.3, rate=1000.0) < 200
+
+
+def test_places_are_limited_per_address() -> None:
+    async def scene(port: int) -> tuple[bytes, bytes]:
+        held = [await asyncio.open_connection(HOST, port) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        refused = await say(port, request(FLEET, b"x"))
+        for _, writer in held:
+            writer.close()
+        await asyncio.sleep(0.2)
+        return refused, await say(port, request(FLEET, b"x"))
+
+    refused, passed = run(Upstream(), scene, per_address=3)
+    assert refused == b""
+    assert passed.startswith(b"HTTP/1.1 200")
+
+
+def test_a_question_for_messages_is_held_until_there_are_some() -> None:
+    upstream = Upstream([b"", b"", b"messages"])
+    pull = request("/v1/fleet/pull-messages", b"node")
+    got = run(upstream, lambda port: say(port, pull), hold=10.0)
+    assert got.endswith(b"messages")
+    assert [body for _, body in upstream.seen] == [b"node"] * 3
+
+
+def test_a_question_for_messages_is_not_held_for_ever() -> None:
+    got = run(Upstream([b""]), lambda port: say(port, request("/v1/fleet/pull-messages")), hold=0.3)
+    assert b"Content-Length: 0" in got
+    assert got.startswith(b"HTTP/1.1 200")
+
+
+def test_without_a_superlink_nodes_are_told_to_come_back() -> None:
+    async def scene() -> bytes:
+        gate = Gate((HOST, 9), None)
+        async with gate.listening(HOST, 0, None) as port:
+            return await say(port, request(FLEET, b"x"))
+
+    assert asyncio.run(scene()).startswith(b"HTTP/1.1 503 ")

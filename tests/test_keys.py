@@ -1,0 +1,333 @@
+"""Keys, the registry of names, whose connection it is, stopping, and answers that are too large."""
+
+import asyncio
+import json
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from codedfedl.cli.serve import _check_node
+from codedfedl.errors import InputError
+from codedfedl.federate.flower import worker
+from codedfedl.federate.flower.keys import make_keys, make_node_key
+from codedfedl.federate.flower.own_user import OwnUser, listens
+from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of, read_names
+from codedfedl.federate.flower.superlink import ServerSettings, running
+from codedfedl.federate.flower.wire import MalformedError, inflating, pack, unpack
+from codedfedl.federate.server import federate
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Journal
+from tests.conftest import Run
+from tests.loopback import FIRST_NODE, experiment_of, transport_of
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+class TestKeys:
+    def test_a_folder_that_is_there_keeps_its_mode(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o755)
+        make_keys(tmp_path, ["example.org"], ["ada"])
+        assert mode(tmp_path) == 0o755
+        for name in ("ca.key", "server.key", "ada.key"):
+            assert mode(tmp_path / name) == 0o600
+
+    def test_a_new_folder_is_its_owners(self, tmp_path: Path) -> None:
+        make_keys(tmp_path / "deep/keys", ["example.org"], [])
+        assert mode(tmp_path / "deep/keys") == 0o700
+
+    def test_a_secret_that_others_could_read_is_closed(self, tmp_path: Path) -> None:
+        (tmp_path / "server.key").write_text("old")
+        (tmp_path / "server.key").chmod(0o644)
+        make_keys(tmp_path, ["example.org"], [])
+        assert mode(tmp_path / "server.key") == 0o600
+
+    def test_a_node_makes_its_own(self, tmp_path: Path, run: Run) -> None:
+        code, _, err = run("federate", "key", "ada", "--folder", tmp_path)
+        assert code == 0
+        assert "ada.pub to the operator" in err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["ada.key", "ada.pub"]
+        before = fingerprint_of(tmp_path / "ada.pub")
+        (tmp_path / "ada.pub").unlink()
+        make_node_key(tmp_path, "ada")  # the key stays, and its public part comes back
+        assert fingerprint_of(tmp_path / "ada.pub") == before
+
+    def test_keys_without_nodes(self, tmp_path: Path, run: Run) -> None:
+        assert run("federate", "keys", tmp_path / "keys", "--host", "example.org")[0] == 0
+        names = {path.name for path in (tmp_path / "keys").iterdir()}
+        assert names == {"ca.crt", "ca.key", "server.pem", "server.key"}
+
+    def test_what_is_no_public_key(self, tmp_path: Path) -> None:
+        path = tmp_path / "ada.pub"
+        for text in ("", "ecdsa-sha2-nistp384 ***", "ssh-rsa AAAA"):
+            path.write_text(text)
+            with pytest.raises(InputError, match="ada.pub is"):
+                fingerprint_of(path)
+
+
+class TestRegistry:
+    def test_names_are_bound_once(self, tmp_path: Path) -> None:
+        registry = Registry(tmp_path / "home/nodes.json")
+        assert registry.check_new("ada", "k1") is None
+        registry.add(Entry("ada", 2**63 + 1, "k1"))
+        assert mode(registry.path) == 0o600
+        assert registry.check_new("ada", "k1") is not None  # as before
+        with pytest.raises(InputError, match="this key is registered as ada, not bob"):
+            registry.check_new("bob", "k1")
+        with pytest.raises(InputError, match="ada is registered with another key"):
+            registry.check_new("ada", "k2")
+        assert read_names(registry.path) == {2**63 + 1: "ada"}
+
+    def test_a_revoked_key_is_over_and_its_name_free(self, tmp_path: Path) -> None:
+        registry = Registry(tmp_path / "nodes.json")
+        registry.add(Entry("ada", 1, "k1"))
+        registry.revoke(registry.find("ada"))
+        assert read_names(registry.path) == {}
+        with pytest.raises(InputError, match="the key of ada was revoked"):
+            registry.check_new("ada", "k1")
+        assert registry.check_new("ada", "k2") is None
+        with pytest.raises(InputError, match="ada is not registered: there are no nodes yet"):
+            registry.find("ada")
+
+    def test_a_broken_file_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / "nodes.json").write_text('[{"name": 1}]')
+        with pytest.raises(InputError, match="cannot read"):
+            Registry(tmp_path / "nodes.json").entries()
+
+
+class TestNames:
+    """The server's greeting, with the real server on the in-memory transport."""
+
+    def test_nobody_answers_under_anothers_name(self, tmp_path: Path) -> None:
+        experiment = experiment_of(3, 1, ready_timeout=30.0)
+        said: list[str] = []
+        names = {FIRST_NODE: "node-000", FIRST_NODE + 1: "somebody"}
+        with pytest.raises(InputError, match="2 of 3 nodes are ready"):
+            federate(
+                transport_of(experiment, tmp_path / "nodes"),
+                experiment,
+                RunDirectory(tmp_path / "run"),
+                said.append,
+                names=names,
+            )
+        assert any("node-001 (node 1001) has the key of somebody" in line for line in said)
+
+    def test_a_name_of_another_key_is_refused(self, tmp_path: Path) -> None:
+        experiment = experiment_of(3, 1, ready_timeout=30.0)
+        said: list[str] = []
+        with pytest.raises(InputError, match="2 of 3 nodes are ready"):
+            federate(
+                transport_of(experiment, tmp_path / "nodes"),
+                experiment,
+                RunDirectory(tmp_path / "run"),
+                said.append,
+                names={77: "node-002"},
+            )
+        assert any("node-002 (node 1002) has a name that is bound to another" in s for s in said)
+
+
+class TestStop:
+    def test_a_run_stops_after_its_round_and_continues(self, tmp_path: Path, run: Run) -> None:
+        experiment = experiment_of(3, 4)
+        transport = transport_of(experiment, tmp_path / "nodes")
+        directory = RunDirectory(tmp_path / "run")
+
+        def say(sentence: str) -> None:
+            if sentence.startswith("round 2 of 4"):
+                code, _, err = run("federate", "stop", directory.path)
+                assert code == 0, err
+            said.append(sentence)
+
+        said: list[str] = []
+        federate(transport, experiment, directory, say)
+        assert said[-1].startswith("stopped: ")
+        assert Journal(directory.path).rounds() == 2
+        assert not transport.kinds("goodbye"), "the nodes keep what they have"
+        parity = len(transport.kinds("parity"))
+        federate(transport, experiment, directory, said.append)
+        assert said[-1].startswith("done: ")
+        assert Journal(directory.path).rounds() == 4
+        assert len(transport.kinds("parity")) == parity
+        assert transport.kinds("goodbye")
+
+    def test_nothing_to_stop(self, tmp_path: Path, run: Run) -> None:
+        assert "is not a run directory" in run("federate", "stop", tmp_path)[2]
+        directory = RunDirectory(tmp_path / "run")
+        directory.open(experiment_of(), resume=False)
+        assert "there is nothing to stop" in run("federate", "stop", directory.path)[2]
+        assert "give a run directory, or --run" in run("federate", "stop")[2]
+
+
+def table(tmp_path: Path, *rows: str) -> Path:
+    path = tmp_path / "tcp"
+    path.write_text("\n".join(["  sl  local_address rem_address", *rows]), "ascii")
+    return path
+
+
+def row(local: int, remote: int, user: int, state: str = "01") -> str:
+    ends = f"0100007F:{local:04X} 0100007F:{remote:04X}"
+    return f"0: {ends} {state} 00000000:00000000 00:00000000 00000000 {user} 0 999"
+
+
+class TestOwnUser:
+    CLIENT, SERVER = ("127.0.0.1", 50_000), ("127.0.0.1", 8000)
+
+    @pytest.mark.parametrize(
+        ("rows", "passes"),
+        [
+            ([row(50_000, 8000, 1000)], True),
+            ([row(50_000, 8000, 0)], True),
+            ([row(50_000, 8000, 1001)], False),
+            ([row(50_001, 8000, 1000)], False),
+            ([row(50_000, 8001, 1000)], False),
+            ([row(8000, 50_000, 1000)], False),  # the server's own end of a stranger's connection
+            ([row(50_000, 8000, 0, "06")], False),  # closed already: nobody's
+            ([row(50_000, 8000, 0, "04")], False),
+            ([], False),
+        ],
+    )
+    def test_whose_connection_it_is(self, rows: list[str], passes: bool, tmp_path: Path) -> None:
+        guard = OwnUser(None, user=1000, table=table(tmp_path, *rows))  # type: ignore[arg-type]
+        assert guard.passes(self.CLIENT, self.SERVER) is passes
+
+    def test_what_has_no_address_on_loopback(self, tmp_path: Path) -> None:
+        guard = OwnUser(None, table=table(tmp_path))  # type: ignore[arg-type]
+        assert not guard.passes(("10.0.0.1", 50_000), self.SERVER)
+        assert not guard.passes(None, self.SERVER)
+
+    @pytest.mark.parametrize(
+        ("path", "status"),
+        [("/v1/control/start-run", 403), ("/v1/runtime/acquire-task", 403), ("/v1/fleet/x", 200)],
+    )
+    def test_another_user_gets_the_nodes_api_alone(
+        self, path: str, status: int, tmp_path: Path
+    ) -> None:
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {}
+
+        others = table(tmp_path, row(50_000, 8000, 1001))
+        scope = {"type": "http", "path": path, "client": self.CLIENT, "server": self.SERVER}
+        asyncio.run(OwnUser(app, user=1000, table=others)(scope, receive, send))
+        assert sent[0]["status"] == status
+
+    def test_who_listens(self, tmp_path: Path) -> None:
+        mine, other = row(8000, 0, os.getuid(), "0A"), row(8001, 0, os.getuid() + 1, "0A")
+        assert listens(8000, table(tmp_path, mine, other))
+        assert not listens(8001, table(tmp_path, mine, other))
+        assert not listens(8002, table(tmp_path, mine, other))
+
+
+class TestBombs:
+    FACTS = ConfigRecord({"json": "{}"})
+
+    def test_a_chunk_that_is_listed_again_and_again(self) -> None:
+        """A hand-made record: 40 kB of chunk, listed a thousand times."""
+        array = Array(np.arange(10_000, dtype=np.float32))
+        ((name, chunk),) = array.slice_array()
+        honest = array.deflate()
+        bomb = honest.replace(
+            b'"arraychunk_ids": [0]', b'"arraychunk_ids": %s' % str([0] * 1000).encode()
+        )
+        assert bomb != honest
+        with inflating(100_000):
+            assert len(Array.inflate(honest, {name: chunk}).data) == len(array.data)
+        with inflating(100_000), pytest.raises(MalformedError, match="40,128,000 bytes, 100,000"):
+            Array.inflate(bomb, {name: chunk})
+        assert len(Array.inflate(bomb, {name: chunk}).data) == 1000 * len(array.data)
+
+    def test_many_arrays_share_what_is_allowed(self) -> None:
+        array = Array(np.zeros(10_000, np.float32))
+        ((name, chunk),) = array.slice_array()
+        with inflating(100_000):
+            for _ in range(2):
+                Array.inflate(array.deflate(), {name: chunk})
+            with pytest.raises(MalformedError):
+                Array.inflate(array.deflate(), {name: chunk})
+
+    @pytest.mark.parametrize("text", [b"", b"Array 1", b"{", b'x {"arraychunk_ids": [5]}'])
+    def test_what_is_no_array(self, text: bytes) -> None:
+        with inflating(100), pytest.raises(MalformedError):
+            Array.inflate(text, {})
+
+    def test_an_array_under_many_names(self) -> None:
+        array = Array(np.zeros(10_000, np.float32))
+        record = ArrayRecord({str(k): array for k in range(100)})
+        content = RecordDict({"facts": self.FACTS, "arrays": record})
+        with pytest.raises(MalformedError, match="4,012,800 bytes, 100,000 at most"):
+            unpack(content, 100_000)
+        assert len(unpack(content)[1]) == 100
+
+    def test_a_shape_that_is_larger_than_its_bytes(self) -> None:
+        array = Array(np.zeros(10, np.float32))
+        header = array.data.replace(b"(10,), }      ", b"(10000000000,)")
+        header = header.replace(b"(10000000000,)", b"(9999999,), } ")
+        assert header != array.data
+        array.data = header
+        content = RecordDict({"facts": self.FACTS, "arrays": ArrayRecord({"x": array})})
+        with pytest.raises(MalformedError, match="not as large as its shape"):
+            unpack(content)
+
+    def test_honest_answers_of_every_form(self) -> None:
+        arrays = {
+            "empty": np.zeros((0, 3), np.float32),
+            "scalar": np.array(1.0),
+            "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        }
+        back = unpack(pack({"a": 1}, arrays), 10_000)[1]
+        assert all(np.array_equal(back[name], array) for name, array in arrays.items())
+
+    def test_facts_have_a_size(self) -> None:
+        record = ConfigRecord({"json": json.dumps({"x": "y" * 2**22})})
+        with pytest.raises(MalformedError, match="at most"):
+            unpack(RecordDict({"facts": record, "arrays": ArrayRecord()}))
+
+
+class TestStarting:
+    def test_plaintext_stays_on_this_machine(self, tmp_path: Path) -> None:
+        for host in ("0.0.0.0", "10.0.0.1", "example.org"):
+            with pytest.raises(InputError, match=f"--insecure is for loopback, not for {host}"):
+                ServerSettings(tmp_path, host, 8000, None).check()
+        for host in ("127.0.0.1", "localhost", "::1"):
+            ServerSettings(tmp_path, host, 8000, None).check()
+
+    def test_a_node_without_keys_stays_on_this_machine(self, tmp_path: Path) -> None:
+        private, public = make_node_key(tmp_path, "ada")
+        _check_node("127.0.0.1:8000", None, None)
+        with pytest.raises(InputError, match="is another machine: give --ca and --key"):
+            _check_node("example.org:8000", None, None)
+        with pytest.raises(InputError, match="give both --ca and --key"):
+            _check_node("example.org:8000", None, private)
+        private.chmod(0o640)
+        with pytest.raises(InputError, match="ada.key can be read by others"):
+            _check_node("example.org:8000", public, private)
+
+    def test_no_server_in_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no server runs in"):
+            running(tmp_path)
+
+    def test_no_secret_stands_on_a_command_line(self, tmp_path: Path) -> None:
+        settings = ServerSettings(tmp_path, "127.0.0.1", 8000, None)
+        assert str(settings.secret) in settings.command(1)
+
+    def test_the_worker_fits_the_installed_flower(self) -> None:
+        assert worker.fits() == ""
+
+    def test_a_flower_that_does_not_fit_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        monkeypatch.delattr(RuntimeHttpClient, "AcquireTask")
+        assert "AcquireTask" in worker.fits()
