@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,6 @@ def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
     return pytest.fail(f"{why} within {seconds:g} s")
 
 
-class WithWorks(LocalFederation):
-    """Nodes that do the work of a module, as their configuration says."""
-
-    works = "examples.buffered"
-
-    def start_program(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        place = [*command, "--node-config"].index("--node-config") + 1
-        told = [f'{part} works="{self.works}"' for part in command[place : place + 1]]
-        return super().start_program(name, [*command[:place], *told, *command[place + 1 :]])
-
-
 class Running:
     """A federation on this machine, under a test's control."""
 
@@ -84,7 +73,7 @@ class Running:
         *,
         tls: bool = False,
         app: Path = APP,
-        kind: type[LocalFederation] = LocalFederation,
+        stock: bool = False,
     ) -> None:
         self.directory = RunDirectory(tmp_path / "run")
         self.directory.open(experiment, resume=False)
@@ -93,7 +82,7 @@ class Running:
         clients = experiment.federation.clients if experiment.federation else 0
         shards = write_shards(experiment, load_dataset("digits"), folder / "data")
         keys = local_keys(folder / "keys", clients) if tls else None
-        self.local = kind(folder, shards, keys=keys, app=app)
+        self.local = LocalFederation(folder, shards, keys=keys, app=app, stock=stock)
 
     def submit(self) -> int:
         return self.local.submit(self.directory.path / "config.toml", self.directory.path)
@@ -155,6 +144,19 @@ def test_a_short_federation_with_tls_and_one_kill(tmp_path: Path) -> None:
     assert found["accuracy"] > 0.9
 
 
+def test_a_scheme_of_ones_own_with_work_of_its_own(tmp_path: Path) -> None:
+    """`examples/buffered.py`, asynchronous, on real nodes that were told of its module."""
+    scheme = ("--scheme", "examples.buffered:Buffered", "--set", "data.partition=iid")
+    done = federate_local(tmp_path / "run", *scheme, "--rounds", "5")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["scheme"] == "buffered"
+    assert len(found["rounds"]) == 5
+    assert found["accuracy"] > 0.5  # of ten classes
+    again = CliRunner().invoke(app, ["simulate", "--replay", str(tmp_path / "run"), "--json"])
+    assert json.loads(again.stdout)["same"] is True
+
+
 @pytest.mark.long
 def test_a_run_that_failed_is_resumed(tmp_path: Path) -> None:
     early = federate_local(
@@ -185,7 +187,7 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     deadline; that answer counts nowhere.
     """
     experiment = experiment_of(3, 8, deadline=11.0, probes=1, setup_timeout=60.0)
-    running = Running(tmp_path, experiment, app=mischievous(tmp_path))
+    running = Running(tmp_path, experiment, app=mischievous(tmp_path), stock=True)
     with running.local:
         running.submit()
         running.wait_until_done(240)
@@ -207,22 +209,6 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     uploading = played[6]
     assert uploading.outcome[1] != ARRIVED
     assert on_time(uploading)
-    assert replay(running.directory).same
-
-
-def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its module is on the path of all processes, and the nodes' configuration names it."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    scheme = {"name": "examples.buffered:Buffered", "count": 2, "patience": 120.0}
-    experiment = experiment_of(2, 2, scheme, probes=1)
-    running = Running(tmp_path, experiment, kind=WithWorks)
-    with running.local:
-        running.submit()
-        running.wait_until_done(300)
-    exchanges = list(running.journal.exchanges())
-    assert [record.round for record in running.played()] == [0, 1]
-    assert all(len(one.replies) >= 2 for one in exchanges if not one.record.is_setup)
-    assert all(record.seconds < record.deadline for record in running.played())
     assert replay(running.directory).same
 
 

@@ -121,12 +121,13 @@ def local_command(
         Keys(keys).check("127.0.0.1", [node_name(j) for j in range(clients)])
     directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
+    works = [name for name, colon, _ in [scheme.partition(":")] if colon]
     shards = write_shards(experiment, loaded, folder / "data")
     held = Keys(keys) if keys else local_keys(folder / "keys", clients) if tls else None
     with (
         told_how_to_go_on(out, resume),
         _ended_by_signals(),
-        LocalFederation(folder, shards, keys=held, port=port) as running,
+        LocalFederation(folder, shards, keys=held, port=port, works=works) as running,
     ):
         killed = _follow(running, directory, kill)
     _finish(directory, as_json, [node_name(j) for j in killed])

@@ -62,6 +62,8 @@ class LocalFederation:
         The Flower app folder that runs are begun with.
     stock
         Whether nodes are Flower's own, which run the code of `app`, for tests of rogues.
+    works
+        Modules whose own kinds of work the nodes do; they may lie in the current folder.
     """
 
     def __init__(
@@ -73,9 +75,10 @@ class LocalFederation:
         port: int | None = None,
         app: Path = APP,
         stock: bool = False,
+        works: Sequence[str] = (),
     ) -> None:
         self.folder, self.shards, self.keys, self.app = folder.resolve(), shards, keys, app
-        self.port, self.stock = port or free_port(HOST), stock
+        self.port, self.stock, self.works = port or free_port(HOST), stock, works
         self.home = self.folder / "flower"
         self._superlink: Superlink | None = None
         self.link: subprocess.Popen[bytes] | None = None
@@ -173,6 +176,8 @@ class LocalFederation:
         else:
             command = [*_FEDERATE, "node", "--superlink", address, "--name", name]
             command += ["--data", data, "--cache", cache]
+            if self.works:
+                command += ["--works", ",".join(self.works)]
             if authority is not None:
                 command += ["--ca", str(authority), "--key", str(key)]
         self.nodes[j] = self.start_program(name, command)
@@ -231,12 +236,18 @@ class LocalFederation:
                 stderr=subprocess.STDOUT,
                 env=environment(self.home)
                 | {guard.MARK: self._mark, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL}
-                | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"),
+                | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+                | self._search_path(),
                 start_new_session=True,
             )
         self._started.append(process)
         self._tell_guard(process.pid)
         return process
+
+    def _search_path(self) -> dict[str, str]:
+        """Let the processes import modules of the current folder, where they must."""
+        here = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, here))} if self.works else {}
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         """Forget a process, whose number somebody else may have soon."""
