@@ -62,10 +62,10 @@ class DataConfig(_Table):
 
 
 class FleetConfig(_Table):
-    """``paper`` with its constants, or a fleet or device file.
+    """``paper`` with its constants, or a file: a fleet, devices, or measured delays.
 
     The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
-    their processors and links, in the set-up and in rounds.
+    their processors and links, in the set-up and in rounds; measured delays are all that longer.
     """
 
     name: str = "paper"

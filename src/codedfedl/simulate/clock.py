@@ -4,30 +4,54 @@ Two clocks run side by side. The paper's counts training rounds alone; the hones
 what the clients do before the first round, on the same stochastic model.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from codedfedl._types import FloatArray
 from codedfedl.core.protocol import Task
+from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.streams import stream
 
-__all__ = ["Clock"]
+__all__ = ["NEEDS_A_FLEET", "Clock"]
 
+NEEDS_A_FLEET = (
+    "clients that embed until a deadline need a fleet: measured delays do not say how fast they "
+    "embed, mix and send; give a fleet file, such as `codedfedl fit --out` writes, or use coded"
+)
 _EMBED, _SLOWNESS, _LOSSES, _OTHER, _MORE_PACKETS = 0, 3, 4, 5, 6
 _ONCE = {"parity": 1, "gram": 2}  # each kind of work has its own luck
 
 
 class Clock:
-    """All chances of one seed, drawn before the first round: every scheme meets the same luck."""
+    """All chances of one seed, drawn before the first round: every scheme meets the same luck.
 
-    def __init__(self, fleet: Fleet, task: Task, seed: int) -> None:
-        self.model, self.task, self.seed = FleetDelays(fleet), task, seed
-        self.fleet = fleet
+    Parameters
+    ----------
+    delays
+        A `Fleet`, or any other delay model.
+    """
+
+    def __init__(self, delays: Fleet | DelayModel, task: Task, seed: int) -> None:
+        self.task, self.seed = task, seed
+        self.model: DelayModel = FleetDelays(delays) if isinstance(delays, Fleet) else delays
         self.chance = self.model.draw(task.rounds, stream(seed, "delays"))
-        self.slowness = stream(seed, "setup", _SLOWNESS).standard_exponential(task.clients)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The fleet, where the delays are the formula's."""
+        if not isinstance(self.model, FleetDelays):
+            raise InputError(NEEDS_A_FLEET)
+        known = self.model.fleet
+        return known if isinstance(known, Fleet) else Fleet.of(known, self.task.points[0])
+
+    @cached_property
+    def slowness(self) -> FloatArray:
         """Of each client's processor while it embeds at its own pace."""
+        return stream(self.seed, "setup", _SLOWNESS).standard_exponential(self.task.clients)
 
     def round_seconds(self, round_: int, cost: Cost) -> FloatArray:
         """Say when each answer of a round is there; ∞ for a client that is absent."""
@@ -35,7 +59,8 @@ class Clock:
         seconds = self.model.seconds(cost.macs / workload.point_macs, self.chance.of_round(round_))
         more = cost.packets(workload) - 1  # the first is part of every round
         if (more > 0).any():
-            seconds += self._upload(more, stream(self.seed, "setup", _MORE_PACKETS, round_))
+            luck = stream(self.seed, "setup", _MORE_PACKETS, round_)
+            seconds = seconds + self.model.upload(np.maximum(more, 0), luck)
         return np.asarray(seconds)
 
     def embedding(self, cost: Cost) -> FloatArray:
@@ -48,17 +73,18 @@ class Clock:
 
     def upload(self, cost: Cost) -> FloatArray:
         """Draw what the upload of block parity takes."""
-        return self._upload(cost.packets(self.task.workload), stream(self.seed, "setup", _LOSSES))
+        packets = cost.packets(self.task.workload)
+        return self.model.upload(packets, stream(self.seed, "setup", _LOSSES))
 
     def embedding_speed(self) -> FloatArray:
-        """Return how many points each client embeds in a second."""
-        once = self.task.feature_macs / (self.task.workload.point_macs * self.fleet.rate)
-        return 1 / np.maximum(once * (1 + self.slowness / self.fleet.alpha), 1e-300)
+        """Return how many points each client embeds in a second, at its own pace."""
+        return self._embedding_speed
 
-    def _upload(self, packets: np.ndarray, rng: np.random.Generator) -> FloatArray:
-        losses = rng.negative_binomial(np.maximum(packets, 1), 1 - self.fleet.erasure_up)
-        sent = np.where(packets > 0, packets + losses, 0)
-        return np.asarray(sent * self.fleet.packet_time_up, dtype=np.float64)
+    @cached_property
+    def _embedding_speed(self) -> FloatArray:
+        task = self.task  # with the formula, the luck is that of `slowness`
+        a_point = Cost(np.full(task.clients, float(task.feature_macs)), np.zeros(task.clients))
+        return 1 / np.maximum(self._draw(_SLOWNESS, a_point)[0], 1e-300)
 
     def _draw(self, step: int, cost: Cost) -> tuple[FloatArray, FloatArray]:
         rng = stream(self.seed, "setup", step)

@@ -17,29 +17,42 @@ from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
 from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
 from codedfedl.core.record import SHOWN_ROUNDS, Record
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.training import accuracy, r_squared
-from codedfedl.simulate.clock import Clock
+from codedfedl.simulate.clock import NEEDS_A_FLEET, Clock
 from codedfedl.simulate.evaluate import Evaluator, Query, SimulatedClient, stacked_predictions
 from codedfedl.simulate.objective import Objective
 from codedfedl.simulate.problem import Problem
-from codedfedl.simulate.timeline import Exchange, Timeline
+from codedfedl.simulate.timeline import Exchange, Timeline, has_own_pace
 
 __all__ = ["Entry", "Progress", "Setting", "Simulation", "entries"]
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A scheme that takes part: its task, the fleet it plans for, and that on which time passes."""
+    """A scheme that takes part: its task, the fleet it plans for, and that on which time passes.
+
+    Either is a `Fleet`, or any other delay model.
+    """
 
     label: str
     scheme: Scheme
     task: Task
-    fleet: Fleet
-    actual: Fleet
+    fleet: Fleet | DelayModel
+    actual: Fleet | DelayModel
+
+    def check(self) -> None:
+        """Plan without computing, and refuse what cannot be played."""
+        self.scheme.check(self.fleet)
+        ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
+        formula = isinstance(self.actual, Fleet | FleetDelays)
+        if ask is not None and has_own_pace(ask.work) and not formula:
+            raise InputError(f"{self.scheme.name}: {NEEDS_A_FLEET}")
 
 
-def entries(task: Task, fleet: Fleet, schemes: Mapping[str, Scheme]) -> list[Entry]:
+def entries(task: Task, fleet: Fleet | DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
     """Return schemes that have a task and a fleet in common, which is as they plan it."""
     return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
 
@@ -103,7 +116,7 @@ class Simulation:
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        clocks: dict[tuple[Task, Fleet], Clock] = {}
+        clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
             key = (entry.task, entry.actual)

@@ -17,7 +17,7 @@ from codedfedl.runs.grid import cells
 from codedfedl.simulate.engine import Progress, Simulation
 from codedfedl.simulate.problem import Problem, embedded
 from codedfedl.simulate.records import restore, snapshot, stories, write_units
-from codedfedl.simulate.units import Unit, datasets, deal, entries_of, units
+from codedfedl.simulate.units import Unit, datasets, deal, entries_of, fleets, units
 
 __all__ = ["Watch", "prepare", "simulate"]
 
@@ -57,12 +57,11 @@ def simulate(
         )
     to_device(np.zeros(1), device)
     found = cells(experiment)
-    every = list(units(found, experiment.seeds, datasets(found, data)))
+    every = list(units(found, experiment.seeds, datasets(found, data), fleets(found)))
     for unit in every:
         if unit.seed == experiment.seeds[0]:  # plan without computing: what cannot work is refused
             for entry in entries_of(unit, deal(unit)):
-                entry.scheme.check(entry.fleet)
-                entry.scheme.start(entry.task, entry.fleet, None)
+                entry.check()
     directory.open(experiment, resume=resume)
     problem = None
     for place, unit in enumerate(every):
@@ -90,7 +89,10 @@ def prepare(
     experiment: Experiment, dataset: Dataset, seed: int, features: FeatureMap, device: str
 ) -> tuple[Problem, Task, Fleet]:
     """Deal the data of an experiment to the clients, embed them, and build the fleet."""
-    unit = Unit(seed, features, dataset, tuple(cells(experiment)))
+    found = cells(experiment)
+    unit = Unit(seed, features, dataset, tuple(found), fleets(found))
     parts = deal(unit)
     first = entries_of(unit, parts)[0]
+    if not isinstance(first.fleet, Fleet):
+        raise InputError("prepare builds a Fleet: measured delays are played by simulate")
     return embedded(dataset, parts, features, device), first.task, first.fleet

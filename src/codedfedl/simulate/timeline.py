@@ -20,7 +20,7 @@ from codedfedl.core.work import Work
 from codedfedl.fleet import costs
 from codedfedl.simulate.clock import Clock
 
-__all__ = ["Assignment", "Exchange", "Timeline"]
+__all__ = ["Assignment", "Exchange", "Timeline", "has_own_pace"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class Exchange:
     def done(self) -> Sequence[Assignment]:
         """The jobs whose answers came, by client."""
         return self.jobs(self.arrived) if self.kept is None else self.kept
+
+
+def has_own_pace(work: Work) -> bool:
+    """Return whether the time decides for how many points each client does the work."""
+    return type(work).points_by is not Work.points_by
 
 
 class Timeline:
@@ -155,7 +160,9 @@ class Timeline:
     ) -> tuple[IntArray, FloatArray]:
         """Return loads and seconds of work that needs no model: embedding comes first."""
         work, task, clock = ask.work, self.task, self.clock
-        by = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
+        by = None
+        if has_own_pace(work):
+            by = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
         if by is not None:
             loads, seconds_per_point = by
             self._embedded = loads.astype(np.float64)

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from codedfedl._types import FloatArray
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.devices import Fleet, Workload, read_fleet
+from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, read_clients
+from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.paper import paper_devices
 from codedfedl.learning.features import FeatureMap, typical_sigma
 from codedfedl.runs.config import DataConfig, FleetConfig
@@ -18,9 +20,12 @@ from codedfedl.schemes import make_scheme, scheme_for
 from codedfedl.simulate.engine import Entry
 from codedfedl.simulate.problem import Parts, task_of
 
-__all__ = ["Unit", "datasets", "deal", "entries_of", "units"]
+__all__ = ["Clients", "Unit", "datasets", "deal", "entries_of", "fleets", "units"]
 
 _SETTINGS_AT_ONCE = 16  # each may hold some Gram matrices
+
+Clients = Devices | DelayParameters | MeasuredDelays
+"""What a fleet file says of its clients; their points come from the data."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Unit:
     features: FeatureMap
     dataset: Dataset
     cells: tuple[Cell, ...]
+    fleets: Mapping[str, Clients]
     fresh: bool = True
 
 
@@ -47,8 +53,30 @@ def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Data
     return {data: loaded[data.name, data.label] for data in every}
 
 
+def fleets(found: Sequence[Cell]) -> dict[str, Clients]:
+    """Read every fleet file of the settings, once."""
+    names = dict.fromkeys(cell.experiment.fleet.name for cell in found)
+    return {name: _read(name) for name in names if name != "paper"}
+
+
+def _read(name: str) -> Clients:
+    if not is_measured(name):
+        return read_clients(name)
+    measured = read_measured(name).delays
+    silent = measured.client[measured.availability == 0]
+    if len(silent):
+        raise InputError(
+            f"{name}: no reply of client {silent[0]} was ever measured, so nobody knows how long "
+            "its set-up takes: measure it again, or leave it out"
+        )
+    return measured
+
+
 def units(
-    found: Sequence[Cell], seeds: Sequence[int], loaded: Mapping[DataConfig, Dataset]
+    found: Sequence[Cell],
+    seeds: Sequence[int],
+    loaded: Mapping[DataConfig, Dataset],
+    fleets: Mapping[str, Clients],
 ) -> Iterator[Unit]:
     """Group the settings by what lies on the device: data, their partition, features."""
     asking = {cell.experiment.data for cell in found if cell.experiment.features.sigma == "auto"}
@@ -65,23 +93,23 @@ def units(
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
                 features = sized.feature_map(seed, cell.scheme)
-            groups.setdefault((data, _clients(one.fleet), features), []).append(cell)
+            groups.setdefault((data, _count(one.fleet, fleets), features), []).append(cell)
         for (data, _, features), members in groups.items():
             for first in range(0, len(members), _SETTINGS_AT_ONCE):
                 some = tuple(members[first : first + _SETTINGS_AT_ONCE])
-                yield Unit(seed, features, loaded[data], some, fresh=first == 0)
+                yield Unit(seed, features, loaded[data], some, fleets, fresh=first == 0)
 
 
 def deal(unit: Unit) -> Parts:
     """Say which client has which points in which mini-batch."""
     one = unit.cells[0].experiment
-    shards = one.deal(unit.dataset.labels, _clients(one.fleet), unit.seed)
+    shards = one.deal(unit.dataset.labels, _count(one.fleet, unit.fleets), unit.seed)
     return mini_batches(shards, one.data.batches)
 
 
 def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
     """Give every setting its task and its fleets; whoever has the same meets the same luck."""
-    made: dict[str, tuple[Task, Fleet, Fleet]] = {}
+    made: dict[str, tuple[Task, Fleet | DelayModel, Fleet | DelayModel]] = {}
     found = []
     for cell in unit.cells:
         one, training = cell.experiment, cell.experiment.training
@@ -95,22 +123,32 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
                 schedule=one.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
             )
-            fleet = replace(_fleet(one.fleet, task.workload, unit.seed), points=task.points[0])
-            made[key] = (task, fleet, _slowed(fleet, one.fleet))
+            made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
         scheme = scheme_for(cell.scheme.name, cell.scheme.settings, most)
         found.append(Entry(cell.label, scheme, *made[key]))
     return found
 
 
-def _clients(config: FleetConfig) -> int:
-    return config.clients if config.name == "paper" else len(read_fleet(config.name, points=1))
+def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
+    return config.clients if config.name == "paper" else len(fleets[config.name].client)
 
 
-def _fleet(config: FleetConfig, workload: Workload, seed: int) -> Fleet:
-    if config.name != "paper":
-        return read_fleet(config.name, workload, points=1)
-    devices = paper_devices(
+def _planned_and_actual(
+    config: FleetConfig, unit: Unit, task: Task
+) -> tuple[Fleet, Fleet] | tuple[MeasuredDelays, MeasuredDelays]:
+    """Return the delays that the plans assume, and those on which time passes."""
+    clients = _paper(config, unit.seed) if config.name == "paper" else unit.fleets[config.name]
+    if isinstance(clients, MeasuredDelays):
+        return clients, clients.slowed(_factor(clients.mean(task.points[0]), config))
+    if isinstance(clients, Devices):
+        clients = clients.parameters(task.workload)
+    fleet = Fleet.of(clients, task.points[0])
+    return fleet, _slowed(fleet, config)
+
+
+def _paper(config: FleetConfig, seed: int) -> Devices:
+    return paper_devices(
         config.clients,
         k1=config.k1,
         k2=config.k2,
@@ -118,14 +156,18 @@ def _fleet(config: FleetConfig, workload: Workload, seed: int) -> Fleet:
         erasure=config.erasure,
         seed=seed,
     )
-    return devices.fleet(workload, 1)
 
 
 def _slowed(fleet: Fleet, config: FleetConfig) -> Fleet:
     """Return the fleet as it is, where that is not what the plans assume."""
-    factor = np.ones(len(fleet))
-    count = round(config.slower_share * len(fleet))
-    slowest = np.argsort(FleetDelays(fleet).mean(fleet.points), kind="stable")[len(fleet) - count :]
-    factor[slowest] = config.slower
+    factor = _factor(FleetDelays(fleet).mean(fleet.points), config)
     slower = {name: getattr(fleet, name) * factor for name in ("packet_time", "packet_time_up")}
     return replace(fleet, rate=fleet.rate / factor, **slower)
+
+
+def _factor(seconds: FloatArray, config: FleetConfig) -> FloatArray:
+    """Return how many times as long each client takes; the slowest are those of most seconds."""
+    factor = np.ones(len(seconds))
+    count = round(config.slower_share * len(seconds))
+    factor[np.argsort(seconds, kind="stable")[len(seconds) - count :]] = config.slower
+    return factor
