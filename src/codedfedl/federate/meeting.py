@@ -69,9 +69,9 @@ def meet(
         for arrival in transport.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
             try:
-                facts = _greeted(arrival, features, job.batches, greeted)
-                _check_bound(arrival.client, facts["name"], names)
-                greeted[arrival.client] = facts
+                greeting = _greeted(arrival, features, job.batches, greeted)
+                _check_bound(arrival.client, greeting["name"], names)
+                greeted[arrival.client] = greeting
                 say(f"{greeted[arrival.client]['name']} is ready")
             except RefusedError as error:
                 if refused.get(arrival.client) != str(error):

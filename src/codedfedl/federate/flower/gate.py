@@ -128,9 +128,13 @@ class Gate:
         self, host: str, port: int, tls: ssl.SSLContext | None
     ) -> AsyncIterator[int]:
         """Listen until the context ends; give the port."""
-        secure = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": self.limits.first}
         server = await asyncio.start_server(
-            self._connected, host, port, limit=self.limits.head, **secure
+            self._connected,
+            host,
+            port,
+            limit=self.limits.head,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.limits.first,
         )
         async with server:
             yield server.sockets[0].getsockname()[1]
