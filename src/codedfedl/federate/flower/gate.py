@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 __all__ = ["Gate", "Limits", "client_context", "server_context"]
 
@@ -129,11 +128,13 @@ class Gate:
         self, host: str, port: int, tls: ssl.SSLContext | None
     ) -> AsyncIterator[int]:
         """Listen until the context ends; give the port."""
-        secure: dict[str, Any] = {}
-        if tls is not None:
-            secure = {"ssl": tls, "ssl_handshake_timeout": self.limits.first}
         server = await asyncio.start_server(
-            self._connected, host, port, limit=self.limits.head, **secure
+            self._connected,
+            host,
+            port,
+            limit=self.limits.head,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.limits.first,
         )
         async with server:
             yield server.sockets[0].getsockname()[1]

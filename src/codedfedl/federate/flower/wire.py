@@ -135,4 +135,4 @@ def _declared(content: bytes, chunks: Mapping[str, Any]) -> int:
         raise MalformedError(f"malformed message ({type(error).__name__})") from None
 
 
-Array.inflate = staticmethod(_bounded_inflate)  # type: ignore[method-assign,method-assign]
+Array.inflate = staticmethod(_bounded_inflate)  # type: ignore[method-assign]

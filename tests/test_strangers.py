@@ -1,0 +1,321 @@
+"""A stranger who has ca.crt, and another user of the machine, against real Flower processes."""
+
+import base64
+import datetime
+import http.client
+import os
+import re
+import signal
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from codedfedl.data import load_dataset
+from codedfedl.errors import InputError
+from codedfedl.federate.flower import guard
+from codedfedl.federate.flower.engine import APP, Superlink, free_port, own_user
+from codedfedl.federate.flower.keys import make_node_key
+from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
+from codedfedl.federate.shards import node_name, write_shards
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Journal
+from codedfedl.simulate.replay import replay
+from tests.loopback import experiment_of
+
+pytestmark = pytest.mark.engine
+
+NOBODY = 65534
+_EVIL = """
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from flwr.clientapp import ClientApp
+Path({marker!r}).touch()
+app = ClientApp()
+"""
+
+
+def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.3)
+    return pytest.fail(f"{why} within {seconds:g} s")
+
+
+def evil_app(folder: Path, marker: Path) -> Path:
+    """Return an app folder whose client code leaves a mark as soon as it is loaded."""
+    folder.mkdir()
+    text = (APP / "pyproject.toml").read_text("utf-8")
+    changed = text.replace("codedfedl.federate.flower.client_app:app", "evil:app")
+    assert changed != text
+    (folder / "pyproject.toml").write_text(changed, "utf-8")
+    (folder / "evil.py").write_text(_EVIL.format(marker=str(marker)), "utf-8")
+    return folder
+
+
+class Scene:
+    """A federation of three nodes whose runs deliver another client's code."""
+
+    def __init__(self, folder: Path, *, clients: int = 3, tls: bool = True, **more: Any) -> None:
+        self.folder, self.marker = folder, folder / "evil-was-here"
+        scheme = {"name": "uncoded"}
+        self.experiment = experiment_of(clients, 3, scheme, deadline=120.0, probes=1)
+        self.directory = RunDirectory(folder / "run")
+        self.directory.open(self.experiment, resume=False)
+        shards = write_shards(self.experiment, load_dataset("digits"), folder / "data")
+        keys = local_keys(folder / "keys", clients) if tls else None
+        app = evil_app(folder / "app", self.marker)
+        self.local = LocalFederation(folder / "local", shards, keys=keys, app=app, **more)
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.authority))
+
+    @property
+    def authority(self) -> Path:
+        assert self.local.keys is not None
+        return self.local.keys.authority.resolve()
+
+    def submit(self) -> int:
+        return self.local.submit(self.directory.path / "config.toml", self.directory.path)
+
+    def said(self) -> str:
+        log = self.directory.log
+        return log.read_text("utf-8") if log.is_file() else ""
+
+    def online(self) -> int:
+        return list(self.local.superlink.nodes().values()).count("online")
+
+    def inner_port(self) -> int:
+        return int(self.local.superlink.address.partition(":")[2])
+
+    def commands(self) -> dict[int, list[str]]:
+        """Return the command lines of all processes of the federation."""
+        found = {}
+        for process in guard.marked(self.local._mark):
+            try:
+                text = Path(f"/proc/{process}/cmdline").read_bytes()
+            except OSError:
+                continue
+            found[process] = text.decode().split("\0")
+        return found
+
+    def node_ports(self) -> list[int]:
+        words = [w for w in self.commands().values() if "flower-supernode" in w]
+        return [int(w[w.index("--port") + 1]) for w in words]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    scene = Scene(tmp_path_factory.mktemp("strangers"))
+    with scene.local:
+        eventually(lambda: scene.online() == 3, 180, "the nodes did not come")
+        yield scene
+
+
+def post(port: int, path: str, tls: ssl.SSLContext | None, **fields: str) -> int:
+    """Send an empty message as anybody could, and return the status."""
+    if tls is None:
+        link: http.client.HTTPConnection = http.client.HTTPConnection(HOST, port, timeout=60)
+    else:
+        link = http.client.HTTPSConnection(HOST, port, timeout=60, context=tls)
+    headers = {"content-type": "application/protobuf", **fields}
+    link.request("POST", path, body=b"", headers=headers)
+    status = link.getresponse().status
+    link.close()
+    return status
+
+
+def signed(folder: Path) -> dict[str, str]:
+    """Return the fields by which a node with a key of its own making proves that it has it."""
+    private, _ = make_node_key(folder, "eve")
+    key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore import constant
+
+    return {
+        constant.FLEET_HTTP_PUBLIC_KEY_HEADER: base64.b64encode(public).decode(),
+        TIMESTAMP_HEADER: now,
+        constant.FLEET_HTTP_SIGNATURE_HEADER: base64.b64encode(
+            key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
+        ).decode(),
+    }
+
+
+def test_a_stranger_with_the_certificate_commands_nothing(scene: Scene, tmp_path: Path) -> None:
+    """List, register, run and stop, by Flower's own program through the gate."""
+    stranger = Superlink(f"{HOST}:{scene.local.port}", tmp_path / "home", scene.authority)
+    _, public = make_node_key(tmp_path, "eve")
+    attempts: list[Callable[[], object]] = [
+        stranger.nodes,
+        lambda: stranger.register(public, "eve"),
+        lambda: stranger.submit(tmp_path / "x.toml", tmp_path / "run", app=scene.local.app),
+        lambda: stranger.stop(1),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InputError, match="404"):
+            attempt()
+
+
+def test_a_stranger_takes_no_task_and_no_object(scene: Scene, tmp_path: Path) -> None:
+    port, eve = scene.local.port, signed(tmp_path)
+    for path in ("acquire-task", "pull-object", "pull-task-input", "get-nodes", "responses"):
+        assert post(port, f"/v1/runtime/{path}", scene.tls) == 404
+    for path in ("docs", "openapi.json", "health", "v1/control/list-nodes"):
+        assert post(port, f"/{path}", scene.tls) == 404
+    for path in ("pull-object", "pull-messages", "push-messages", "get-fab", "get-run"):
+        assert post(port, f"/v1/fleet/{path}", scene.tls) == 401
+        assert post(port, f"/v1/fleet/{path}", scene.tls, **eve) == 401
+
+
+def test_a_strangers_node_does_not_get_in(scene: Scene, tmp_path: Path) -> None:
+    """An unknown key, and none: the engine lets a node without a key register itself elsewhere."""
+    eve, _ = make_node_key(tmp_path, "eve")
+    base = [*own_user("flower-supernode"), "--superlink", f"{HOST}:{scene.local.port}"]
+    base += ["--root-certificates", str(scene.authority), "--max-wait-time", "20", "--host", HOST]
+    tries = {"unknown": ["--auth-supernode-private-key", str(eve)], "none": []}
+    for name, more in tries.items():
+        scene.local.start_program(name, [*base, "--port", str(free_port()), *more])
+    logs = [scene.local.log(name) for name in tries]
+    ended = lambda: all("Exit Code" in log.read_text() for log in logs)  # noqa: E731
+    eventually(ended, 120, "they were not refused")
+    assert not any("SuperNode ID" in log.read_text() for log in logs)
+    assert scene.online() == 3
+
+
+def test_names_are_bound_and_said_twice(scene: Scene, tmp_path: Path) -> None:
+    keys = scene.local.keys
+    assert keys is not None
+    assert not scene.local.superlink.register(keys.node(node_name(0))[1], node_name(0))
+    with pytest.raises(InputError, match="this key is registered as node-000, not eve"):
+        scene.local.superlink.register(keys.node(node_name(0))[1], "eve")
+    with pytest.raises(InputError, match="node-000 is registered with another key"):
+        scene.local.superlink.register(make_node_key(tmp_path, "eve")[1], node_name(0))
+
+
+def test_it_trains_stops_and_continues_and_runs_no_delivered_code(scene: Scene) -> None:
+    """Through the gate, by the installed client, while the run delivers another one."""
+    journal = Journal(scene.directory.path)
+    scene.submit()
+    eventually(lambda: journal.rounds() >= 1, 240, "no round was played")
+    _check_command_lines(scene)
+    scene.directory.stop()
+    eventually(lambda: "stopped: " in scene.said(), 120, "it did not stop")
+    played = journal.rounds()
+    if played < 3:  # it may have been in the last round already
+        eventually(lambda: not _serves(scene), 60, "the server app did not end")
+        scene.submit()
+    eventually(lambda: " done: " in scene.said(), 240, "it did not end")
+    exchanges = list(journal.exchanges())
+    assert [e.record.round for e in exchanges][-3:] == [0, 1, 2]
+    assert all(len(e.record.arrived) == 3 for e in exchanges)
+    assert exchanges[-1].record.metric > 0.8
+    assert replay(scene.directory).same
+    assert not scene.marker.exists(), "the delivered client was loaded"
+
+
+def _serves(scene: Scene) -> bool:
+    return any("flwr-serverapp" in " ".join(words) for words in scene.commands().values())
+
+
+def _check_command_lines(scene: Scene) -> None:
+    """No secret and no token stands where every user of the machine can read it."""
+    commands = scene.commands().values()
+    lines = [" ".join(words) for words in commands]
+    assert any("flwr-serverapp" in line for line in lines)
+    options = ("--superexec-auth-secret-file", "--token-file")
+    files = {
+        Path(word) for words in commands for option, word in pairwise(words) if option in options
+    }
+    assert len(files) == 5  # the server's secret, three nodes', and the server app's token
+    for path in files:
+        assert path.stat().st_mode & 0o077 == 0
+        secret = path.read_text()
+        assert len(secret) >= 32
+        assert not any(secret in line for line in lines)
+    assert not any(re.search(r"--token[ =]", line) for line in lines)
+
+
+def test_what_other_users_can_read(scene: Scene) -> None:
+    """The home and the keys are closed, and so is the data base, wherever it lies."""
+    home = scene.local.home
+    assert home.stat().st_mode & 0o077 == 0
+    closed = [home / "secret", home / "nodes.json", home / "serve.json"]
+    closed += [*scene.local.folder.glob("superlink.db*"), *(scene.folder / "keys").glob("*.key")]
+    assert len(closed) >= 8
+    for path in closed:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can be somebody else")
+def test_another_user_of_the_machine_is_refused(scene: Scene) -> None:
+    inner, ports, tls = scene.inner_port(), scene.node_ports(), scene.tls
+    assert len(ports) == 3
+    assert post(inner, "/v1/control/list-runs", tls) == 200, "its own user passes"
+    commands = ("control/list-runs", "control/start-run", "control/register-node")
+    tasks = ("runtime/acquire-task", "runtime/pull-object")
+    with somebody_else():
+        for path in commands + tasks:
+            assert post(inner, f"/v1/{path}", tls) == 403, path
+        for port in ports:
+            assert post(port, "/v1/runtime/acquire-task", None) == 403
+
+
+def test_tasks_need_the_secret(scene: Scene) -> None:
+    """Even for a process of the same user: only who can read the file gets tasks."""
+    assert post(scene.inner_port(), "/v1/runtime/acquire-task", scene.tls) == 401
+    for port in scene.node_ports():
+        assert post(port, "/v1/runtime/acquire-task", None) == 401
+
+
+def test_a_revoked_key_is_over(scene: Scene) -> None:
+    keys, j = scene.local.keys, 2
+    assert keys is not None
+    assert scene.local.superlink.revoke(node_name(j)) == node_name(j)
+    process = scene.local.nodes[j]
+    assert process is not None
+    eventually(lambda: process.poll() is not None, 90, "the revoked node is still there")
+    with pytest.raises(InputError, match="the key of node-002 was revoked"):
+        scene.local.superlink.register(keys.node(node_name(j))[1], node_name(j))
+    assert scene.online() == 2
+
+
+def test_all_ends_with_the_server_and_with_a_node(scene: Scene) -> None:
+    """A killed node command takes its SuperNode along, without a chance to clean up."""
+    process = scene.local.nodes[1]
+    assert process is not None
+    before = len(scene.node_ports())
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: len(scene.node_ports()) < before, 20, "its SuperNode is still there")
+
+
+def test_flowers_own_node_would_run_it(tmp_path: Path) -> None:
+    """The mark of the delivered client appears on a node that is not ours: the test can fail."""
+    scene = Scene(tmp_path, clients=1, tls=False, stock=True)
+    with scene.local:
+        scene.submit()
+        eventually(scene.marker.exists, 180, "the delivered client was not loaded")
