@@ -25,6 +25,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start, task_of
 from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import planned_share
 
 __all__ = ["federate"]
@@ -38,28 +39,24 @@ def federate(
     """Run a federation, or continue one, until its model and records are written."""
     config, scheme = federation_config(experiment), scheme_of(experiment)
     evaluation = Evaluation(experiment)
-    with directory.opened(experiment):
+    with directory.opened(experiment) as status:
         journal = Journal(directory.path)
-        members = journal.members()
-        if members is None:
-            members = meet(transport, experiment, config, say)
-            journal.keep_members(members)
-        else:
-            wait_for(transport, members, say)
-        task, job = task_of(experiment, members), job_of(experiment, members.key, members.columns)
-        federation = Federation(transport, config, members, task, job, journal, say)
+        federation = _assembled(transport, experiment, journal, _telling(say, status))
         if not journal.traces.is_file():
             probe(federation).write(journal.traces)
+        members, workload = federation.members, federation.task.workload
         fit = fitted(journal, members)
         fit.fleet.write(directory.path / "fleet.csv")
-        zero = np.zeros((task.workload.features, task.workload.labels), dtype=np.float32)
+        zero = np.zeros((workload.features, workload.labels), dtype=np.float32)
         state = start(scheme, experiment, members, fit, zero)
         driver = Driver(scheme, state, config.rounds)
         for exchange in _played(driver, federation, journal):
             metric = evaluation.metric(np.asarray(driver.state.model))
             record = replace(exchange.record, metric=metric)
             journal.append(replace(exchange, record=record))
-            say(_described(record, config.rounds))
+            sentence, played = _described(record, config.rounds), record.round + 1
+            say(sentence)
+            status.running(sentence, round_=played, rounds=config.rounds, metric=metric)
         model = np.asarray(driver.state.model)
         ending = Ending(
             members=members,
@@ -72,6 +69,30 @@ def federate(
         directory.save({"model": model, "round": np.array(driver.played)})
         write_records(directory, experiment, journal, ending)
         say(f"done: {directory.path}")
+
+
+def _telling(say: Say, status: StatusFile) -> Say:
+    """Return a way to say sentences that are what the run is doing, too."""
+
+    def tell(sentence: str) -> None:
+        say(sentence)
+        status.running(sentence)
+
+    return tell
+
+
+def _assembled(
+    transport: Transport, experiment: Experiment, journal: Journal, say: Say
+) -> Federation:
+    """Wait for the nodes, those of the journal where there is one."""
+    config, members = federation_config(experiment), journal.members()
+    if members is None:
+        members = meet(transport, experiment, config, say)
+        journal.keep_members(members)
+    else:
+        wait_for(transport, members, say)
+    task, job = task_of(experiment, members), job_of(experiment, members.key, members.columns)
+    return Federation(transport, config, members, task, job, journal, say)
 
 
 class _Recorded:
