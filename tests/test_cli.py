@@ -258,6 +258,7 @@ class TestSimulate:
             "timeline.parquet",
             "checkpoint.npz",
             "report.html",
+            "status.json",
         }
         assert run("simulate", toml, "--out", out)[0] == 2  # not empty
         assert run("simulate", toml, "--out", out, "--resume", "--json")[1] == printed

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,23 @@ pytestmark = pytest.mark.engine
 
 BIN = Path(sys.executable).parent
 WITHIN = 0.25  # seconds of the deadline
+MARK = "CODEDFEDL_TEST"
+
+
+@pytest.fixture(autouse=True)
+def _marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every process that a test starts carry the test's folder in its environment."""
+    monkeypatch.setenv(MARK, str(tmp_path))
 
 
 def flowers_of(folder: Path) -> dict[int, str]:
-    """Return the running Flower processes of a federation in a folder, and their commands."""
+    """Return the running processes of a test's federation, and their commands."""
     mine = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            flower = "/bin/flwr" in command or "/bin/flower" in command
-            if flower and str(folder).encode() in (place / "environ").read_bytes():
+            variables = (place / "environ").read_bytes().split(b"\0")
+            if f"{MARK}={folder}".encode() in variables and "guard.py" not in command:
                 mine[int(place.name)] = command
         except OSError:
             continue
@@ -75,6 +82,7 @@ class Running:
         app: Path = APP,
         stock: bool = False,
     ) -> None:
+        self.folder = tmp_path
         self.directory = RunDirectory(tmp_path / "run")
         self.directory.open(experiment, resume=False)
         self.journal = Journal(self.directory.path)
@@ -103,7 +111,7 @@ class Running:
 
     def server(self) -> int:
         """Return the process in which the server app runs."""
-        found = flowers_of(self.local.folder).items()
+        found = flowers_of(self.folder).items()
         return next(pid for pid, command in found if "flwr-serverapp" in command)
 
 
@@ -125,7 +133,7 @@ def check_rounds(found: dict[str, Any], out: Path) -> None:
     assert all(row["seconds"] <= row["deadline_s"] + WITHIN for row in rounds)
     assert all(row["deadline_s"] == 12 for row in rounds)
     assert "<svg" in (out / "report.html").read_text("utf-8")
-    eventually(lambda: not flowers_of(out), 10, "processes were left")
+    eventually(lambda: not flowers_of(out.parent), 10, "processes were left")
     again = CliRunner().invoke(app, ["simulate", "--replay", str(out), "--json"])
     assert json.loads(again.stdout)["same"] is True
 
@@ -255,12 +263,19 @@ def _online(local: LocalFederation) -> list[int]:
     return [node for node, status in nodes.items() if status == "online"]
 
 
+def _all_of(programs: Sequence[str], found: dict[int, str]) -> dict[int, str]:
+    """Return the processes once every program is among them."""
+    there = all(any(name in command for command in found.values()) for name in programs)
+    return found if there else {}
+
+
 def test_all_processes_are_told_to_stay_at_home(tmp_path: Path) -> None:
     """No telemetry, no update check, no installation: in the environment of every process."""
     running = Running(tmp_path, experiment_of(1))
     with running.local as local:
-        eventually(lambda: len(flowers_of(tmp_path)) == 4, 30, "not all started")
-        for pid, command in flowers_of(tmp_path).items():
+        programs = ("federate serve", "flower-superlink", "federate node", "flower-supernode")
+        started = eventually(lambda: _all_of(programs, flowers_of(tmp_path)), 60, "not all started")
+        for pid, command in started.items():
             environ = Path(f"/proc/{pid}/environ").read_bytes()
             assert b"FLWR_TELEMETRY_ENABLED=0" in environ
             assert b"FLWR_DISABLE_UPDATE_CHECK=1" in environ

@@ -337,7 +337,7 @@ class TestSweep:
         assert columns["training.step"] == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_interrupt_says_how_to_continue(tmp_path: Path) -> None:
     """As a person would: Ctrl-C, then the same command with --resume; and all is as without."""
     command = [sys.executable, "-m", "codedfedl", "sweep", "--json", "--seeds", "3"]
     command += ["--set", "features.n_components=100", "--set", "training.target=0.8"]
@@ -357,7 +357,9 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command and --resume goes on" in err
+    assert "continue with the same command and --resume" in err
+    status = json.loads((out / "status.json").read_text("utf-8"))
+    assert (status["state"], status["error"]) == ("failed", "interrupted")
     assert "Traceback" not in err
     for folder, more in ((out, ["--resume"]), (whole, [])):
         subprocess.run(
@@ -367,5 +369,5 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
             env=environment,
         )
     for path in sorted(whole.iterdir()):
-        if path.name != "checkpoint.npz":  # a zip file with times in it
+        if path.name not in ("checkpoint.npz", "status.json"):  # which have times in them
             assert path.read_bytes() == (out / path.name).read_bytes(), path.name

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl.cli.output import results, save_pictures, told_how_to_go_on, wrote
+from codedfedl.cli.output import results, save_pictures, with_resume_hint, wrote
 from codedfedl.cli.simulate import run_experiment
 from codedfedl.experiments import built_in
 from codedfedl.fleet.paper import paper_result
@@ -44,9 +44,9 @@ class Job:
     quiet: bool
 
     def run(self, name: str, experiment: Experiment) -> RunDirectory:
-        """Run an experiment, or go on with it, or find it done."""
+        """Run an experiment, or continue it, or find it done."""
         directory = RunDirectory(self.out / name)
-        with told_how_to_go_on(directory.path, resumes=True):
+        with with_resume_hint(directory.path, resumes=True):
             run_experiment(experiment, directory, self.data, self.device, resume=True)
         return directory
 

@@ -18,7 +18,7 @@ __all__ = [
     "progress",
     "results",
     "save_pictures",
-    "told_how_to_go_on",
+    "with_resume_hint",
     "wrote",
 ]
 
@@ -59,14 +59,14 @@ def save_pictures(figure: Any, stem: Path) -> list[Path]:
 
 
 @contextmanager
-def told_how_to_go_on(run: Path, resumes: bool) -> Iterator[None]:
-    """Say how to go on with a run that is interrupted, where the same command would not do."""
+def with_resume_hint(run: Path, resumes: bool) -> Iterator[None]:
+    """Say how to continue a run that is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
         if (run / "config.toml").is_file():
             again = "the same command" if resumes else "the same command and --resume"
-            messages.print(f"stopped: {run} is kept; {again} goes on", soft_wrap=True)
+            messages.print(f"stopped: {run} is kept; continue with {again}", soft_wrap=True)
         raise
 
 

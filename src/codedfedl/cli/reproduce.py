@@ -12,7 +12,7 @@ from codedfedl.cli.output import (
     progress,
     results,
     save_pictures,
-    told_how_to_go_on,
+    with_resume_hint,
     wrote,
 )
 from codedfedl.cli.simulate import Data, Device, Json, run_experiment
@@ -78,7 +78,7 @@ def reproduce_command(
     piece has its optimum inside.
 
     fig2, fig3, table1: all schemes on MNIST and Fashion-MNIST, from sorted shards on the paper's
-    fleet. A run in --out that was interrupted goes on; a finished one is not run again.
+    fleet. An interrupted run in --out is continued; a finished one is not run again.
 
     coldstart: every scheme's hours to the paper's accuracy with the set-up charged. robustness:
     what slower clients than planned do to it. quality: rounds to exact ridge regression with a
@@ -101,7 +101,7 @@ def reproduce_command(
     for dataset in _DATASETS[item]:
         directory = RunDirectory(out / dataset)
         experiment = built_in(f"table1-{dataset}", [f"seeds={list(range(seeds))}"])
-        with told_how_to_go_on(directory.path, resumes=True):
+        with with_resume_hint(directory.path, resumes=True):
             run_experiment(experiment, directory, data, device, resume=True)
         found += outcomes(directory)
         _draw_curves(directory, out / _FIGURES[dataset])

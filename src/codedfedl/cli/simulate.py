@@ -16,7 +16,7 @@ from codedfedl.cli.output import (
     print_json,
     progress,
     results,
-    told_how_to_go_on,
+    with_resume_hint,
     wrote,
 )
 from codedfedl.errors import InputError
@@ -58,7 +58,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -91,8 +91,8 @@ def simulate_command(
     """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
 
     The run directory holds config.toml, environment.json, rounds.parquet, clients.parquet,
-    settings.parquet, checkpoint.npz and report.html. A run that was killed goes on with --resume,
-    and ends bit by bit as if it had not been.
+    settings.parquet, status.json, checkpoint.npz and report.html. A run that was killed continues
+    with --resume, and ends bit by bit as if it had not been.
 
     With --replay RUN, a federation's model is computed once more from who arrived in each round;
     exit code 1 says that it came out different.
@@ -107,7 +107,7 @@ def simulate_command(
         )
     directory = RunDirectory(out)
     found = named_experiment(experiment, overrides).model_copy(update={"federation": None})
-    with told_how_to_go_on(out, resume):
+    with with_resume_hint(out, resume):
         run_experiment(found, directory, data, device, resume)
         _finish(directory, as_json)
 
@@ -143,7 +143,7 @@ def demo_command(
 ) -> None:
     """Tell the whole story on embedded data: all schemes on ten unequal clients."""
     directory = RunDirectory(out)
-    with told_how_to_go_on(out, resume):
+    with with_resume_hint(out, resume):
         run_experiment(built_in("demo"), directory, None, "cpu", resume)
         _finish(directory, as_json)
 
@@ -174,6 +174,8 @@ def report_command(
         if len(runs) > 1:
             raise InputError(f"--figure {figure} is of one run, and {len(runs)} are given")
         check_destination(figure, FIGURE_SUFFIXES)
+    for directory in directories:
+        _note_unfinished(directory)
     with progress("drawing"), replacing(page) as partial:
         partial.write_text(render_report(*directories), "utf-8")
     if as_json:
@@ -188,6 +190,16 @@ def report_command(
     if figure is not None:
         save_figure(main_figure(directories[0]), figure)
         wrote(figure)
+
+
+def _note_unfinished(directory: RunDirectory) -> None:
+    """Say what state a run is in whose tables are there, but not the latest."""
+    status = directory.status.read()
+    if status is not None and status.state != "done":
+        messages.print(
+            f"note: {directory.path} is {status}; the report shows what was finished before",
+            soft_wrap=True,
+        )
 
 
 def run_experiment(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.output import print_json, results, told_how_to_go_on, wrote
+from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
 from codedfedl.cli.simulate import (
     Data,
     Device,
@@ -69,12 +69,12 @@ def sweep_command(
     drop, mixing, …), scheme or seeds. Settings that share their data are played in lock-step.
 
     --out gets sweep.parquet (a row per setting and seed), sweep.png, report.html and all that a
-    run directory holds. A sweep that was interrupted goes on with --resume.
+    run directory holds. Continue an interrupted sweep with --resume.
     """
     named = _for_own_data(named_experiment(experiment, overrides), experiment, overrides or [])
     chosen = _with_grid(named, vary, seeds, fleet)
     directory = RunDirectory(out)
-    with told_how_to_go_on(out, resume):
+    with with_resume_hint(out, resume):
         run_experiment(chosen, directory, data, device, resume)
         found = outcomes(directory)
         directory.write("sweep.parquet", sweep_columns(chosen, found))

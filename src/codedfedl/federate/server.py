@@ -25,6 +25,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start, task_of
 from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import planned_share
 
 __all__ = ["federate"]
@@ -49,31 +50,28 @@ def federate(
     """
     config, scheme = federation_config(experiment), scheme_of(experiment)
     evaluation = Evaluation(experiment)
-    with directory.opened(experiment):
+    with directory.opened(experiment) as status:
         directory.stop_wanted()  # of an earlier run
         journal = Journal(directory.path)
-        members = journal.members()
-        if members is None:
-            members = meet(transport, experiment, config, say, names or {})
-            journal.keep_members(members)
-        else:
-            wait_for(transport, members, say)
-        task, job = task_of(experiment, members), job_of(experiment, members.key, members.columns)
-        federation = Federation(transport, config, members, task, job, journal, say)
+        federation = _assembled(transport, experiment, journal, _telling(say, status), names or {})
         if not journal.traces.is_file():
             probe(federation).write(journal.traces)
+        members, workload = federation.members, federation.task.workload
         fit = fitted(journal, members)
         fit.fleet.write(directory.path / "fleet.csv")
-        zero = np.zeros((task.workload.features, task.workload.labels), dtype=np.float32)
+        zero = np.zeros((workload.features, workload.labels), dtype=np.float32)
         state = start(scheme, experiment, members, fit, zero)
         driver = Driver(scheme, state, config.rounds)
         for exchange in _played(driver, federation, journal):
             metric = evaluation.metric(np.asarray(driver.state.model))
             record = replace(exchange.record, metric=metric)
             journal.append(replace(exchange, record=record))
-            say(_described(record, config.rounds))
+            sentence, played = _described(record, config.rounds), record.round + 1
+            say(sentence)
+            status.running(sentence, round_=played, rounds=config.rounds, metric=metric)
             if directory.stop_wanted():  # no goodbye: the nodes keep what they have for later
                 say(f"stopped: {directory.path} is kept; run it again to continue")
+                status.stopped()
                 return
         model = np.asarray(driver.state.model)
         ending = Ending(
@@ -87,6 +85,34 @@ def federate(
         directory.save({"model": model, "round": np.array(driver.played)})
         write_records(directory, experiment, journal, ending)
         say(f"done: {directory.path}")
+
+
+def _telling(say: Say, status: StatusFile) -> Say:
+    """Return a way to say sentences that are what the run is doing, too."""
+
+    def tell(sentence: str) -> None:
+        say(sentence)
+        status.running(sentence)
+
+    return tell
+
+
+def _assembled(
+    transport: Transport,
+    experiment: Experiment,
+    journal: Journal,
+    say: Say,
+    names: Mapping[int, str],
+) -> Federation:
+    """Wait for the nodes, those of the journal where there is one."""
+    config, members = federation_config(experiment), journal.members()
+    if members is None:
+        members = meet(transport, experiment, config, say, names)
+        journal.keep_members(members)
+    else:
+        wait_for(transport, members, say)
+    task, job = task_of(experiment, members), job_of(experiment, members.key, members.columns)
+    return Federation(transport, config, members, task, job, journal, say)
 
 
 class _Recorded:

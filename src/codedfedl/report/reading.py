@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import Cell, cells
 
-__all__ = ["Columns", "Curve", "RunTables", "curves", "read_columns"]
+__all__ = ["Columns", "Curve", "RunTables", "curves"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -131,7 +130,7 @@ class RunTables:
     @cached_property
     def refusals(self) -> Columns:
         """A row for each refused answer, in a federation."""
-        return read_columns(self.directory.path / "refusals.parquet")
+        return _columns(self.directory, "refusals")
 
     def curves(self) -> list[Curve]:
         """Return every setting and seed, round after round."""
@@ -160,7 +159,7 @@ class RunTables:
 
     def _read(self, name: str) -> Columns:
         known_cells = list(self.cells.values())  # first: it refuses what is not a run directory
-        return upgraded(name, read_columns(self.directory.path / f"{name}.parquet"), known_cells)
+        return upgraded(name, _columns(self.directory, name), known_cells)
 
 
 def curves(directory: RunDirectory) -> list[Curve]:
@@ -189,10 +188,15 @@ def _curve(rows: Columns, facts: dict[str, float]) -> Curve:
     )
 
 
-def read_columns(path: Path) -> Columns:
+def _columns(directory: RunDirectory, name: str) -> Columns:
     """Read a table of a run directory, as it is."""
+    path = directory.path / f"{name}.parquet"
     if not path.is_file():
-        raise InputError(f"{path} is not there: the run is not finished; continue with --resume")
+        status = directory.status.read()
+        state = "" if status is None else f": it is {status}"
+        raise InputError(
+            f"{path} is not there: the run is not finished{state}; continue with --resume"
+        )
     table = pyarrow.parquet.read_table(path)
     return {name: table[name].to_numpy() for name in table.column_names}
 

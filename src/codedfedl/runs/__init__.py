@@ -1,1 +1,1 @@
-"""Run directories: what a run was, what happened in it, and how to go on with it."""
+"""Run directories: what a run was, what happened in it, and how to continue it."""

@@ -25,6 +25,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.tables import write_table
 from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.status import StatusFile, reason
 
 __all__ = ["Checkpoint", "RunDirectory"]
 
@@ -89,10 +90,38 @@ class RunDirectory:
         """Whether there is more than what a run leaves that was killed before it began."""
         return any(path.name != "environment.json" for path in self.path.iterdir())
 
+    @property
+    def status(self) -> StatusFile:
+        """What the run is doing."""
+        return StatusFile(self.path / "status.json")
+
     @contextmanager
-    def opened(self, experiment: Experiment) -> Iterator[None]:
+    def opened(self, experiment: Experiment) -> Iterator[StatusFile]:
         """Begin or resume a run, and keep other processes from it meanwhile; a kill ends that."""
         self.open(experiment, resume=True)
+        with self._locked(), self.status.tracked() as status:
+            yield status
+
+    def announce(self, doing: str) -> None:
+        """Say what comes first, in the name of a process that is to be started for the run."""
+        with self._locked():
+            self.status.running(doing)
+
+    @contextmanager
+    def failures_noted(self) -> Iterator[None]:
+        """Write why a run ended early: not if it is done, nor while another process works on it."""
+        try:
+            yield
+        except BaseException as error:
+            if self._is_run:
+                with suppress(InputError), self._locked():
+                    before = self.status.read()
+                    if before is None or before.state != "done":
+                        self.status.failed(reason(error))
+            raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,12 +151,12 @@ class RunDirectory:
 
     @property
     def log(self) -> Path:
-        """Where a run that nobody watches says what it does."""
+        """The log of a federation's server, for people; programs read `status`."""
         return self.path / "server.log"
 
     @contextmanager
     def logged(self) -> Iterator[Callable[[str], None]]:
-        """Give a way to say sentences, which go to the log; errors go there too."""
+        """Give a way to say sentences, which go to the log; errors go there and to the status."""
 
         def say(sentence: str) -> None:
             if self.path.is_dir():
@@ -136,7 +165,8 @@ class RunDirectory:
                     file.write(f"{now} {sentence}\n")
 
         try:
-            yield say
+            with self.failures_noted():
+                yield say
         except InputError as error:
             say(f"error: {error}")
             raise

@@ -12,8 +12,9 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.features import FeatureMap
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
+from codedfedl.runs.status import StatusFile
 from codedfedl.simulate.engine import Progress, Simulation
 from codedfedl.simulate.problem import Problem, embedded
 from codedfedl.simulate.records import restore, snapshot, stories, write_units
@@ -56,33 +57,61 @@ def simulate(
             f"{directory.path} holds a run of another version of codedfedl: choose another --out"
         )
     to_device(np.zeros(1), device)
-    found = cells(experiment)
-    every = list(units(found, experiment.seeds, datasets(found, data), fleets(found)))
+    settings = cells(experiment)
+    loaded = datasets(settings, data)
+    every = list(units(settings, experiment.seeds, loaded, fleets(settings)))
     for unit in every:
         if unit.seed == experiment.seeds[0]:  # plan without computing: what cannot work is refused
             for entry in entries_of(unit, deal(unit)):
                 entry.check()
     directory.open(experiment, resume=resume)
-    problem = None
-    for place, unit in enumerate(every):
-        if f"{place}/done" in checkpoint:
-            continue
-        watch(f"seed {unit.seed}: features and parity", None)
-        parts = deal(unit)
-        if problem is None or unit.fresh:
-            problem = embedded(unit.dataset, parts, unit.features, device)
-        simulation = Simulation(problem, entries_of(unit, parts), unit.seed)
-        restore(simulation, checkpoint, place)
-        saved = time.monotonic()
-        for progress in simulation.run():
-            watch(f"seed {unit.seed}", progress)
-            if time.monotonic() - saved > _SECONDS_BETWEEN_CHECKPOINTS:
-                directory.save(checkpoint | snapshot(simulation, place))
-                saved = time.monotonic()
-        checkpoint |= snapshot(simulation, place) | {f"{place}/done": np.array(True)}
-        checkpoint |= stories(simulation, place)
-        directory.save(checkpoint)
-    write_units(directory, every, checkpoint)
+    with directory.status.tracked() as status:
+        problem, tell = None, _telling(watch, status)
+        for place, unit in enumerate(every):
+            if f"{place}/done" in checkpoint:
+                continue
+            tell(f"seed {unit.seed}: features and parity", None)
+            parts = deal(unit)
+            if problem is None or unit.fresh:
+                problem = embedded(unit.dataset, parts, unit.features, device)
+            simulation = Simulation(problem, entries_of(unit, parts), unit.seed)
+            restore(simulation, checkpoint, place)
+            _play(simulation, place, directory, checkpoint, tell)
+        write_units(directory, every, checkpoint)
+
+
+def _play(
+    simulation: Simulation,
+    place: int,
+    directory: RunDirectory,
+    checkpoint: Checkpoint,
+    tell: Watch,
+) -> None:
+    """Play the rounds of a unit; its results are then in the checkpoint, here and on the disk."""
+    saved = time.monotonic()
+    for progress in simulation.run():
+        tell(f"seed {simulation.seed}", progress)
+        if time.monotonic() - saved > _SECONDS_BETWEEN_CHECKPOINTS:
+            directory.save(checkpoint | snapshot(simulation, place))
+            saved = time.monotonic()
+    checkpoint |= snapshot(simulation, place) | {f"{place}/done": np.array(True)}
+    checkpoint |= stories(simulation, place)
+    directory.save(checkpoint)
+
+
+def _telling(watch: Watch, status: StatusFile) -> Watch:
+    """Return a watcher that also writes the status: not after every round, where they are quick."""
+
+    def tell(doing: str, progress: Progress | None) -> None:
+        watch(doing, progress)
+        if progress is None:
+            status.running(doing)
+        elif status.due or progress.round == progress.rounds:
+            records = [s.records[-1] for s in progress.settings if s.records]
+            metric = float(records[-1].metric) if records else None
+            status.running(doing, round_=progress.round, rounds=progress.rounds, metric=metric)
+
+    return tell
 
 
 def prepare(
