@@ -12,8 +12,8 @@ from codedfedl.arrays import to_host
 from codedfedl.data import load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.learning.features import RandomFourier
-from codedfedl.simulate.engine import Simulation, entries
-from codedfedl.simulate.run import prepare
+from codedfedl.simulation.engine import Simulation, entries
+from codedfedl.simulation.run import prepare
 
 
 def trained(device: str) -> list[FloatArray]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from codedfedl.experiments import built_in
 from codedfedl.runs.config import Experiment, check
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulate.run import simulate
+from codedfedl.simulation.run import simulate
 
 ERASURES = [0.05, 0.1, 0.2, 0.4]
 REDUNDANCIES = [0.05, 0.1, 0.2]

@@ -18,9 +18,9 @@ from codedfedl.arrays import to_device
 from codedfedl.core.client import Gradient
 from codedfedl.experiments import built_in
 from codedfedl.learning.gradients import Quadratic
-from codedfedl.simulate.engine import Setting, Simulation, entries
-from codedfedl.simulate.evaluate import Batch, Query
-from codedfedl.simulate.run import prepare
+from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.evaluate import Batch, Query
+from codedfedl.simulation.run import prepare
 
 # Table 1's settings, their neighbours in redundancy, and one more greedy.
 SETTINGS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from codedfedl.cli import beyond
 from codedfedl.experiments import built_in
 from codedfedl.report.reading import Curve
 from codedfedl.runs.config import Experiment, FleetConfig
-from codedfedl.simulate.units import _slowed
+from codedfedl.simulation.units import _slowed
 
 _SMALL = [
     "training.epochs=60",

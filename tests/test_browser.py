@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulate.run import simulate
+from codedfedl.simulation.run import simulate
 from tests.test_simulate import small
 
 pytestmark = pytest.mark.browser

@@ -31,7 +31,7 @@ from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
-from codedfedl.simulate.replay import replay
+from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
 
 pytestmark = pytest.mark.engine

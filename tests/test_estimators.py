@@ -30,8 +30,8 @@ from codedfedl.learning.features import RandomFourier
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.schemes.coded import Coded
-from codedfedl.simulate.engine import Simulation, entries
-from codedfedl.simulate.run import prepare
+from codedfedl.simulation.engine import Simulation, entries
+from codedfedl.simulation.run import prepare
 from tests.test_simulate import small
 
 SMALL: dict[str, Any] = {"n_components": 100, "epochs": 40}

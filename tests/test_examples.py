@@ -13,7 +13,7 @@ import pytest
 import codedfedl
 from codedfedl.runs.config import check
 from codedfedl.runs.grid import cells
-from codedfedl.simulate.engine import Simulation, entries
+from codedfedl.simulation.engine import Simulation, entries
 from tests.test_simulate import simulation, small
 
 ROOT = Path(__file__).parent.parent

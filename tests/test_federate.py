@@ -23,8 +23,8 @@ from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Exchange, Journal
-from codedfedl.simulate.replay import replay
-from codedfedl.simulate.run import simulate
+from codedfedl.simulation.replay import replay
+from codedfedl.simulation.run import simulate
 from tests.loopback import (
     FIRST_NODE,
     Loopback,

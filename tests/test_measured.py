@@ -27,9 +27,9 @@ from codedfedl.learning.features import RandomFourier
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded import CodedState
-from codedfedl.simulate.engine import Setting, Simulation, entries
-from codedfedl.simulate.records import client_columns
-from codedfedl.simulate.run import prepare, simulate
+from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.records import client_columns
+from codedfedl.simulation.run import prepare, simulate
 
 NAMES = ["steady", "jittery", "steady too", "very jittery"]
 ROUNDS = 1500
@@ -138,7 +138,7 @@ class TestFile:
             reads.append(name)
             return read_measured(name)
 
-        monkeypatch.setattr("codedfedl.simulate.units.read_measured", read)
+        monkeypatch.setattr("codedfedl.simulation.units.read_measured", read)
         experiment = self.experiment(path, seeds=[0, 1], grid={"redundancy": [0.1, 0.3]})
         clients = self.clients(experiment, tmp_path / "run")
         assert reads == [str(path)]
@@ -193,7 +193,7 @@ def test_a_fleet_file_is_read_once_and_needs_no_points(
         reads.append(name)
         return read_clients(name)
 
-    monkeypatch.setattr("codedfedl.simulate.units.read_clients", read)
+    monkeypatch.setattr("codedfedl.simulation.units.read_clients", read)
     path = tmp_path / "fleet.csv"
     path.write_text("client,rate,alpha,packet_time,erasure\na,9,2,1,0.1\nb,3,2,1,0.1\n")
     changes = {

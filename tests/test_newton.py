@@ -21,12 +21,12 @@ from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded_newton import CodedNewton, NewtonState, _newton_step
 from codedfedl.schemes.sketch_solve import SketchSolve
-from codedfedl.simulate.clock import Clock
-from codedfedl.simulate.engine import Setting, Simulation, entries
-from codedfedl.simulate.evaluate import Batch, SimulatedClient
-from codedfedl.simulate.problem import Problem
-from codedfedl.simulate.run import prepare
-from codedfedl.simulate.timeline import Timeline
+from codedfedl.simulation.clock import Clock
+from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.evaluate import Batch, SimulatedClient
+from codedfedl.simulation.problem import Problem
+from codedfedl.simulation.run import prepare
+from codedfedl.simulation.timeline import Timeline
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "batches": 2},

@@ -46,8 +46,8 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import SCHEMES
-from codedfedl.simulate.evaluate import Batch, SimulatedClient
-from codedfedl.simulate.replay import replay
+from codedfedl.simulation.evaluate import Batch, SimulatedClient
+from codedfedl.simulation.replay import replay
 from codedfedl.streams import stream
 from tests.loopback import experiment_of, transport_of
 

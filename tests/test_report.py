@@ -17,7 +17,7 @@ from codedfedl.report.tables import duration
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulate.run import simulate
+from codedfedl.simulation.run import simulate
 from tests.test_simulate import small
 
 

@@ -9,7 +9,7 @@ import pytest
 from codedfedl.experiments import built_in
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulate.run import simulate
+from codedfedl.simulation.run import simulate
 
 pytestmark = pytest.mark.skipif("CODEDFEDL_DATA" not in os.environ, reason="needs the real data")
 

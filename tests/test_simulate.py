@@ -18,9 +18,9 @@ from codedfedl.learning.gradients import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulate.engine import Setting, Simulation, entries
-from codedfedl.simulate.evaluate import Batch, Evaluator, Query, SimulatedClient
-from codedfedl.simulate.run import prepare, simulate
+from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.evaluate import Batch, Evaluator, Query, SimulatedClient
+from codedfedl.simulation.run import prepare, simulate
 
 KILLED_AFTER = (1, 3, 8, 9, 14)  # rounds, of eight for each seed
 
@@ -311,7 +311,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(folder / "whole", folder / str(rounds))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codedfedl.simulate.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        patch.setattr("codedfedl.simulation.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
         simulate(small(seeds=[0, 1]), RunDirectory(folder / "whole"), watch=keep)
     return folder
 

@@ -10,7 +10,7 @@ from codedfedl.report.results import Outcome, outcomes
 from codedfedl.runs.config import Experiment, check
 from codedfedl.runs.config import read_experiment as read_file
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulate.run import simulate as play
+from codedfedl.simulation.run import simulate as play
 
 __all__ = ["read_experiment", "simulate"]
 

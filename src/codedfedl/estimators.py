@@ -36,8 +36,8 @@ from codedfedl.learning.training import Schedule
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.schemes import Scheme, scheme_for
-from codedfedl.simulate.engine import Setting, Simulation, entries
-from codedfedl.simulate.problem import embedded, task_of
+from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.problem import embedded, task_of
 from codedfedl.streams import stream
 
 __all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]

@@ -31,9 +31,9 @@ from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.config import Experiment, read_experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulate import engine
-from codedfedl.simulate.replay import replay as replay_federation
-from codedfedl.simulate.run import Watch, simulate
+from codedfedl.simulation import engine
+from codedfedl.simulation.replay import replay as replay_federation
+from codedfedl.simulation.run import Watch, simulate
 
 __all__ = [
     "Data",

@@ -14,8 +14,8 @@ from codedfedl.fleet.mixed import MixedChance, MixedDelays
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun, planned_share, write_tables
-from codedfedl.simulate.engine import Setting, Simulation
-from codedfedl.simulate.units import Unit
+from codedfedl.simulation.engine import Setting, Simulation
+from codedfedl.simulation.units import Unit
 
 __all__ = ["client_columns", "restore", "snapshot", "stories", "write_units"]
 

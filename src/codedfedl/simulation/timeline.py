@@ -18,7 +18,7 @@ from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
 from codedfedl.core.waiting import arrivals
 from codedfedl.core.work import Work
 from codedfedl.fleet import costs
-from codedfedl.simulate.clock import Clock
+from codedfedl.simulation.clock import Clock
 
 __all__ = ["Assignment", "Exchange", "Timeline", "has_own_pace"]
 

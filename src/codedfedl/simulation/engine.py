@@ -21,11 +21,11 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.training import accuracy, r_squared
-from codedfedl.simulate.clock import NEEDS_A_FLEET, Clock
-from codedfedl.simulate.evaluate import Evaluator, Query, SimulatedClient, stacked_predictions
-from codedfedl.simulate.objective import Objective
-from codedfedl.simulate.problem import Problem
-from codedfedl.simulate.timeline import Exchange, Timeline, has_own_pace
+from codedfedl.simulation.clock import NEEDS_A_FLEET, Clock
+from codedfedl.simulation.evaluate import Evaluator, Query, SimulatedClient, stacked_predictions
+from codedfedl.simulation.objective import Objective
+from codedfedl.simulation.problem import Problem
+from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
 
 __all__ = ["Entry", "Progress", "Setting", "Simulation", "entries"]
 

@@ -12,7 +12,7 @@ from codedfedl.data import Dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.features import FeatureMap
 from codedfedl.learning.training import Schedule
-from codedfedl.simulate.evaluate import Batch
+from codedfedl.simulation.evaluate import Batch
 
 __all__ = ["Parts", "Problem", "embedded", "task_of"]
 

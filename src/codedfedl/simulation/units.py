@@ -17,8 +17,8 @@ from codedfedl.learning.features import FeatureMap, typical_sigma
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import make_scheme, scheme_for
-from codedfedl.simulate.engine import Entry
-from codedfedl.simulate.problem import Parts, task_of
+from codedfedl.simulation.engine import Entry
+from codedfedl.simulation.problem import Parts, task_of
 
 __all__ = ["Clients", "Unit", "datasets", "deal", "entries_of", "fleets", "units"]
 

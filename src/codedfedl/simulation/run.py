@@ -15,10 +15,10 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.runs.status import StatusFile
-from codedfedl.simulate.engine import Progress, Simulation
-from codedfedl.simulate.problem import Problem, embedded
-from codedfedl.simulate.records import restore, snapshot, stories, write_units
-from codedfedl.simulate.units import Unit, datasets, deal, entries_of, fleets, units
+from codedfedl.simulation.engine import Progress, Simulation
+from codedfedl.simulation.problem import Problem, embedded
+from codedfedl.simulation.records import restore, snapshot, stories, write_units
+from codedfedl.simulation.units import Unit, datasets, deal, entries_of, fleets, units
 
 __all__ = ["Watch", "prepare", "simulate"]
 
