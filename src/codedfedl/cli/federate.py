@@ -220,6 +220,8 @@ def _follow(running: Any, directory: RunDirectory, kill: int) -> list[int]:
             for sentence in said:
                 if sentence.startswith("error: "):
                     raise InputError(sentence.removeprefix("error: "))
+                if sentence.startswith("stopped: "):  # by `federate stop`
+                    raise KeyboardInterrupt
                 if sentence.startswith("done: "):  # what the engine says of it may differ
                     return killed
             if time.monotonic() - asked > _ASK_STATUS:
