@@ -58,6 +58,7 @@ def setup(app: Sphinx) -> None:
 def _prepare(_app: Sphinx, page: str, source: list[str]) -> None:
     """Fill in the commands, and send links that leave this folder to their pages here."""
     text = source[0].replace("../benchmarks/README.md", "benchmarks.md")
+    text = text.replace("../SECURITY.md", "security.md") if page != "security" else text
     if page == "commands":
         text = text.replace("<!-- commands -->", _all_commands())
     source[0] = text

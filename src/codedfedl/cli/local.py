@@ -146,8 +146,8 @@ def _follow(running: "LocalFederation", directory: RunDirectory, kill: int) -> l
                     raise InputError(str(status.error))
                 if status.state == "done":  # what the engine says of it may differ
                     return killed
-                if status.state == "stopped":
-                    raise InputError(f"{directory.path} was stopped: continue it with --resume")
+                if status.state == "stopped":  # by `federate stop`
+                    raise KeyboardInterrupt
             if ended():
                 return killed
 
