@@ -46,7 +46,7 @@ def local_command(
         float | None,
         typer.Option(help="Seconds a round; planned from measurements if not given."),
     ] = None,
-    scheme: Annotated[str, typer.Option(help="uncoded, coded or coded-newton.")] = "coded",
+    scheme: Annotated[str, typer.Option(help="A scheme, or module:Class.")] = "coded",
     redundancy: Annotated[
         float | None, typer.Option(help="Parity rows as a fraction of all points, for coded.")
     ] = None,
