@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from dataclasses import fields
 from typing import Any
 
 from codedfedl.core.protocol import Scheme
@@ -29,7 +30,7 @@ SCHEMES = _found()
 
 def settings_of(name: str) -> list[str]:
     """Return the names of a scheme's settings."""
-    return [field for field in SCHEMES[name].__dataclass_fields__ if field != "name"]
+    return [field.name for field in fields(SCHEMES[name])]
 
 
 def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
