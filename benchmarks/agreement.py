@@ -18,7 +18,7 @@ from codedfedl.simulation.run import prepare
 
 def trained(device: str) -> list[FloatArray]:
     """Return the models, and print their test accuracies."""
-    experiment = built_in("table1-mnist", ["training.epochs=10"])
+    experiment = built_in("table1-mnist", {"training.epochs": 10})
     problem, task, fleet = prepare(experiment, load_dataset("mnist"), 0, RandomFourier(), device)
     simulation = Simulation(problem, entries(task, fleet, experiment.build_schemes()), 0)
     for _ in simulation.run():

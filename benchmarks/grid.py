@@ -15,11 +15,11 @@ REDUNDANCIES = [0.05, 0.1, 0.2]
 
 def gridded(erasures: list[float]) -> Experiment:
     """Return the experiment of Table 1 on MNIST, shorter, over fleets and redundancies."""
-    changes = [
-        "training.epochs=20",
-        'schemes=[{name="uncoded"},{name="coded",code="sparse",nonzeros=32}]',
-        "seeds=[0]",
-    ]
+    changes = {
+        "training.epochs": 20,
+        "schemes": [{"name": "uncoded"}, {"name": "coded", "code": "sparse", "nonzeros": 32}],
+        "seeds": [0],
+    }
     document = built_in("table1-mnist", changes).model_dump(exclude_none=True)
     document["grid"] = {"redundancy": REDUNDANCIES, "fleet.erasure": erasures}
     return check(document, "the grid")

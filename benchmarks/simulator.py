@@ -176,7 +176,7 @@ def growth() -> None:
 
     print("Growth, coded at 10%, 500 features: milliseconds a round")
     for clients, share in ((30, 1), (30, 2), (30, 4), (60, 1), (120, 1), (240, 1)):
-        experiment = built_in("table1-mnist", [f"fleet.clients={clients}", "fleet.k2=0.99"])
+        experiment = built_in("table1-mnist", {"fleet.clients": clients, "fleet.k2": 0.99})
         dataset = load_dataset("mnist")
         part = slice(None, None, 4 // share)
         dataset = type(dataset)(

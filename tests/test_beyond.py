@@ -14,23 +14,23 @@ from codedfedl.report.reading import Curve
 from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.simulation.units import _slowed
 
-_SMALL = [
-    "training.epochs=60",
-    "data.name=digits",
-    "data.batches=1",
-    "fleet.clients=6",
-    "features.n_components=40",
-    "features.sigma=2.0",
-    "training.target=0.6",
-]
+_SMALL = {
+    "training.epochs": 60,
+    "data.name": "digits",
+    "data.batches": 1,
+    "fleet.clients": 6,
+    "features.n_components": 40,
+    "features.sigma": 2.0,
+    "training.target": 0.6,
+}
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Job:
     """Every experiment of the package, on six clients with digits."""
 
-    def small(name: str, overrides: list[str]) -> Experiment:
-        experiment = built_in(name, [*overrides, *_SMALL])
+    def small(name: str, changes: dict[str, Any]) -> Experiment:
+        experiment = built_in(name, changes | _SMALL)
         schemes = [
             scheme.model_copy(update={"hours": None, "rounds": 5})
             if scheme.name == "coded-newton"

@@ -329,3 +329,25 @@ def test_version_and_help(run: Run) -> None:
     _, out, _ = run("--help")
     assert "plan" in out
     assert "Exit codes" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--deadline", "-3"], "--deadline is -3.0: "),
+        (["--redundancy", "5"], "--redundancy: coded.redundancy is 5: "),
+        (["--scheme", "codet"], "--scheme: scheme 'codet' is unknown: did you mean 'coded'"),
+        (["--scheme", "uncoded", "--redundancy", "0.1"], "has no setting 'redundancy'"),
+        (["--set", "federation.deadline=-1"], "--set federation.deadline is -1: "),
+        (["--deadline", "3", "--set", "federation.deadline=-1"], "--set federation.deadline is"),
+    ],
+)
+def test_federate_local_names_the_option_that_is_wrong(
+    run: Run, tmp_path: Path, options: list[str], message: str
+) -> None:
+    pytest.importorskip("flwr")
+    code, out, err = run("federate", "local", *options, "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("--set") == message.count("--set")
+    assert not (tmp_path / "run").exists()

@@ -4,8 +4,11 @@ from pathlib import Path
 import pytest
 
 from codedfedl import InputError
+from codedfedl.cli.simulate import named_experiment
 from codedfedl.experiments import built_in
 from codedfedl.runs.config import read_experiment
+from codedfedl.runs.overrides import parse_overrides
+from codedfedl.schemes import settings_of
 
 _FILES = sorted(files("codedfedl.experiments").iterdir(), key=lambda file: file.name)
 
@@ -18,8 +21,10 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_defaults_and_overrides(tmp_path: Path) -> None:
     path = write(tmp_path, 'seeds = [3]\n[data]\nname = "mnist"\n[[schemes]]\nname = "uncoded"\n')
-    overrides = ["training.epochs=7", "data.name=digits", "fleet.k1=0.5", "seeds=[1, 2]"]
-    experiment = read_experiment(path, overrides)
+    changes = {"training.epochs": 7, "data.name": "digits", "fleet.k1": 0.5, "seeds": [1, 2]}
+    texts = ["training.epochs=7", "data.name=digits", "fleet.k1=0.5", "seeds=[1, 2]"]
+    assert parse_overrides(texts) == changes
+    experiment = read_experiment(path, changes)
     assert experiment.training.epochs == 7
     assert experiment.data.name == "digits"
     assert experiment.fleet.k1 == 0.5
@@ -57,12 +62,32 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
         ("epochs", "has no '='"),
         ("training.epoch=3", "unknown key 'training.epoch': did you mean 'epochs'"),
         ("title.x=3", "title is not a table"),
+        ("training.epochs=0", "^--set training.epochs is 0: "),
+        ("fleet={k1=0.5, k2=7}", "^--set fleet.k2 is 7: "),
+        (
+            "trainings.epochs=3",
+            "^--set trainings.epochs: unknown key 'trainings': did you mean",
+        ),
     ],
 )
 def test_bad_overrides(tmp_path: Path, override: str, message: str) -> None:
+    """An error names the option, where a user gave the value, and the file otherwise."""
     path = write(tmp_path, "title = 'x'\n")
     with pytest.raises(InputError, match=message):
-        read_experiment(path, [override])
+        named_experiment(str(path), parse_overrides([override]))
+
+
+def test_a_mistake_in_the_file_is_not_blamed_on_an_option(tmp_path: Path) -> None:
+    path = write(tmp_path, "[fleet]\nk1 = 2.0\n")
+    with pytest.raises(InputError, match=r"^.*experiment.toml: fleet.k1 is 2.0: "):
+        named_experiment(str(path), {"fleet.k2": 0.5})
+
+
+def test_values_are_not_made_text_and_read_again(tmp_path: Path) -> None:
+    """A folder may have a name that TOML would read as a number, or not at all."""
+    path = write(tmp_path, "title = 'x'\n")
+    for name in ("1e5", 'a"b', "true", " x "):
+        assert read_experiment(path, {"fleet.name": name}).fleet.name == name
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -86,3 +111,8 @@ def test_the_papers_settings() -> None:
     training = experiment.training
     assert (training.step, training.decay, training.decay_epochs) == (6.0, 0.8, [40, 65])
     assert (training.ridge, training.target, experiment.data.batches) == (9e-6, 0.942, 5)
+
+
+def test_the_settings_of_a_scheme_are_those_that_can_be_given() -> None:
+    assert settings_of("uncoded") == []
+    assert settings_of("coded") == ["redundancy", "code", "nonzeros", "deadline"]

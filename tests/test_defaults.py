@@ -119,9 +119,9 @@ def test_a_federation_asks_for_what_it_cannot_know(minimal: Path) -> None:
     bare = read_experiment(minimal).model_copy(update=config)
     with pytest.raises(InputError, match=r"features.sigma is 'auto'.*give a number"):
         federation_config(bare)
-    sized = read_experiment(minimal, ["features.sigma=1.0"]).model_copy(update=config)
+    sized = read_experiment(minimal, {"features.sigma": 1.0}).model_copy(update=config)
     assert federation_config(sized) == config["federation"]
-    linear = ["features.sigma=1.0", "features.kind=identity"]
+    linear = {"features.sigma": 1.0, "features.kind": "identity"}
     with pytest.raises(InputError, match=r"training.step is 'auto'.*give a number"):
         federation_config(read_experiment(minimal, linear).model_copy(update=config))
 

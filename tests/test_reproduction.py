@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif("CODEDFEDL_DATA" not in os.environ, reason="need
 
 def test_table_1_on_mnist(tmp_path: Path) -> None:
     """One seed, until the target: the gain of the paper, and hours of its order."""
-    experiment = built_in("table1-mnist", ["seeds=[0]", "training.epochs=52"])
+    experiment = built_in("table1-mnist", {"seeds": [0], "training.epochs": 52})
     kept = [scheme for scheme in experiment.schemes if scheme.label in ("uncoded", "coded 10%")]
     experiment = experiment.model_copy(update={"schemes": kept})
     directory = RunDirectory(tmp_path / "run")

@@ -1,6 +1,6 @@
 """`codedfedl reproduce coldstart`, `robustness`, `quality` and `settings`: beyond the paper."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,19 @@ from codedfedl.runs.grid import cells
 __all__ = ["BEYOND", "Job"]
 
 _DATASETS = ("mnist", "fashion-mnist")
-_DELAYS = {
-    "as planned": [],
-    "all 2 times slower": ["fleet.slower=2.0"],
-    "slowest third 5 times slower": ["fleet.slower=5.0", "fleet.slower_share=0.3334"],
+_DELAYS: dict[str, dict[str, Any]] = {
+    "as planned": {},
+    "all 2 times slower": {"fleet.slower": 2.0},
+    "slowest third 5 times slower": {"fleet.slower": 5.0, "fleet.slower_share": 0.3334},
 }
-_EQUAL_HOURS = ((1.0, 2.0, 5.0, 11.0), (50.0, 100.0, 200.0))  # of coded-newton and of coded
+_ROBUST = (  # schemes, and the hours at which they are compared
+    ({"name": "coded-newton", "hours": 11.0}, (1.0, 2.0, 5.0, 11.0)),
+    ({"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}, (50.0, 100.0, 200.0)),
+)
+_EXACT = (  # a scheme, and the one that gives the exact solution
+    {"name": "coded-newton", "round_deadline": 1800.0, "hours": 96.0},
+    {"name": "one-shot"},
+)
 _SETTINGS = ("regression", "homogeneous", "thousand")
 
 
@@ -50,9 +57,9 @@ class Job:
             run_experiment(experiment, directory, self.data, self.device, resume=True)
         return directory
 
-    def built_in(self, name: str, overrides: list[str] | None = None) -> Experiment:
+    def built_in(self, name: str, changes: Mapping[str, Any] | None = None) -> Experiment:
         """Read one of the package's experiments, with the job's seeds."""
-        return built_in(name, [f"seeds={list(range(self.seeds))}", *(overrides or [])])
+        return built_in(name, {"seeds": list(range(self.seeds)), **(changes or {})})
 
     def show(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Print rows as a table, unless they are wanted as JSON."""
@@ -96,18 +103,15 @@ def cold_start(job: Job) -> dict[str, Any]:
 
 def robustness(job: Job) -> dict[str, Any]:
     """Compare the metric at equal hours, when clients are slower than the plans assume."""
-    schemes = (
-        'schemes=[{name="coded-newton", hours=11.0},'
-        ' {name="coded", redundancy=0.1, code="sparse", nonzeros=32}]'
-    )
+    schemes = {"schemes": [scheme for scheme, _ in _ROBUST]}
     rows = []
     for dataset in _DATASETS:
         as_planned: dict[tuple[str, float], float | None] = {}
-        for delays, overrides in _DELAYS.items():
+        for delays, changes in _DELAYS.items():
             name = f"robustness-{dataset}-{delays.replace(' ', '-')}"
-            experiment = job.built_in(f"coldstart-{dataset}", [schemes, *overrides])
+            experiment = job.built_in(f"coldstart-{dataset}", schemes | changes)
             every = curves(job.run(name, experiment))
-            for cell, hours in zip(cells(experiment), _EQUAL_HOURS, strict=True):
+            for cell, (_, hours) in zip(cells(experiment), _ROBUST, strict=True):
                 seeds = [curve for curve in every if curve.cell == cell.id]
                 scheme = cell.scheme.name
                 for hour in hours:
@@ -132,10 +136,9 @@ def _points_lost(right: float | None, reached: float | None) -> float | None:
 
 def quality(job: Job) -> dict[str, Any]:
     """Count the rounds until the objective is within 1% of exact ridge's, with a third late."""
-    schemes = 'schemes=[{name="coded-newton", round_deadline=1800.0, hours=96.0},{name="one-shot"}]'
     rows = []
     for dataset in _DATASETS:
-        experiment = job.built_in(f"coldstart-{dataset}", [schemes])
+        experiment = job.built_in(f"coldstart-{dataset}", {"schemes": list(_EXACT)})
         newton, one_shot = cells(experiment)
         every = curves(job.run(f"quality-{dataset}", experiment))
         exact = {curve.seed: curve for curve in every if curve.cell == one_shot.id}

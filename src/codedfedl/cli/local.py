@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codedfedl.cli.output import (
+    blaming,
     json_number,
     messages,
     print_json,
@@ -17,23 +18,31 @@ from codedfedl.cli.output import (
     with_resume_hint,
     wrote,
 )
-from codedfedl.cli.simulate import Data, Json, Resume
+from codedfedl.cli.simulate import Data, Json, Resume, set_options
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.reading import RunTables
 from codedfedl.report.tables import rounds_view
-from codedfedl.runs.config import Experiment, apply_overrides
+from codedfedl.runs.config import Experiment, changed
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.journal import Journal
+from codedfedl.runs.overrides import parse_overrides
+from codedfedl.schemes import make_scheme
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
 
 __all__ = ["local_command"]
 
+_OPTIONS = {
+    "data.name": "--dataset",
+    "federation.clients": "--clients",
+    "federation.deadline": "--deadline",
+    "federation.rounds": "--rounds",
+}
 _LOOK = 0.5  # seconds
 _ASK_ENGINE = 5.0  # seconds
 _FAILURES = 3
@@ -90,12 +99,15 @@ def local_command(
     if port is not None:
         check_port(port)
     folder = out.resolve() / "local"
-    changed = [f"data.name={dataset}", f"federation.rounds={rounds}"]
-    changed += [f"federation.test={folder / 'data' / 'test.npz'}"]
-    changed += [f"federation.clients={clients}", f"fleet.name={out.resolve() / 'fleet.csv'}"]
-    changed += [] if deadline is None else [f"federation.deadline={deadline}"]
-    settings: dict[str, Any] = {} if redundancy is None else {"redundancy": redundancy}
-    experiment = _experiment(scheme, settings, [*changed, *(overrides or [])])
+    given = {"data.name": dataset, "federation.rounds": rounds, "federation.clients": clients}
+    if deadline is not None:
+        given["federation.deadline"] = deadline
+    places = {
+        "federation.test": str(folder / "data" / "test.npz"),
+        "fleet.name": str(out.resolve() / "fleet.csv"),
+    }
+    table = _scheme_table(scheme, redundancy)
+    experiment = _experiment(table, given | places, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     if keys is not None:
         Keys(keys).check("127.0.0.1", [node_name(j) for j in range(clients)])
@@ -115,12 +127,31 @@ def local_command(
     _finish(directory, as_json, [node_name(j) for j in killed])
 
 
-def _experiment(scheme: str, settings: dict[str, Any], overrides: list[str]) -> Experiment:
-    """Return the demo's experiment with one scheme, as a federation."""
+def _scheme_table(scheme: str, redundancy: float | None) -> dict[str, Any]:
+    """Return the scheme of --scheme and --redundancy, once both are known to be right."""
+    with blaming("--scheme"):
+        make_scheme(scheme, {})
+    settings = {} if redundancy is None else {"redundancy": redundancy}
+    with blaming("--redundancy"):
+        make_scheme(scheme, settings)
+    return {"name": scheme, **settings}
+
+
+def _experiment(
+    scheme: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> Experiment:
+    """Return the demo's experiment with one scheme, as a federation.
+
+    Parameters
+    ----------
+    given, overrides
+        Changes by options of their own, and by --set, which come last.
+    """
     base = built_in("demo").model_dump(exclude_none=True)
-    base |= {"title": f"{scheme} on real clients", "seeds": [0], "federation": {"clients": 1}}
-    base["schemes"] = [{"name": scheme, **settings}]
-    experiment = apply_overrides(base, overrides, "--set")
+    base |= {"title": f"{scheme['name']} on real clients", "seeds": [0]}
+    base |= {"federation": {"clients": 1}, "schemes": [dict(scheme)]}
+    options = _OPTIONS | set_options(overrides)
+    experiment = changed(base, {**given, **overrides}, "federate local", options)
     federation_config(experiment)
     scheme_of(experiment)
     return experiment

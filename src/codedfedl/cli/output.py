@@ -11,7 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
+from codedfedl.errors import InputError
+
 __all__ = [
+    "blaming",
     "json_number",
     "messages",
     "print_json",
@@ -25,6 +28,15 @@ __all__ = [
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
 results = Console(highlight=False, markup=False, width=_PIPED_WIDTH)  # stdout
 messages = Console(stderr=True, highlight=False, markup=False)
+
+
+@contextmanager
+def blaming(option: str) -> Iterator[None]:
+    """Name the option that a user gave in errors about its value."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def reproduce_command(
     found: list[Outcome] = []
     for dataset in _DATASETS[item]:
         directory = RunDirectory(out / dataset)
-        experiment = built_in(f"table1-{dataset}", [f"seeds={list(range(seeds))}"])
+        experiment = built_in(f"table1-{dataset}", {"seeds": list(range(seeds))})
         with with_resume_hint(directory.path, resumes=True):
             run_experiment(experiment, directory, data, device, resume=True)
         found += outcomes(directory)

@@ -1,10 +1,10 @@
 """`codedfedl simulate`, `demo` and `report`: runs on a virtual clock."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -31,6 +31,7 @@ from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.config import Experiment, read_experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.overrides import parse_overrides
 from codedfedl.simulation import engine
 from codedfedl.simulation.replay import replay as replay_federation
 from codedfedl.simulation.run import Watch, simulate
@@ -46,6 +47,7 @@ __all__ = [
     "named_experiment",
     "report_command",
     "run_experiment",
+    "set_options",
     "simulate_command",
 ]
 
@@ -106,21 +108,31 @@ def simulate_command(
             "a federation's run"
         )
     directory = RunDirectory(out)
-    found = named_experiment(experiment, overrides).model_copy(update={"federation": None})
+    chosen = named_experiment(experiment, parse_overrides(overrides or []))
     with with_resume_hint(out, resume):
-        run_experiment(found, directory, data, device, resume)
+        run_experiment(
+            chosen.model_copy(update={"federation": None}), directory, data, device, resume
+        )
         _finish(directory, as_json)
 
 
-def named_experiment(name: str, overrides: list[str] | None) -> Experiment:
-    """Read a TOML file, or a built-in experiment where there is no such file."""
+def named_experiment(name: str, changes: Mapping[str, Any]) -> Experiment:
+    """Read a TOML file, or a built-in experiment where there is no such file.
+
+    The changes are those of --set.
+    """
     if not Path(name).is_file() and name in BUILT_IN:
-        return built_in(name, overrides)
+        return built_in(name, changes, set_options(changes))
     if not Path(name).suffix:
         raise InputError(
             f"{name!r} is neither a TOML file nor a built-in experiment: {nearest(name, BUILT_IN)}"
         )
-    return read_experiment(name, overrides)
+    return read_experiment(name, changes, set_options(changes))
+
+
+def set_options(changes: Mapping[str, Any]) -> dict[str, str]:
+    """Return how errors call the keys of --set."""
+    return {key: f"--set {key}" for key in changes}
 
 
 def _replay(run: Path, data: str | None, as_json: bool) -> None:

@@ -1,7 +1,8 @@
 """`codedfedl sweep`: a grid of settings, and which of them is best."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +28,7 @@ from codedfedl.report.verdict import CLOCKS, best, races
 from codedfedl.runs.config import Experiment, check
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import axis, cells
+from codedfedl.runs.overrides import parse_overrides
 
 __all__ = ["sweep_command"]
 
@@ -71,7 +73,8 @@ def sweep_command(
     --out gets sweep.parquet (a row per setting and seed), sweep.png, report.html and all that a
     run directory holds. Continue an interrupted sweep with --resume.
     """
-    named = _for_own_data(named_experiment(experiment, overrides), experiment, overrides or [])
+    changes = parse_overrides(overrides or [])
+    named = _for_own_data(named_experiment(experiment, changes), experiment, changes)
     chosen = _with_grid(named, vary, seeds, fleet)
     directory = RunDirectory(out)
     with with_resume_hint(out, resume):
@@ -96,11 +99,10 @@ def _winners(found: list[Outcome]) -> dict[str, str | None]:
     return {clock: None if one is None else one.setting for clock, one in winners.items()}
 
 
-def _for_own_data(chosen: Experiment, name: str, overrides: list[str]) -> Experiment:
+def _for_own_data(chosen: Experiment, name: str, given: Mapping[str, Any]) -> Experiment:
     """Leave out a built-in experiment's step and target on a table: they are for its own data."""
     if Path(name).is_file() or not Path(chosen.data.name).suffix:
         return chosen
-    given = {override.partition("=")[0].strip() for override in overrides}
     kept = {key for key in ("step", "decay_epochs", "target") if f"training.{key}" in given}
     training = chosen.model_dump(exclude_none=True)["training"]
     for key in {"step", "decay_epochs", "target"} - kept:

@@ -1,7 +1,9 @@
 """The experiments that come with the package, one TOML file each."""
 
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 from codedfedl.runs.config import Experiment, read_experiment
 
@@ -15,7 +17,14 @@ BUILT_IN = sorted(
 """Their names."""
 
 
-def built_in(name: str, overrides: list[str] | None = None) -> Experiment:
-    """Read one of the package's own experiments, such as ``table1-mnist`` or ``demo``."""
+def built_in(
+    name: str,
+    changes: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Experiment:
+    """Read one of the package's own experiments, such as ``table1-mnist`` or ``demo``.
+
+    See `read_experiment` for the parameters.
+    """
     with as_file(files(__package__) / f"{name}.toml") as path:
-        return read_experiment(Path(path), overrides)
+        return read_experiment(Path(path), changes, options)

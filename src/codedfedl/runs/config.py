@@ -1,6 +1,7 @@
 """An experiment as a TOML file, checked before anything else happens."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,17 +24,16 @@ from codedfedl.io.names import nearest
 from codedfedl.learning.features import FEATURES, FeatureMap, feature_map, safe_step
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
+from codedfedl.runs.overrides import set_key
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
 __all__ = [
     "Experiment",
     "FederationConfig",
     "SchemeConfig",
-    "apply_overrides",
+    "changed",
     "check",
-    "parse_value",
     "read_experiment",
-    "set_key",
     "table_keys",
 ]
 
@@ -255,8 +255,20 @@ class Experiment(_Table):
         return dict(zip(labels, built, strict=True))
 
 
-def read_experiment(path: str | Path, overrides: list[str] | None = None) -> Experiment:
-    """Read a TOML file and apply ``key.sub=value`` overrides."""
+def read_experiment(
+    path: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Experiment:
+    """Read a TOML file, with some values changed.
+
+    Parameters
+    ----------
+    changes
+        Values by their keys, such as ``{"training.epochs": 7}``.
+    options
+        The option by which a user gave a key, for errors.
+    """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
@@ -264,24 +276,31 @@ def read_experiment(path: str | Path, overrides: list[str] | None = None) -> Exp
         document = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
-    return apply_overrides(document, overrides or [], str(path))
+    return changed(document, changes or {}, str(path), options)
 
 
-def apply_overrides(document: dict[str, Any], overrides: list[str], where: str) -> Experiment:
-    """Turn a document with ``key.sub=value`` overrides into an experiment."""
-    if not overrides and all(table == {} for table in document.values()):
+def changed(
+    document: dict[str, Any],
+    changes: Mapping[str, Any],
+    where: str,
+    options: Mapping[str, str] | None = None,
+) -> Experiment:
+    """Turn a document with some values changed into an experiment."""
+    if not changes and all(table == {} for table in document.values()):
         raise InputError(
             f"{where} is empty: say at least which data and which fleet, a line each, such as "
             'data.name = "my.csv", data.label = "kind", fleet.name = "fleet.csv"'
         )
-    for override in overrides:
-        _override(document, override)
-    experiment = check(document, where)
+    for key, value in changes.items():
+        set_key(document, key, value)
+    experiment = check(document, where, options)
     experiment.build_schemes()
     return experiment
 
 
-def check(document: dict[str, Any], where: str) -> Experiment:
+def check(
+    document: dict[str, Any], where: str, options: Mapping[str, str] | None = None
+) -> Experiment:
     """Turn a document into an experiment, or say what is wrong with it and where."""
     try:
         return Experiment.model_validate(document)
@@ -290,11 +309,23 @@ def check(document: dict[str, Any], where: str) -> Experiment:
         # Where a value may be of several types, pydantic adds the one that it tried.
         known = [part for part in first["loc"] if _names_a_key(part)]
         key = ".".join(str(part) for part in known)
+        option = _option(key, options or {})
         if first["type"] == "extra_forbidden":
             table = _table_at(first["loc"][:-1])
             hint = nearest(str(first["loc"][-1]), list(table.model_fields))
-            raise InputError(f"{where}: unknown key {key!r}: {hint}") from None
-        raise InputError(f"{where}: {key} is {first['input']!r}: {first['msg']}") from None
+            below = (known for known in options or {} if known.startswith(f"{key}."))
+            option = option or (options or {}).get(next(below, ""), "")
+            raise InputError(f"{option or where}: unknown key {key!r}: {hint}") from None
+        raise InputError(
+            f"{option or f'{where}: {key}'} is {first['input']!r}: {first['msg']}"
+        ) from None
+
+
+def _option(key: str, options: Mapping[str, str]) -> str:
+    """Return the option that gave a key, or a table around it; empty where none did."""
+    given = [known for known in options if f"{key}.".startswith(f"{known}.")]
+    longest = max(given, key=len, default="")
+    return "" if not given else options[longest] + key.removeprefix(longest)
 
 
 def _names_a_key(part: int | str) -> bool:
@@ -314,28 +345,3 @@ def _table_at(location: tuple[int | str, ...]) -> type[BaseModel]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             table = annotation
     return table
-
-
-def _override(document: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise InputError(f"--set {override!r} has no '=': write key=value, such as data.name=mnist")
-    set_key(document, key.strip(), parse_value(text))
-
-
-def parse_value(text: str) -> Any:
-    """Read a value as TOML does; a bare word is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def set_key(document: dict[str, Any], key: str, value: Any) -> None:
-    """Set ``table.key`` of a document."""
-    *tables, last = key.split(".")
-    for table in tables:
-        document = document.setdefault(table, {})
-        if not isinstance(document, dict):
-            raise InputError(f"cannot set {key!r}: {table} is not a table")
-    document[last] = value

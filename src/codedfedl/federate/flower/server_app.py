@@ -11,6 +11,7 @@ from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
 from codedfedl.runs.config import read_experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.overrides import parse_overrides
 
 __all__ = ["app"]
 
@@ -33,7 +34,9 @@ def serve(grid: Grid, context: Context) -> None:
         )
     directory = RunDirectory(str(keys["out"]))
     with directory.logged() as say:
-        experiment = read_experiment(str(keys["experiment"]), str(keys.get("set", "")).split())
+        changes = parse_overrides(str(keys.get("set", "")).split(), "set")
+        options = {key: f"set {key}" for key in changes}
+        experiment = read_experiment(str(keys["experiment"]), changes, options)
         registry = str(keys.get("registry", ""))
         names = read_names(Path(registry)) if registry else {}
         federate(FlowerTransport(grid), experiment, directory, say, names=names)
