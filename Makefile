@@ -32,7 +32,7 @@ docs: $(DEV) ## The site, in build/docs
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
 tests: $(DEV) # a process for each core; each does its linear algebra by itself
-	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium
 	$(BIN)/pytest tests/test_browser.py -m browser

@@ -241,7 +241,7 @@ def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
             {
                 "run": str(directory.path),
                 "scheme": str(rounds["scheme"][0]),
-                "rounds": _rows({name: rounds[name] for name in names}),
+                "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
                 "accuracy": final if classes else None,
                 "r_squared": None if classes else final,
                 "killed": killed,

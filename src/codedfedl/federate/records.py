@@ -50,9 +50,7 @@ def write_records(
 ) -> None:
     """Write the tables of the run, and its refusals."""
     every = [exchange.record for exchange in journal.exchanges(gradients=False)]
-    records = _dropped_at_last(
-        [replace(one, has_model=not one.is_setup) for one in every], ending.gone
-    )
+    records = _dropped_at_last(every, ending.gone)
     (cell,) = cells(experiment)
     run = CellRun(
         cell=cell,
@@ -95,7 +93,7 @@ def _dropped_at_last(records: Sequence[Record], gone: Sequence[int]) -> list[Rec
 
 
 def _client_columns(ending: Ending, records: Sequence[Record]) -> dict[str, Any]:
-    rounds = [record for record in records if not record.is_setup]
+    rounds = [record for record in records if not record.is_setup] or list(records)
     arrival_times = np.array([record.arrival_times for record in rounds])
     compute = np.array([record.compute for record in rounds])
     loads = np.array([record.loads for record in rounds])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.aggregate import SUM, RunningSum
-from codedfedl.core.client import Embedded, Gradient, Prepare, work_to
+from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare, work_to
 from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task
 from codedfedl.core.record import ARRIVED, SETUP
@@ -274,7 +274,7 @@ class Federation:
             self.bounds.check_gradient(arrays["gradient"], model, about)
             if expected is not None:
                 check_distance(arrays["gradient"], expected, self.config.tolerance)
-        elif work.once:
+        elif isinstance(work, Parity | BlockParity):
             self.bounds.check_parity(arrays, held, self.config.tolerance)
         if work.needs_model:
             self._answered[client] = points

@@ -64,7 +64,8 @@ def federate(
         driver = Driver(scheme, state, config.rounds)
         for exchange in _played(driver, federation, journal):
             metric = evaluation.metric(np.asarray(driver.state.model))
-            record = replace(exchange.record, metric=metric)
+            has_model = driver.state.model is not zero
+            record = replace(exchange.record, metric=metric, has_model=has_model)
             journal.append(replace(exchange, record=record))
             sentence, played = _described(record, config.rounds), record.round + 1
             say(sentence)

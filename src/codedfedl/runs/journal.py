@@ -85,6 +85,7 @@ class Exchange:
         kept["compute"] = unknown if record.compute is None else record.compute
         kept["refusals"] = np.array(json.dumps(record.refusals))
         kept["points"] = np.asarray(self.points)
+        kept["has_model"] = np.asarray(record.has_model)
         kept |= {f"sum/{name}": array for name, array in self.sums.items()}
         facts = [(r.client, r.round, r.points) for r in self.replies]
         kept["replies"] = np.array(facts, dtype=np.int64).reshape(-1, 3)
@@ -105,6 +106,7 @@ class Exchange:
             arrival_times=kept["arrival_times"] if "arrival_times" in kept else kept["when"],
             compute=kept["compute"],
             refusals=tuple((c, why) for c, why in json.loads(str(kept["refusals"]))),
+            has_model=bool(kept.get("has_model", kept["round"] != SETUP)),
             metric=kept["metric"].item(),
         )
         replies = tuple(
