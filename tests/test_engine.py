@@ -386,7 +386,7 @@ def test_an_old_flower(found: str, refused: bool, monkeypatch: pytest.MonkeyPatc
     [
         (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
         (["--scheme", "codd"], "'codd' is unknown"),
-        (["--deadline", "-1"], "federation.deadline is -1.0"),
+        (["--deadline", "-1"], "--deadline is -1.0"),
         (["--redundancy", "2"], "coded.redundancy is 2"),
         (["--dataset", "no.csv"], "no.csv"),
         (["--set", "federation.clinets=3"], "unknown key 'federation.clinets'"),

@@ -256,8 +256,11 @@ class TestSchemes:
             make_scheme(name, options)
 
     def test_all_are_registered(self) -> None:
-        first = {"uncoded", "greedy", "fedavg", "coded", "cfl", "one-shot"}
-        assert set(SCHEMES) == first | {"sketch-solve", "coded-newton"}
+        of_the_contract = (
+            "uncoded greedy fedavg coded cfl one-shot sketch-solve coded-newton balanced partial "
+            "centralised mifa dsag fedbuff ringleader gradient-coding"
+        )
+        assert set(SCHEMES) == set(of_the_contract.split())
 
 
 class TestRandomness:

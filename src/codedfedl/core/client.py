@@ -29,12 +29,14 @@ from codedfedl.learning.training import step
 __all__ = [
     "WORK",
     "BlockParity",
+    "Embed",
     "Embedded",
     "Gradient",
     "Gram",
     "LocalModel",
     "Parity",
     "Prepare",
+    "WeightedGradient",
     "work_from",
     "work_to",
 ]
@@ -56,6 +58,39 @@ class Prepare(Work):
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return nothing on top of embedding."""
         return Cost(np.zeros(task.clients), np.zeros(task.clients))
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return nothing."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Embed(Work):
+    """Embed as many points as there is time for, and send nothing."""
+
+    kind: ClassVar[str] = "embed"
+    needs_model: ClassVar[bool] = False
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return nothing: what counts is how many are done."""
+        return Answer(load, {})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return nothing on top of embedding."""
+        return Cost(np.zeros(task.clients), np.zeros(task.clients))
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return what is embedded."""
+        return np.minimum(asked, embedded)
+
+    def points_by(
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Return the points that the deadline leaves time for."""
+        seconds = costs.seconds_to_embed(task.feature_macs, task.workload, fleet, slowness)
+        return costs.embedded_by(deadline, seconds, task.held), seconds
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return nothing."""
@@ -86,6 +121,24 @@ class Gradient(Work):
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
         return {"gradient": _model_shape(task)}
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedGradient(Gradient):
+    """The same, times a weight of each client, so that a sum of those that arrive is unbiased."""
+
+    weights: npt.ArrayLike
+
+    kind: ClassVar[str] = "weighted_gradient"
+
+    def for_client(self, j: int) -> "WeightedGradient":
+        """Return the weight of one client."""
+        return replace(self, weights=float(np.asarray(self.weights)[j]))
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return w·X̂ᵀ(X̂β − Y)."""
+        plain = super().answer(client, load, model)
+        return Answer(load, {"gradient": plain.arrays["gradient"] * float(self.weights)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -128,9 +181,13 @@ class Embedded(Work):
     ----------
     least
         A client with fewer points embedded says nothing yet.
+    grows
+        Whether later answers are about more points, as more are embedded; otherwise every answer is
+        about those of the first one.
     """
 
     least: int = 1
+    grows: bool = True
 
     kind: ClassVar[str] = "embedded"
 
@@ -151,6 +208,8 @@ class Embedded(Work):
         A client that lost some of what it had embedded answers for what is left.
         """
         grown = (embedded >= _GROWTH * answered) | (embedded == held)
+        if not self.grows:
+            grown = np.asarray(answered == 0)
         loads = np.where(grown, embedded, np.minimum(answered, embedded))
         return np.where(loads >= np.minimum(self.least, held), loads, 0)
 
@@ -307,7 +366,18 @@ class BlockParity(Work):
 
 
 WORK: dict[str, type[Work]] = {
-    one.kind: one for one in (Prepare, Gradient, LocalModel, Embedded, Gram, Parity, BlockParity)
+    one.kind: one
+    for one in (
+        Prepare,
+        Embed,
+        Gradient,
+        WeightedGradient,
+        LocalModel,
+        Embedded,
+        Gram,
+        Parity,
+        BlockParity,
+    )
 }
 """Every kind of work that comes with the package."""
 

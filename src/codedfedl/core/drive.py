@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from codedfedl._types import IntArray
+from codedfedl.arrays import Array
 from codedfedl.core.client import Prepare
 from codedfedl.core.protocol import Ask, Inbox, Runtime, Scheme, State, Task
 from codedfedl.core.record import SETUP
@@ -45,7 +46,7 @@ class Driver:
         if ask is None:
             return None
         _check(self.scheme, ask)
-        if not ask.setup and not self._prepared:
+        if not ask.setup and not self._prepared and ask.work.embeds:
             ask = PREPARE
         elif not ask.setup and self.played >= self.rounds:
             return None
@@ -57,6 +58,12 @@ class Driver:
         """The round that the last ask belongs to, from 0 on; `SETUP` before the first."""
         assert self._asked is not None
         return SETUP if self._asked.setup else self.played
+
+    @property
+    def question(self) -> Array:
+        """The model that the last ask is about."""
+        assert self._asked is not None
+        return self.state.model if self._asked.model is None else self._asked.model
 
     def receive(self, inbox: Inbox) -> None:
         """Let the scheme learn from the answers to the last ask."""
@@ -72,7 +79,7 @@ def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
     """Drive a scheme on a runtime to its end; yields every round, `SETUP` for what comes before."""
     while (ask := driver.ask()) is not None:
         round_ = driver.round
-        driver.receive(runtime.exchange(ask, driver.state.model, round_))
+        driver.receive(runtime.exchange(ask, driver.question, round_))
         yield round_
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import SUM, Combine
+from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet, Workload
@@ -50,6 +51,8 @@ class Task:
         Multiply-accumulates that embedding a point costs.
     points : array of shape (batches, n)
         Points of every client in every mini-batch.
+    raw_bits
+        Bits of a point as it lies on a client, with its label; 0 where nobody asks for it.
     """
 
     workload: Workload
@@ -58,6 +61,7 @@ class Task:
     epochs: int
     schedule: Schedule
     ridge: float
+    raw_bits: int = 0
 
     @property
     def batches(self) -> int:
@@ -112,6 +116,8 @@ class Ask:
     adds
         A hint, which changes no result: the quadratic that the scheme will add to the sum by
         `Inbox.plus`. A runtime may then compute both in one product.
+    model
+        What the clients are sent, where that is not the best model there is, the state's.
     """
 
     work: "Work"
@@ -121,6 +127,7 @@ class Ask:
     keep_late: bool = False
     setup: bool = False
     adds: Quadratic | None = None
+    model: Array = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +248,9 @@ class Scheme(ABC):
 
     baseline: ClassVar[str] = ""
     """What a gain over this scheme is called a gain over; empty where gains are over others."""
+
+    disclosure: ClassVar[Disclosed] = frozenset()
+    """What leaves a client, to the server or to peers."""
 
     featured: ClassVar[bool] = False
     """Whether a report shows its clients and first rounds one by one, not its results alone."""

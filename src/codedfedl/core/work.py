@@ -100,6 +100,9 @@ class Work(ABC):
     needs_model: ClassVar[bool] = True
     """Whether the model is sent to the client first."""
 
+    embeds: ClassVar[bool] = True
+    """Whether a client must embed its points first."""
+
     once: ClassVar[bool] = False
     """Whether a client does it once in a federation: asked again, it sends the same."""
 

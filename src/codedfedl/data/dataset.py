@@ -26,6 +26,8 @@ class Dataset:
         Class numbers from 0, kept as int64, or the numbers to predict, kept as float64.
     classes
         How many classes there are; None stands for regression.
+    bits
+        Of an input number where it comes from: 8 for the pixels of an image, say.
 
     Examples
     --------
@@ -40,6 +42,7 @@ class Dataset:
     test_inputs: npt.NDArray[np.float32]
     test_labels: IntArray | FloatArray
     classes: int | None
+    bits: int = 32
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.classes < 1:
@@ -73,6 +76,13 @@ class Dataset:
         if self.classes is not None:
             return self.classes
         return 1 if self.labels.ndim == 1 else self.labels.shape[1]
+
+    @property
+    def label_bits(self) -> int:
+        """Bits that a label takes: a byte or two for a class, 32 for every number."""
+        if self.classes is not None:
+            return 8 if self.classes <= 256 else 16
+        return 32 * self.label_columns
 
     @property
     def chance(self) -> float:

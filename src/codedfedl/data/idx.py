@@ -42,7 +42,7 @@ def load_idx(name: str, directory: str | Path | None) -> Dataset:
         raise InputError(
             f"{files[3].parent} holds {held}, not {name}: put each into a folder of its own name"
         )
-    return Dataset(name, inputs, labels, test_inputs, test_labels, CLASSES)
+    return Dataset(name, inputs, labels, test_inputs, test_labels, CLASSES, bits=8)
 
 
 def find_files(

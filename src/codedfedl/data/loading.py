@@ -1,6 +1,7 @@
 """`load_dataset`: built-in data by name, and the user's own from a file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,10 @@ def load_dataset(
         return load_idx(str(name), directory)
     if name == "digits":
         inputs, labels = _digits()
-        return _split("digits", inputs, labels, test_share, seed)
+        return replace(_split("digits", inputs, labels, test_share, seed), bits=8)
     if name == "digits-halves":
         inputs, _ = _digits()
-        return _split(name, inputs[:, :32], inputs[:, 32:], test_share, seed)
+        return replace(_split(name, inputs[:, :32], inputs[:, 32:], test_share, seed), bits=8)
     if suffix == ".npz":
         return _load_npz(Path(name), test_share, seed)
     if suffix in TABLES:

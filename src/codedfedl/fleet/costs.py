@@ -9,6 +9,7 @@ once:
 | `embedding` | d·q a point, for random Fourier features; O(q·log d) for structured ones | – |
 | `parity` | u·ℓ·(q + c) for every mini-batch; s·ℓ·(q + c) for a sparse code | u·(q + c) for each |
 | `gram` | q(q + 1)/2 + q·c a point | q(q + 1)/2 + q·c |
+| `raw` | – | the points themselves, as many bits as they have |
 
 What the server computes is free, as in the paper.
 """
@@ -24,7 +25,18 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import DelayParameters, Fleet, Workload
 
-__all__ = ["BlockSetup", "Cost", "Setup", "embedding", "gram", "packet", "parity"]
+__all__ = [
+    "BlockSetup",
+    "Cost",
+    "Setup",
+    "embedded_by",
+    "embedding",
+    "gram",
+    "packet",
+    "parity",
+    "raw",
+    "seconds_to_embed",
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,26 @@ def embedding(points: npt.ArrayLike, feature_macs: int) -> Cost:
     """Map every point of a client to its features, once."""
     macs = np.asarray(points, dtype=np.float64) * feature_macs
     return Cost(macs, np.zeros_like(macs))
+
+
+def seconds_to_embed(
+    feature_macs: int, workload: Workload, fleet: DelayParameters, slowness: npt.ArrayLike = 1.0
+) -> FloatArray:
+    """Return what embedding a point takes each client; a slowness of 1 is the mean of Exp(1)."""
+    once = feature_macs / (workload.point_macs * fleet.rate)
+    return np.asarray(once * (1 + np.asarray(slowness) / fleet.alpha), dtype=np.float64)
+
+
+def embedded_by(deadline: float, seconds: FloatArray, held: npt.ArrayLike) -> IntArray:
+    """Return how many of its points each client has embedded by a deadline, shape (n,)."""
+    most = np.asarray(held, dtype=np.float64)
+    return np.minimum(deadline / np.maximum(seconds, 1e-300), most).astype(np.int64)
+
+
+def raw(points: npt.ArrayLike, workload: Workload, bits: int) -> Cost:
+    """Send every point of a client as it is, at so many bits with its label; compute nothing."""
+    points = np.asarray(points, dtype=np.float64)
+    return Cost(np.zeros_like(points), points * bits * (1 + workload.overhead))
 
 
 def parity(
@@ -138,8 +170,7 @@ class BlockSetup:
         """Return the processor's time for a point; a slowness of 1 is the mean of Exp(1)."""
         columns = self.workload.features + self.workload.labels
         macs = self.feature_macs + self.operations * columns
-        once = macs / (self.workload.point_macs * fleet.rate)
-        return np.asarray(once * (1 + np.asarray(slowness) / fleet.alpha), dtype=np.float64)
+        return seconds_to_embed(macs, self.workload, fleet, slowness)
 
     def points_by(
         self,

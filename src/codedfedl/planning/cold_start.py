@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.costs import BlockSetup
+from codedfedl.fleet.costs import BlockSetup, embedded_by
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import DelayParameters
 
-__all__ = ["ColdStart", "plan_cold_start", "sampling_excess"]
+__all__ = ["ColdStart", "plan_cold_start", "plan_embedding", "sampling_excess"]
 
 _BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
 _SLOWEST = 0.02  # progress that the damping allows however little parity there is
@@ -102,6 +102,26 @@ def sampling_excess(held: FloatArray, embedded: IntArray, features: int) -> floa
     stands_for = held / np.maximum(embedded, 1)
     noise = features * held * (stands_for - 1) / total**2
     return float(np.where(embedded > 0, np.minimum(noise, held / total), held / total).sum())
+
+
+def plan_embedding(seconds: FloatArray, held: npt.ArrayLike, features: int, wanted: float) -> float:
+    """Return for how long clients should embed so that sampling costs no more than is wanted.
+
+    Parameters
+    ----------
+    seconds : array of shape (n,)
+        What a point takes each client.
+    """
+    points = np.asarray(held, dtype=np.float64)
+
+    def excess(budget: float) -> float:
+        return sampling_excess(points, embedded_by(budget, seconds, points), features)
+
+    low, high = 0.0, float((points * seconds).max())
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if excess(middle) <= wanted else (middle, high)
+    return high
 
 
 def plan_cold_start(

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import entry_points
+from inspect import isabstract
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def _built_in() -> dict[str, type[Scheme]]:
         members = vars(importlib.import_module(f"{__name__}.{module.name}"))
         for exported in members["__all__"]:
             member = members[exported]
-            if isinstance(member, type) and issubclass(member, Scheme):
+            if isinstance(member, type) and issubclass(member, Scheme) and not isabstract(member):
                 schemes[member.name] = member
     return schemes
 

@@ -7,20 +7,23 @@ import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient, Parity
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, Task
+from codedfedl.core.descent import Descent
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import Code, warn_of_thin_rows
 from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.plan import Plan, plan
 
 __all__ = ["Coded", "CodedState"]
 
 
 @dataclass(frozen=True, eq=False)
-class CodedState(State):
+class CodedState(Descent):
     """The plans of all mini-batches, and the parity as quadratics once it is there."""
 
     plans: tuple[Plan, ...] = ()
@@ -28,8 +31,8 @@ class CodedState(State):
 
     @property
     def checkpointed(self) -> bool:
-        """Plans and parity are made in the set-up; rounds change model and round alone."""
-        return True
+        """Plans and parity are made in the set-up; plain descent changes the model alone."""
+        return super().checkpointed
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,18 @@ class Coded(Scheme):
         Rows that a point goes into, for a sparse code.
     deadline : seconds
         Of every round; the smallest that the parity allows, if not given.
+    optimiser
+        ``gd`` or ``nesterov``.
     """
 
     redundancy: float = 0.1
     code: str = "gaussian"
     nonzeros: int = 8
     deadline: float | None = None
+    optimiser: str = "gd"
 
     name: ClassVar[str] = "coded"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
     featured: ClassVar[bool] = True
     takes_any_delays: ClassVar[bool] = True
 
@@ -67,6 +74,7 @@ class Coded(Scheme):
                 "coded.code is 'balanced', which has no more rows than a client has points: "
                 "use 'sparse'"
             )
+        optimiser(self.name, self.optimiser, same_points=False)
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for delays that follow no formula."""
@@ -78,7 +86,9 @@ class Coded(Scheme):
             key: plan(fleet, self.redundancy, points=points, deadline=self.deadline)
             for key, points in held.items()
         }
-        return CodedState(task, model, plans=tuple(plans[p.tobytes()] for p in task.points))
+        chosen = optimiser(self.name, self.optimiser, same_points=False)
+        mine = tuple(plans[p.tobytes()] for p in task.points)
+        return CodedState(task, model, optimiser=chosen, plans=mine)
 
     def within(self, limits: Limits) -> "Coded":
         """Take the operator's deadline; without any, enough clients must be there to plan one."""
@@ -111,7 +121,9 @@ class Coded(Scheme):
         batch = state.task.batch(state.round)
         chosen = state.plans[batch]
         wait = Until(chosen.deadline)
-        return Ask(Gradient(batch), wait, chosen.loads, adds=state.parity[batch])
+        return Ask(
+            Gradient(batch), wait, chosen.loads, adds=state.parity[batch], model=state.question
+        )
 
     def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
         """Keep the parity, or take a step along g_M = (g_C + g_U)/m (section 3.5)."""
@@ -121,7 +133,7 @@ class Coded(Scheme):
             parts = [(inbox.total(x), inbox.total(y)) for x, y in names]
             return replace(state, parity=tuple(Quadratic.of(*part) for part in parts))
         batch = task.batch(state.round)
-        total = inbox.plus(state.parity[batch], state.model)
+        total = inbox.plus(state.parity[batch], state.asked)
         return state.descended(total, float(task.points[batch].sum()))
 
     def plan(self, state: CodedState) -> Plan:

@@ -22,6 +22,7 @@ from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
+from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
@@ -132,6 +133,7 @@ class CodedNewton(Scheme):
     damped: bool = True
 
     name: ClassVar[str] = "coded-newton"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
     featured: ClassVar[bool] = True
     solves: ClassVar[bool] = True
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.core.client import LocalModel
+from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, refuse_absent
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
@@ -33,6 +34,7 @@ class FedAvg(Scheme):
     step: float | None = None
 
     name: ClassVar[str] = "fedavg"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MODELS})
 
     def __post_init__(self) -> None:
         if self.local_steps < 1:

@@ -4,12 +4,16 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
+from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.descent import Descent
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
 from codedfedl.core.waiting import Fastest
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.optimisers import optimiser
 
 __all__ = ["Greedy"]
 
@@ -22,28 +26,38 @@ class Greedy(Scheme):
     ----------
     drop
         ψ, the share of the clients whose answers are not waited for.
+    optimiser
+        ``gd`` or ``nesterov``.
     """
 
     drop: float = 0.1
+    optimiser: str = "gd"
 
     name: ClassVar[str] = "greedy"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
 
     def __post_init__(self) -> None:
         if not 0 <= self.drop < 1:
             raise InputError(f"greedy.drop is {self.drop:g}: must be at least 0 and below 1")
+        optimiser(self.name, self.optimiser, same_points=False)
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting might never end."""
         refuse_absent(fleet, "greedy waits for a number of clients")
 
-    def ask(self, state: State) -> Ask | None:
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
+        """Begin at 0."""
+        chosen = optimiser(self.name, self.optimiser, same_points=False)
+        return Descent(task, model, optimiser=chosen)
+
+    def ask(self, state: Descent) -> Ask | None:
         """Ask all for the gradient over all points, and wait for the fastest."""
         if state.finished:
             return None
         batch = state.task.batch(state.round)
         count = max(1, ceil((1 - self.drop) * state.task.clients - 1e-9))
-        return Ask(Gradient(batch), Fastest(count), state.task.points[batch])
+        return Ask(Gradient(batch), Fastest(count), state.task.points[batch], model=state.question)
 
-    def receive(self, state: State, inbox: Inbox) -> State:
+    def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the mean gradient of the points that arrived."""
         return state.descended(inbox.total(), inbox.points)

@@ -6,6 +6,7 @@ from typing import ClassVar
 from array_api_compat import array_namespace
 
 from codedfedl.core.client import Gram
+from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayDistribution
@@ -20,6 +21,7 @@ class OneShot(Scheme):
     """The exact minimiser of the ridge objective over all points, from one upload."""
 
     name: ClassVar[str] = "one-shot"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.STATISTICS})
     solves: ClassVar[bool] = True
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:

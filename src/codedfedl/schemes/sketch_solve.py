@@ -9,6 +9,7 @@ import numpy as np
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity
+from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, refuse_absent
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
@@ -103,6 +104,7 @@ class SketchSolve(Scheme):
     deadline: float | None = None
 
     name: ClassVar[str] = "sketch-solve"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED})
     solves: ClassVar[bool] = True
 
     @property

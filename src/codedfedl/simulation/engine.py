@@ -182,7 +182,7 @@ class Simulation:
             round_ = setting.driver.round
             exchanges.append(setting.timeline.exchange(ask, round_))
             if ask.keep_late:
-                setting.models[round_] = setting.state.model
+                setting.models[round_] = setting.driver.question
         settings = [setting for setting, _ in asked]
         for setting, exchange, inbox in zip(
             settings, exchanges, self._inboxes(settings, exchanges), strict=True
@@ -201,7 +201,7 @@ class Simulation:
                 exchanges[place].ask.work.batch,  # type: ignore[attr-defined]
                 exchanges[place].loads,
                 exchanges[place].arrived,
-                settings[place].state.model,
+                settings[place].driver.question,
                 exchanges[place].ask.adds,
             )
             for place in stacked
@@ -223,7 +223,7 @@ class Simulation:
         total, replies = RunningSum(), []
         for job in done:
             client = SimulatedClient(self.problem.batches, job.client, self.seed)
-            model = setting.models[job.round] if ask.keep_late else setting.state.model
+            model = setting.models[job.round] if ask.keep_late else setting.driver.question
             answer = job.work.for_client(job.client).answer(client, job.load, model)
             if ask.combine is SUM:
                 total.add(answer.arrays)

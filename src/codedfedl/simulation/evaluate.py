@@ -89,6 +89,10 @@ class SimulatedClient:
                 yield features[:size], targets[:size]
             count -= size
 
+    def peer(self, j: int) -> "SimulatedClient":
+        """Return another client, for schemes in which clients hold shares of one another's data."""
+        return SimulatedClient(self.data, j, self.seed)
+
     def code_stream(self, first: int, *rest: int) -> np.random.Generator:
         """Return the stream of one of its codes."""
         return stream(self.seed, "code", first, self.client, *rest)

@@ -71,4 +71,5 @@ def task_of(
         epochs=epochs,
         schedule=schedule,
         ridge=ridge,
+        raw_bits=dataset.bits * inputs + dataset.label_bits,
     )

@@ -169,11 +169,11 @@ class Timeline:
             compute = loads * seconds_per_point
             upload = clock.upload(work.cost(task, loads))
         else:
-            loads, missing = asked, self.held - self._embedded
+            loads, missing = asked, (self.held - self._embedded) * work.embeds
             embed = clock.embedding(costs.embedding(missing, task.feature_macs))
             compute, upload = clock.once(work.kind, work.cost(task, loads))
             compute = embed + compute
-            self._embedded = self.held.astype(np.float64)
+            self._embedded = np.maximum(self._embedded, self.held * work.embeds)
         if ask.setup:
             self.setup_compute = self.setup_compute + compute
             self.setup_upload = self.setup_upload + upload

@@ -1,0 +1,49 @@
+"""What leaves a client: every scheme says it, and is compared with those that disclose no more."""
+
+from collections.abc import Collection
+from enum import StrEnum
+
+__all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed"]
+
+
+class Disclosure(StrEnum):
+    """What somebody besides the client sees, the most telling first.
+
+    Parity and Gram matrices rank alike, and so do a client's gradients and its models.
+    """
+
+    RAW = "raw"
+    MIXED = "mixed"
+    STATISTICS = "statistics"
+    GRADIENTS = "gradients"
+    MODELS = "models"
+    SUMS = "sums"
+    DP = "dp"
+
+
+Disclosed = frozenset[Disclosure]
+"""All that a scheme discloses."""
+
+_RANK = {"raw": 4, "mixed": 3, "statistics": 3, "gradients": 2, "models": 2, "sums": 1, "dp": 0}
+
+
+def discloses_no_more(one: Collection[str], other: Collection[str]) -> bool:
+    """Return whether the most telling of `one` ranks no higher than that of `other`.
+
+    A scheme that says nothing is taken to disclose everything.
+
+    Examples
+    --------
+    >>> discloses_no_more({"gradients"}, {"mixed", "gradients"})
+    True
+    """
+    return _rank(one) <= _rank(other)
+
+
+def listed(disclosure: Collection[str]) -> str:
+    """Say a disclosure in words, the most telling first."""
+    return ", ".join(sorted(disclosure, key=list(Disclosure).index)) or "not said"  # type: ignore[arg-type]
+
+
+def _rank(disclosure: Collection[str]) -> int:
+    return max((_RANK[one] for one in disclosure), default=max(_RANK.values()))

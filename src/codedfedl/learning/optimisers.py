@@ -1,0 +1,252 @@
+"""How a server walks along gradients: plain steps, Nesterov's, and block conjugate gradients.
+
+An optimiser is a frozen dataclass with one pure function. What it remembers is a value that it is
+given and returns; gradients are means over points, with the ridge in them.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from codedfedl._types import FloatArray
+from codedfedl.arrays import Array, beside, to_host
+from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
+
+__all__ = [
+    "OPTIMISERS",
+    "BlockKrylov",
+    "GradientDescent",
+    "Nesterov",
+    "Optimiser",
+    "Step",
+    "optimiser",
+]
+
+_DEPENDENT = 1e-6  # of a direction that is new: less is rounding
+_SETTLED = 1e-6  # of all that the objective was lowered by
+_ENLARGED = 100.0  # times the first step: the targets are then small beside the predictions
+
+
+class Step(NamedTuple):
+    """What an optimiser returns.
+
+    Attributes
+    ----------
+    model
+        The best that is known.
+    question
+        The model at which the next gradient is wanted.
+    memory
+        For the next step.
+    """
+
+    model: Array
+    question: Array
+    memory: Any
+
+
+class Optimiser(ABC):
+    """A way from gradients to the next model."""
+
+    name: ClassVar[str]
+
+    same_points: ClassVar[bool] = False
+    """Whether every gradient must be over the same points, or the steps make no sense."""
+
+    @abstractmethod
+    def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
+        """Learn from the gradient at the model that was asked for.
+
+        Parameters
+        ----------
+        size
+            A step that is stable: at most one over the largest curvature, where it is known.
+        memory
+            What the last step returned; None before the first.
+        """
+
+    def settled(self, memory: Any) -> bool:
+        """Return whether more steps would bring nothing."""
+        return False
+
+
+@dataclass(frozen=True)
+class GradientDescent(Optimiser):
+    """β − μ·g."""
+
+    name: ClassVar[str] = "gd"
+
+    def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
+        """Step down."""
+        model = asked - size * gradient
+        return Step(model, model, memory)
+
+
+@dataclass(frozen=True, eq=False)
+class _Momentum:
+    """Nesterov's memory: the last model, the last question and its gradient, the count."""
+
+    model: Array
+    asked: Array
+    gradient: Array
+    steps: int
+    curvature: float
+
+
+@dataclass(frozen=True)
+class Nesterov(Optimiser):
+    """Accelerated descent, with a step no longer than the curvature that the gradients show.
+
+    The k-th question lies beyond the k-th model by k/(k + 3) of the last move. Of two gradients on
+    different points the curvature says less, but is still of the right size.
+    """
+
+    name: ClassVar[str] = "nesterov"
+
+    def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
+        """Step down from the question, then lean on."""
+        if memory is None:
+            memory = _Momentum(asked, asked, gradient, 0, 0.0)
+        curvature = max(memory.curvature, _curvature(memory, asked, gradient))
+        model = asked - min(size, 1 / max(curvature, 1e-300)) * gradient
+        steps = memory.steps
+        question = model + steps / (steps + 3) * (model - memory.model)
+        return Step(model, question, _Momentum(model, asked, gradient, steps + 1, curvature))
+
+
+def _curvature(memory: _Momentum, asked: Array, gradient: Array) -> float:
+    """Return ⟨Δg, Δβ⟩/‖Δβ‖² of the last two questions: never more than the largest curvature."""
+    xp = array_namespace(asked)
+    moved = asked - memory.asked
+    length = float(xp.sum(moved * moved))
+    return float(xp.sum(moved * (gradient - memory.gradient))) / length if length > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Space:
+    """What is known of a quadratic: its gradient at `start`, and its Hessian on some directions.
+
+    Attributes
+    ----------
+    start, gradient : arrays of shape (q, c)
+    directions, curved : arrays of shape (q, k)
+        Orthonormal columns Q, and H·Q.
+    slope : array of shape (q, c)
+        The gradient at the minimum over start + span(Q).
+    lowered, gain
+        By how much the objective is lower there than at the start, and by the last step alone.
+    """
+
+    start: FloatArray
+    gradient: FloatArray
+    directions: FloatArray
+    curved: FloatArray
+    slope: FloatArray
+    lowered: float = 0.0
+    gain: float = np.inf
+
+
+@dataclass(frozen=True)
+class BlockKrylov(Optimiser):
+    """Block conjugate gradients: all label columns share one Krylov space.
+
+    Each gradient shows the Hessian on as many new directions as there are columns; the model is the
+    minimum over all directions seen, and a step down from there, which costs nothing. The next
+    question is what is new in the slope at that minimum, much enlarged: a gradient is linear, so
+    nothing is lost, and the clients' float32 keeps its digits. Directions that are not new are left
+    out (deflation). All are kept, so that rounding does not spoil conjugacy.
+    """
+
+    name: ClassVar[str] = "block-cg"
+    same_points: ClassVar[bool] = True
+
+    def settled(self, memory: Any) -> bool:
+        """Return whether the last step lowered the objective by next to nothing."""
+        return memory is not None and memory.gain <= _SETTLED * memory.lowered
+
+    def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
+        """Minimise over the directions seen."""
+        here, slope = (to_host(array).astype(np.float64) for array in (asked, gradient))
+        if memory is None:
+            none = np.zeros((len(here), 0))
+            memory, best, largest = _Space(here, slope, none, none, slope), here, 1 / size
+        else:
+            memory, best, largest = _minimised(_extended(memory, here, slope))
+        model = best - memory.slope / max(largest, 1 / size)
+        length = _ENLARGED * max(float(np.linalg.norm(memory.gradient)) * size, 1e-30)
+        question = memory.start + length * _new(memory.directions, memory.slope)
+        return Step(_beside(model, asked), _beside(question, asked), memory)
+
+
+def _beside(array: FloatArray, other: Array) -> Array:
+    return beside(array.astype(np.float32), other)
+
+
+def _new(directions: FloatArray, slope: FloatArray) -> FloatArray:
+    """Return orthonormal columns for what is new in the slope; 0 for columns with nothing new."""
+    left = slope / np.maximum(np.linalg.norm(slope, axis=0), 1e-300)
+    for _ in range(2):  # once more, for what rounding left
+        left = left - directions @ (directions.T @ left)
+    basis, sizes, _ = np.linalg.svd(left, full_matrices=False)
+    return np.asarray(basis * (sizes > _DEPENDENT))
+
+
+def _extended(space: _Space, asked: FloatArray, slope: FloatArray) -> _Space:
+    """Learn the Hessian on the directions of the question."""
+    moved, bent = asked - space.start, slope - space.gradient
+    sizes = np.linalg.norm(moved, axis=0)
+    new = sizes > 0
+    moved, bent = moved[:, new] / sizes[new], bent[:, new] / sizes[new]
+    return replace(
+        space,
+        directions=np.hstack([space.directions, moved]),
+        curved=np.hstack([space.curved, bent]),
+    )
+
+
+def _minimised(space: _Space) -> tuple[_Space, FloatArray, float]:
+    """Find the minimum over the directions seen, and the largest curvature among them."""
+    inner = space.directions.T @ space.curved
+    values, vectors = np.linalg.eigh((inner + inner.T) / 2)
+    largest = max(float(values[-1]), 1e-300) if len(values) else 1e-300
+    sound = values > 1e-7 * largest
+    turned = vectors[:, sound]
+    down = turned.T @ (space.directions.T @ space.gradient)
+    along = -turned @ (down / values[sound][:, None])
+    lowered = float((down**2 / values[sound][:, None]).sum() / 2)
+    known = replace(
+        space,
+        slope=space.gradient + space.curved @ along,
+        lowered=lowered,
+        gain=lowered - space.lowered,
+    )
+    return known, space.start + space.directions @ along, largest
+
+
+OPTIMISERS: dict[str, Optimiser] = {
+    one.name: one for one in (GradientDescent(), Nesterov(), BlockKrylov())
+}
+"""Every optimiser by its name."""
+
+
+def optimiser(scheme: str, name: str, *, same_points: bool) -> Optimiser:
+    """Return an optimiser for a scheme, or say why it cannot have it.
+
+    Parameters
+    ----------
+    same_points
+        Whether every gradient of the scheme can be over the same points.
+    """
+    if name not in OPTIMISERS:
+        hint = nearest(name, list(OPTIMISERS))
+        raise InputError(f"{scheme}.optimiser is {name!r}: {hint}")
+    if OPTIMISERS[name].same_points and not same_points:
+        raise InputError(
+            f"{scheme}.optimiser is {name!r}, which needs everybody's answer in every round: use "
+            "nesterov, or a scheme that waits for all, such as balanced"
+        )
+    return OPTIMISERS[name]

@@ -1,0 +1,35 @@
+"""`dsag`: stale and fresh gradients mixed (Severinson, Rosnes and Graell i Amat, arXiv 2111.13877).
+
+DSAG is SAG's table for stragglers: a round waits for w of the n clients; whoever is late goes on,
+and its answer enters the table when it comes, for the old model that it is for. Until all were
+heard the step is along those that were. Loads are balanced by speed, once; its authors rebalance
+during the run. The step is as in `mifa`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.protocol import Ask
+from codedfedl.core.waiting import Fastest
+from codedfedl.schemes.mifa import MIFA, TableState
+
+__all__ = ["DSAG"]
+
+
+@dataclass(frozen=True)
+class DSAG(MIFA):
+    """Wait for the fastest of those asked now, and take what comes late.
+
+    Parameters
+    ----------
+    drop
+        1 − w/n: share of the clients that a round does not wait for.
+    """
+
+    name: ClassVar[str] = "dsag"
+
+    def ask_round(self, state: TableState) -> Ask:
+        """Ask who is idle."""
+        count = max(1, round((1 - self.drop) * state.task.clients))
+        return Ask(self.work, Fastest(count), combine=EACH, keep_late=True)

@@ -1,0 +1,59 @@
+"""`fedbuff`: a step after every K answers, whoever sends them (Nguyen et al., AISTATS 2022).
+
+Clients never wait. An answer that is τ steps old counts 1/√(1 + τ). Every answer is one client's
+mean gradient, all alike in weight, as published: fast clients are heard more often, and where the
+clients' data differ the model leans towards theirs.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.waiting import Next
+from codedfedl.errors import InputError
+from codedfedl.learning.training import step
+from codedfedl.schemes.pace import Paced, PacedState
+
+__all__ = ["FedBuff"]
+
+
+@dataclass(frozen=True)
+class FedBuff(Paced):
+    """Buffered asynchronous aggregation.
+
+    Parameters
+    ----------
+    buffer
+        K, the answers that a step waits for; 10 in its paper.
+    """
+
+    buffer: int = 10
+
+    name: ClassVar[str] = "fedbuff"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffer < 1:
+            raise InputError(f"fedbuff.buffer is {self.buffer}: must be at least 1")
+
+    def ask_round(self, state: PacedState) -> Ask:
+        """Ask who is idle, and go on with the next answers, whichever model they are for."""
+        count = min(self.buffer, state.task.clients)
+        return Ask(self.work, Next(count), combine=EACH, keep_late=True)
+
+    def receive_round(self, state: PacedState, inbox: Inbox) -> PacedState:
+        """Step along the mean of the buffer."""
+        task, model = state.task, state.model
+        if inbox.replies:
+            ages = np.array([state.round - reply.round for reply in inbox.replies])
+            weights = 1 / np.sqrt(1 + ages) / task.held[[reply.client for reply in inbox.replies]]
+            total = sum(
+                float(weight) * reply.arrays["gradient"]
+                for weight, reply in zip(weights, inbox.replies, strict=True)
+            )
+            size = task.step_size(state.round)
+            model = step(model, total, len(inbox.replies), size, task.ridge)
+        return replace(state, model=model, round=state.round + 1)

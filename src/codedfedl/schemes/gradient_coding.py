@@ -1,0 +1,112 @@
+"""`gradient-coding`: the exact gradient from any n − s clients, with data shared under a pad.
+
+Gradient coding (Tandon et al., ICML 2017) as federated by CodedPaddedFL (Schlegel et al., arXiv
+2112.08909). Clients are in groups of s + 1; each sends its Gram matrix and moments to its group
+under a one-time pad whose seed the server has. Any one of a group can then answer for all of it,
+and the server takes the pad off: a fractional repetition code. Peers see what cannot be told from
+noise; the server sees gradients of whole groups. Pads and fixed-point numbers change no figure, so
+the simulator charges for the shares and computes in the clear.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl._types import IntArray
+from codedfedl.arrays import Array
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.descent import Descent
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task, refuse_absent
+from codedfedl.core.shared import PaddedGram, SharedGradient
+from codedfedl.core.waiting import Everyone, Fastest
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.optimisers import optimiser
+
+__all__ = ["GradientCoding"]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedState(Descent):
+    """Descent along exact gradients."""
+
+    set_up: bool = False
+
+    @property
+    def checkpointed(self) -> bool:
+        """The set-up is played again."""
+        return False
+
+
+@dataclass(frozen=True)
+class GradientCoding(Scheme):
+    """Wait for all but s clients, and lose nothing.
+
+    Parameters
+    ----------
+    stragglers
+        s, the clients that a round does without.
+    optimiser
+        ``block-cg``, ``nesterov`` or ``gd``.
+    """
+
+    stragglers: int = 2
+    optimiser: str = "block-cg"
+
+    name: ClassVar[str] = "gradient-coding"
+    solves: ClassVar[bool] = True
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+
+    def __post_init__(self) -> None:
+        if self.stragglers < 1:
+            raise InputError(f"gradient-coding.stragglers is {self.stragglers}: must be at least 1")
+        optimiser(self.name, self.optimiser, same_points=True)
+
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
+        """Refuse fleets for which waiting would never end."""
+        refuse_absent(fleet, "gradient-coding waits for all shares")
+
+    def within(self, limits: Limits) -> "GradientCoding":
+        """Refuse: nodes do not talk to one another."""
+        raise InputError(
+            "gradient-coding needs clients that share data with one another, which no node does: "
+            "simulate it"
+        )
+
+    def groups(self, clients: int) -> IntArray:
+        """Return every client's group, of s + 1 or a few more."""
+        if clients <= self.stragglers:
+            raise InputError(
+                f"gradient-coding.stragglers is {self.stragglers} where there are {clients} "
+                "clients: lower it"
+            )
+        count = clients // (self.stragglers + 1)
+        return np.arange(clients) % count
+
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SharedState:
+        """Refuse more stragglers than there are clients."""
+        self.groups(task.clients)
+        chosen = optimiser(self.name, self.optimiser, same_points=True)
+        return SharedState(task, model, optimiser=chosen)
+
+    def ask(self, state: SharedState) -> Ask | None:
+        """Ask for shares first, then for the gradients of groups."""
+        if state.finished:
+            return None
+        if not state.set_up:
+            return Ask(PaddedGram(self.stragglers), Everyone(), setup=True)
+        clients = state.task.clients
+        work = SharedGradient(self.groups(clients).tolist())
+        return Ask(work, Fastest(clients - self.stragglers), combine=EACH, model=state.question)
+
+    def receive(self, state: SharedState, inbox: Inbox) -> SharedState:
+        """Take one answer of every group."""
+        if not state.set_up:
+            return replace(state, set_up=True)
+        groups = self.groups(state.task.clients)
+        answers = {int(groups[reply.client]): reply for reply in inbox.replies}
+        total = sum(answer.arrays["gradient"] for answer in answers.values())
+        return state.descended(total, float(state.task.held.sum()))

@@ -1,0 +1,70 @@
+"""`mifa`: who misses a round is replaced by its last gradient (Gu et al., NeurIPS 2021).
+
+MIFA, *Memory-augmented Impatient Federated Averaging*: G_j is client j's newest update, and every
+round steps along the mean of all G_j. The first round waits for everybody, so that all are there.
+It is what `coded-newton` would be without parity. Local updates are one gradient here; the step is
+the schedule's over 1 + the mean age of the table, within which delayed gradients are stable.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from codedfedl.arrays import Array
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
+from codedfedl.core.waiting import Everyone, Fastest, Wait
+from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.training import step
+from codedfedl.schemes.pace import Paced, PacedState, Table
+
+__all__ = ["MIFA", "TableState"]
+
+
+@dataclass(frozen=True, eq=False)
+class TableState(PacedState):
+    """The newest gradient of every client."""
+
+    table: Table = field(default_factory=lambda: Table({}))
+
+    def moved(self, replies: object) -> "TableState":
+        """Return the state after a step along the table with some newer answers."""
+        task, table = self.task, self.table.updated(replies)
+        model, points = self.model, table.points(task)
+        if points > 0:
+            size = task.step_size(self.round) / (1 + table.age(task, self.round))
+            model = step(model, table.total, points, size, task.ridge)
+        return replace(self, model=model, table=table, round=self.round + 1)
+
+
+@dataclass(frozen=True)
+class MIFA(Paced):
+    """Wait for the fastest, remember the others; who was too slow drops its work.
+
+    Parameters
+    ----------
+    drop
+        Share of the clients that a round does not wait for.
+    """
+
+    drop: float = 0.2
+
+    name: ClassVar[str] = "mifa"
+
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
+        """Refuse fleets for which waiting would never end."""
+        refuse_absent(fleet, f"{self.name} waits for all in its first round")
+
+    def first_state(self, task: Task, model: Array, setup_deadline: float) -> TableState:
+        """Return the state before the set-up."""
+        return TableState(task, model, setup_deadline=setup_deadline)
+
+    def ask_round(self, state: TableState) -> Ask:
+        """Ask everybody."""
+        count = max(1, round((1 - self.drop) * state.task.clients))
+        wait: Wait = Fastest(count) if state.table.entries else Everyone()
+        return Ask(self.work, wait, combine=EACH)
+
+    def receive_round(self, state: TableState, inbox: Inbox) -> TableState:
+        """Step along the table."""
+        return state.moved(inbox.replies)

@@ -1,0 +1,149 @@
+"""What schemes without parity have in common that load each client by its speed.
+
+Everybody embeds for as long as the plan says and then answers for the points that it has, as heavy
+as all that it holds: the loads are in proportion to the speed, whatever the luck. The plan is the
+shortest such set-up whose sampling costs no more than the wanted excess.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from codedfedl.arrays import Array
+from codedfedl.core.client import Embed, Embedded
+from codedfedl.core.descent import Descent
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
+from codedfedl.core.waiting import Until
+from codedfedl.errors import InputError
+from codedfedl.fleet.costs import seconds_to_embed
+from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.devices import Fleet
+from codedfedl.planning.cold_start import plan_embedding
+
+__all__ = ["Paced", "PacedState", "Table"]
+
+
+@dataclass(frozen=True, eq=False)
+class PacedState(Descent):
+    """Descent on the points that were embedded in the set-up."""
+
+    setup_deadline: float = 0.0
+    set_up: bool = False
+
+    @property
+    def checkpointed(self) -> bool:
+        """The clients' loads come from the set-up, and the optimiser has a memory."""
+        return False
+
+    @property
+    def held(self) -> float:
+        """Points of all clients."""
+        return float(self.task.held.sum())
+
+
+@dataclass(frozen=True)
+class Paced(Scheme):
+    """Loads by speed, set once by how far everybody comes in the set-up.
+
+    Parameters
+    ----------
+    excess
+        Relative excess of the objective that sampling may cost, which the set-up is planned for.
+    setup_deadline : seconds
+        The plan's, if not given.
+    """
+
+    excess: float = 0.2
+    setup_deadline: float | None = None
+
+    solves: ClassVar[bool] = True
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    work: ClassVar[Embedded] = Embedded(grows=False)
+
+    def __post_init__(self) -> None:
+        for key in ("excess", "setup_deadline"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise InputError(f"{self.name}.{key} is {value:g}: must be above 0")
+
+    def within(self, limits: Limits) -> Self:
+        """Take the operator's deadline for the set-up."""
+        return replace(self, setup_deadline=self.setup_deadline or limits.setup_deadline)
+
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Any:
+        """Plan the set-up."""
+        seconds = self.setup_deadline
+        if seconds is None:
+            if not isinstance(fleet, Fleet):
+                raise InputError(
+                    f"{self.name} plans with a Fleet: measured delays do not say how long "
+                    "embedding takes; give a fleet file, or setup_deadline"
+                )
+            each = seconds_to_embed(task.feature_macs, task.workload, fleet)
+            seconds = plan_embedding(each, task.held, task.workload.features, self.excess)
+        return self.first_state(task, model, seconds)
+
+    def first_state(self, task: Task, model: Array, setup_deadline: float) -> PacedState:
+        """Return the state before the set-up."""
+        return PacedState(task, model, setup_deadline=setup_deadline)
+
+    def ask(self, state: Any) -> Ask | None:
+        """Let everybody embed, then ask for gradients."""
+        if not state.set_up:
+            return Ask(Embed(), Until(state.setup_deadline), setup=True)
+        return None if state.finished else self.ask_round(state)
+
+    def receive(self, state: Any, inbox: Inbox) -> Any:
+        """Learn from the answers, once the set-up is over."""
+        if not state.set_up:
+            return replace(state, set_up=True)
+        return self.receive_round(state, inbox)
+
+    @abstractmethod
+    def ask_round(self, state: Any) -> Ask:
+        """Return what to ask in a round."""
+
+    @abstractmethod
+    def receive_round(self, state: Any, inbox: Inbox) -> Any:
+        """Learn from the answers of a round."""
+
+    def facts(self, state: Any) -> dict[str, float]:
+        """Say how long everybody embedded."""
+        return {"setup_deadline_s": state.setup_deadline}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The newest gradient of every client that was heard, by client.
+
+    Attributes
+    ----------
+    total
+        The sum of all, kept up to date by differences.
+    """
+
+    entries: dict[int, Reply]
+    total: Array = 0.0
+
+    def updated(self, replies: Any) -> "Table":
+        """Return the table with some newer answers."""
+        entries, total = dict(self.entries), self.total
+        for reply in replies:
+            before = entries.get(reply.client)
+            if before is not None and before.round > reply.round:
+                continue
+            total = total + reply.arrays["gradient"]
+            if before is not None:
+                total = total - before.arrays["gradient"]
+            entries[reply.client] = reply
+        return Table(entries, total)
+
+    def points(self, task: Task) -> float:
+        """Return for how many points the table stands."""
+        return float(task.held[list(self.entries)].sum()) if self.entries else 0.0
+
+    def age(self, task: Task, round_: int) -> float:
+        """Return the mean age of the entries in rounds, by points."""
+        ages = [task.held[j] * (round_ - reply.round) for j, reply in self.entries.items()]
+        return float(sum(ages)) / max(self.points(task), 1.0)

@@ -1,0 +1,83 @@
+"""`ringleader`: a table with a fresh slot for everybody (Maranjyan and Richtárik, ICLR 2026).
+
+Ringleader ASGD has the best possible time complexity for clients whose data differ. It goes in two
+phases. First it gathers, until every client has answered since the last phase began. Then it takes
+n steps, one for each client's next answer, which takes that client's place in the table; what a
+client sends beyond that is kept for the next gathering. So no slot is ever older than two phases.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from codedfedl.arrays import Array
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
+from codedfedl.core.waiting import Next
+from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.devices import Fleet
+from codedfedl.schemes.mifa import TableState
+from codedfedl.schemes.pace import Paced
+
+__all__ = ["Ringleader"]
+
+
+@dataclass(frozen=True, eq=False)
+class RingState(TableState):
+    """The table, and where the two phases are.
+
+    Attributes
+    ----------
+    gathered
+        Clients heard in this gathering; the steps begin when these are all.
+    stepped
+        Clients whose answer made a step since.
+    """
+
+    gathered: frozenset[int] = frozenset()
+    stepped: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Ringleader(Paced):
+    """Asynchronous steps along a table in which everybody is represented."""
+
+    name: ClassVar[str] = "ringleader"
+
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
+        """Refuse fleets for which waiting would never end."""
+        refuse_absent(fleet, "ringleader gathers until all have answered")
+
+    def first_state(self, task: Task, model: Array, setup_deadline: float) -> RingState:
+        """Return the state before the set-up."""
+        return RingState(task, model, setup_deadline=setup_deadline)
+
+    def ask_round(self, state: RingState) -> Ask:
+        """Ask who is idle, and go on with the next answer."""
+        return Ask(self.work, Next(1), combine=EACH, keep_late=True)
+
+    def receive_round(self, state: RingState, inbox: Inbox) -> RingState:
+        """Gather, or step."""
+        everybody = frozenset(range(state.task.clients))
+        for reply in inbox.replies:
+            if state.gathered != everybody:
+                state = replace(
+                    state,
+                    table=state.table.updated([reply]),
+                    gathered=state.gathered | {reply.client},
+                )
+                if state.gathered == everybody:
+                    state = replace(_stepped(state, []), stepped=frozenset())
+            elif reply.client in state.stepped:  # early for the next gathering
+                state = replace(state, table=state.table.updated([reply]))
+            else:
+                state = _stepped(state, [reply])
+                state = replace(state, stepped=state.stepped | {reply.client})
+                if state.stepped == everybody:
+                    state = replace(state, gathered=frozenset(), stepped=frozenset())
+        return replace(state, round=state.round + 1)
+
+
+def _stepped(state: RingState, replies: list) -> RingState:  # type: ignore[type-arg]
+    moved = state.moved(replies)
+    assert isinstance(moved, RingState)
+    return replace(moved, round=state.round)

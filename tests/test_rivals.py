@@ -1,0 +1,291 @@
+"""Each rival against a naive twin: its rule in plain loops, on what its clients really sent."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codedfedl import InputError
+from codedfedl.core.disclosure import Disclosure, discloses_no_more, listed
+from codedfedl.core.drive import Driver
+from codedfedl.core.protocol import Inbox, Limits
+from codedfedl.data import load_dataset
+from codedfedl.runs.config import Experiment
+from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.simulation.engine import Setting, Simulation
+from tests.test_simulate import final_of, played, simulation, small
+
+TRAINING = {"epochs": 15, "step": 2.0, "ridge": 9e-6, "target": 0.5}
+ROUNDS = 30
+
+
+class Log:
+    """A run of one scheme, with every inbox that it was given and the models before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.inboxes: list[Inbox] = []
+        receive = Driver.receive
+
+        def kept(driver: Driver, inbox: Inbox) -> None:
+            self.inboxes.append(inbox)
+            receive(driver, inbox)
+
+        monkeypatch.setattr(Driver, "receive", kept)
+        self.run = simulation(small(training=TRAINING, schemes=[settings]))
+        for _ in self.run.run():
+            pass
+        (self.setting,) = self.run.settings
+        self.task = self.setting.state.task
+        self.held = self.task.held.astype(float)
+
+    def rounds(self) -> Iterator[Inbox]:
+        yield from self.inboxes[-ROUNDS:]
+
+    @property
+    def zero(self) -> np.ndarray:
+        return np.zeros((60, 10))
+
+    def agrees(self, model: np.ndarray) -> None:
+        np.testing.assert_allclose(self.setting.state.model, model, atol=2e-5)
+
+    def plain(self, client: int, points: int, model: np.ndarray) -> np.ndarray:
+        """A client's gradient over its first points, as heavy as all of them."""
+        parts = [batch.client(client) for batch in self.run.problem.batches]
+        features = np.concatenate([x for x, _ in parts])[:points].astype(float)
+        targets = np.concatenate([y for _, y in parts])[:points].astype(float)
+        whole = features.T @ (features @ model - targets)
+        return whole * (self.held[client] / points)
+
+
+@pytest.mark.parametrize("name", ["mifa", "dsag"])
+def test_tables_of_newest_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(monkeypatch, name=name, drop=0.5)
+    model, newest, stale = log.zero, {}, 0
+    for round_, inbox in enumerate(log.rounds()):
+        for reply in inbox.replies:
+            stale += reply.round < round_
+            sent = log.plain(reply.client, reply.points, np.asarray(reply.model, float))
+            np.testing.assert_allclose(reply.arrays["gradient"], sent, atol=1e-3)
+            newest[reply.client] = (reply.round, sent)
+        held = log.held[list(newest)]
+        age = sum(log.held[j] * (round_ - when) for j, (when, _) in newest.items()) / held.sum()
+        mean = sum(sent for _, sent in newest.values()) / held.sum() + 9e-6 * model
+        model = model - 2.0 / (1 + age) * mean
+    log.agrees(model)
+    assert (stale > 0) == (name == "dsag")  # late answers count in one of the two alone
+    assert (len(log.inboxes[1].replies) == 6) == (name == "mifa")  # which begins with everybody
+
+
+def test_fedbuff_scales_the_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(monkeypatch, name="fedbuff", buffer=2)
+    model, stale = log.zero, 0
+    for round_, inbox in enumerate(log.rounds()):
+        total = np.zeros_like(model)
+        for reply in inbox.replies:
+            age = round_ - reply.round
+            stale += age > 0
+            sent = log.plain(reply.client, reply.points, np.asarray(reply.model, float))
+            total += sent / log.held[reply.client] / np.sqrt(1 + age)
+        model = model - 2.0 * (total / len(inbox.replies) + 9e-6 * model)
+    log.agrees(model)
+    assert stale > 0
+
+
+def test_ringleader_goes_in_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(monkeypatch, name="ringleader")
+    model, slots = log.zero, {}
+    gathering, heard, steps = True, set(), 0
+
+    def stepped(model: np.ndarray, round_: int) -> np.ndarray:
+        age = sum(log.held[j] * (round_ - when) for j, (when, _) in slots.items()) / log.held.sum()
+        mean = sum(sent for _, sent in slots.values()) / log.held.sum() + 9e-6 * model
+        return model - 2.0 / (1 + age) * mean
+
+    for round_, inbox in enumerate(log.rounds()):
+        for reply in inbox.replies:
+            j = reply.client
+            sent = log.plain(j, reply.points, np.asarray(reply.model, float))
+            slots[j] = (reply.round, sent)
+            if gathering:
+                heard.add(j)
+                if len(heard) == 6:
+                    model, steps = stepped(model, round_), steps + 1
+                    gathering, heard = False, set()
+            elif j not in heard:
+                model, steps = stepped(model, round_), steps + 1
+                heard.add(j)
+                if len(heard) == 6:
+                    gathering, heard = True, set()
+    log.agrees(model)
+    assert 7 < steps < ROUNDS  # both phases were there, more than once
+
+
+def test_partial_divides_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(monkeypatch, name="partial", missing=0.3)
+    model, missed = log.zero, 0
+    plans = log.setting.state.plans
+    for round_, inbox in enumerate(log.rounds()):
+        batch, plan = log.run.problem.batches[round_ % 2], plans[round_ % 2]
+        total = np.zeros_like(model)
+        for j in range(6):
+            load, chance = int(plan.loads[j]), plan.return_probabilities[j]
+            missed += load > 0 and not inbox.arrived[j]
+            if inbox.arrived[j]:
+                x, y = (part.astype(float) for part in batch.client(j, 0, load))
+                total += x.T @ (x @ model - y) * len(batch.client(j)[0]) / (load * chance)
+        points = log.task.points[round_ % 2].sum()
+        model = model - 2.0 * (total / points + 9e-6 * model)
+    log.agrees(model)
+    assert missed > 0
+
+
+def test_balanced_solves_ridge_on_the_points_that_everybody_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weighted ridge regression in closed form; loads go by speed, and never change."""
+    log = Log(monkeypatch, name="balanced")
+    first = log.setting.rounds[0].loads
+    assert all((record.loads == first).all() for record in log.setting.rounds)
+    clock, budget = log.setting.timeline.clock, log.setting.state.setup_deadline
+    macs = log.task.feature_macs / log.task.workload.point_macs
+    each = macs / clock.fleet.rate * (1 + clock.slowness / clock.fleet.alpha)
+    np.testing.assert_array_equal(first, np.minimum(budget // each, log.held))
+    assert (first < log.held).any()
+    hessian, moment = 9e-6 * log.held.sum() * np.eye(60), np.zeros((60, 10))
+    for j in range(6):
+        moment -= log.plain(j, int(first[j]), log.zero)
+    for k in range(0, 60, 10):  # the Hessian, ten columns at a time
+        probe = np.zeros((60, 10))
+        probe[k : k + 10] = np.eye(10)
+        for j in range(6):
+            here = log.plain(j, int(first[j]), probe) - log.plain(j, int(first[j]), log.zero)
+            hessian[:, k : k + 10] += here
+    exact = np.linalg.solve(hessian, moment)
+    off = np.asarray(log.setting.state.model, float) - exact
+
+    def cost(change: np.ndarray) -> float:
+        return float((change * (hessian @ change)).sum())
+
+    assert cost(off) < 1e-4 * cost(exact)
+    assert final_of(log.setting) > 0.85
+
+
+def test_gradient_coding_is_exact_whoever_straggles(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(monkeypatch, name="gradient-coding", stragglers=2, optimiser="gd")
+    model = log.zero
+    arrived = [record.arrived.sum() for record in log.setting.rounds]
+    assert set(arrived) == {4}
+    for _ in log.rounds():
+        total = sum(log.plain(j, int(log.held[j]), model) for j in range(6))
+        model = model - 2.0 * (total / log.held.sum() + 9e-6 * model)
+    log.agrees(model)
+
+
+def test_centralised_is_one_shot_without_a_clients_work() -> None:
+    runs = played(small(schemes=[{"name": "one-shot"}, {"name": "centralised"}]))
+    raw, gram = runs["centralised"], runs["one-shot"]
+    np.testing.assert_array_equal(raw.state.model, gram.state.model)
+    assert raw.setup_seconds == 0
+    clock, task = raw.timeline.clock, raw.state.task
+    bits = task.held * (64 * 8 + 8) * 1.1
+    packets = np.ceil(bits / task.workload.packet_bits)
+    least = (packets * clock.fleet.packet_time_up).max()
+    assert least <= raw.rounds[0].seconds < 3 * least  # some are lost and sent again
+
+
+def test_block_cg_without_a_mini_batch_is_exact_ridge() -> None:
+    runs = played(
+        small(
+            training=TRAINING | {"epochs": 30},
+            schemes=[{"name": "uncoded", "optimiser": "block-cg"}, {"name": "one-shot"}],
+        )
+    )
+    krylov, exact = runs["uncoded optimiser block-cg"], runs["one-shot"]
+    assert len(krylov.rounds) < 30  # it stops by itself
+    assert abs(final_of(krylov) - final_of(exact)) < 0.02
+
+
+ALL = [
+    {"name": "balanced"},
+    {"name": "partial", "missing": 0.2, "optimiser": "nesterov"},
+    {"name": "centralised"},
+    {"name": "mifa"},
+    {"name": "dsag"},
+    {"name": "fedbuff", "buffer": 3},
+    {"name": "ringleader"},
+    {"name": "gradient-coding"},
+    {"name": "uncoded", "optimiser": "nesterov"},
+    {"name": "coded", "optimiser": "nesterov"},
+]
+
+
+class TestResume:
+    def test_every_rival_resumes_exactly(self) -> None:
+        """Half of a run, then a new one that is told what the first recorded."""
+        experiment = small(training=TRAINING | {"epochs": 6}, schemes=ALL)
+        whole = _played(simulation(experiment))
+        half, again = simulation(experiment), simulation(experiment)
+        steps = half.run()
+        for _ in range(5):
+            next(steps)
+        for old, new in zip(half.settings, again.settings, strict=True):
+            again.restore(new, np.asarray(old.state.model), old.state.round, list(old.records))
+        for label, setting in _played(again).items():
+            np.testing.assert_array_equal(setting.state.model, whole[label].state.model, label)
+            assert len(setting.records) == len(whole[label].records)
+
+
+def _played(run: Simulation) -> dict[str, Setting]:
+    for _ in run.run():
+        pass
+    return {setting.label: setting for setting in run.settings}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "balanced", "excess": 0.0}, "balanced.excess is 0: must be above 0"),
+        ({"name": "dsag", "setup_deadline": -1.0}, "dsag.setup_deadline is -1"),
+        ({"name": "fedbuff", "buffer": 0}, "fedbuff.buffer is 0"),
+        ({"name": "gradient-coding", "stragglers": 0}, "gradient-coding.stragglers is 0"),
+        ({"name": "partial", "missing": 1.0}, "partial.missing is 1"),
+        ({"name": "coded", "optimiser": "block-cg"}, "coded.optimiser is 'block-cg', which needs"),
+        ({"name": "balanced", "optimiser": "sgd"}, "balanced.optimiser is 'sgd'"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    name = settings.pop("name")
+    with pytest.raises(InputError, match=message):
+        make_scheme(name, settings)
+
+
+def test_more_stragglers_than_clients_are_refused() -> None:
+    with pytest.raises(InputError, match="stragglers is 6 where there are 6 clients: lower it"):
+        simulation(small(schemes=[{"name": "gradient-coding", "stragglers": 6}]))
+
+
+@pytest.mark.parametrize("name", ["centralised", "gradient-coding"])
+def test_what_no_node_does_is_refused_in_a_federation(name: str) -> None:
+    with pytest.raises(InputError, match="which no node does: simulate it"):
+        make_scheme(name, {}).within(Limits(10.0, 10.0, 5, 1.0))
+
+
+class TestDisclosure:
+    def test_every_scheme_says_what_leaves_a_client(self) -> None:
+        for name, scheme in SCHEMES.items():
+            assert scheme.disclosure, name
+            assert scheme.disclosure <= set(Disclosure)
+
+    def test_order(self) -> None:
+        assert discloses_no_more({"sums"}, {"gradients"})
+        assert discloses_no_more({"mixed"}, {"statistics"})
+        assert not discloses_no_more({"mixed", "gradients"}, {"gradients"})
+        assert not discloses_no_more((), {"mixed"})  # who says nothing may disclose all
+        assert listed({Disclosure.GRADIENTS, Disclosure.MIXED}) == "mixed, gradients"
+
+
+def test_the_data_say_how_many_bits_a_point_has() -> None:
+    experiment = Experiment.model_validate({"data": {"name": "digits"}})
+    dataset = load_dataset(experiment.data.name)
+    assert (dataset.bits, dataset.label_bits) == (8, 8)
