@@ -4,11 +4,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from codedfedl.cli.options import grouped
 from codedfedl.cli.output import (
     blaming,
     json_number,
@@ -33,6 +35,7 @@ from codedfedl.runs.overrides import parse_overrides
 from codedfedl.schemes import make_scheme
 
 if TYPE_CHECKING:
+    from codedfedl.federate.flower.keys import Keys
     from codedfedl.federate.flower.local import LocalFederation
 
 __all__ = ["local_command"]
@@ -48,24 +51,90 @@ _ASK_ENGINE = 5.0  # seconds
 _FAILURES = 3
 
 
-def local_command(
-    clients: Annotated[int, typer.Option(min=1, help="Nodes.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
+@dataclass(frozen=True)
+class Training:
+    """What the nodes train, and for how long."""
+
+    clients: Annotated[int, typer.Option(min=1, help="Nodes.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5
     deadline: Annotated[
         float | None,
         typer.Option(help="Seconds a round; planned from measurements if not given."),
-    ] = None,
-    scheme: Annotated[str, typer.Option(help="A scheme, or module:Class.")] = "coded",
+    ] = None
+    scheme: Annotated[str, typer.Option(help="A scheme, or module:Class.")] = "coded"
     redundancy: Annotated[
         float | None, typer.Option(help="Parity rows as a fraction of all points, for coded.")
-    ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False,
+    ] = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What these options change in an experiment, except for the scheme."""
+        given = {"federation.rounds": self.rounds, "federation.clients": self.clients}
+        deadline = {} if self.deadline is None else {"federation.deadline": self.deadline}
+        return given | deadline
+
+    @property
+    def scheme_table(self) -> dict[str, Any]:
+        """The scheme with its settings, once both are known to be right."""
+        settings = {} if self.redundancy is None else {"redundancy": self.redundancy}
+        with blaming("--scheme"):
+            make_scheme(self.scheme, {})
+        with blaming("--redundancy"):
+            make_scheme(self.scheme, settings)
+        return {"name": self.scheme, **settings}
+
+    @property
+    def modules(self) -> list[str]:
+        """The user's own module whose work the nodes do, if the scheme has one."""
+        module, colon, _ = self.scheme.partition(":")
+        return [module] if colon else []
+
+
+@dataclass(frozen=True)
+class Security:
+    """Keys that the nodes must hold, and nodes that die."""
+
+    tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False
     keys: Annotated[
         Path | None, typer.Option(help="Use the certificates and keys of this folder; means --tls.")
-    ] = None,
+    ] = None
     kill: Annotated[
         int, typer.Option(min=0, help="Kill so many nodes on the way, one after each round.")
-    ] = 0,
+    ] = 0
+
+    def check(self, training: Training) -> None:
+        """Refuse to kill so many nodes that nothing is left to see."""
+        if self.kill >= training.clients:
+            raise InputError(
+                f"--kill {self.kill} would leave none of {training.clients} nodes: kill fewer"
+            )
+        if self.kill >= max(training.rounds, 2):
+            raise InputError(
+                f"--kill {self.kill} needs more than {training.rounds} rounds: one dies after each"
+            )
+
+    def check_keys(self, names: list[str]) -> None:
+        """Refuse a folder of keys that lacks one."""
+        from codedfedl.federate.flower.keys import Keys
+
+        if self.keys is not None:
+            Keys(self.keys).check("127.0.0.1", names)
+
+    def held(self, folder: Path, clients: int) -> "Keys | None":
+        """Return the keys of --keys, or with --tls new ones in a folder."""
+        from codedfedl.federate.flower.keys import Keys
+        from codedfedl.federate.flower.local import local_keys
+
+        if self.keys is not None:
+            return Keys(self.keys)
+        return local_keys(folder, clients) if self.tls else None
+
+
+@grouped
+def local_command(
+    training: Training,
+    security: Security,
+    *,
     dataset: Annotated[str, typer.Option(help="A data set's name or file.")] = "digits",
     overrides: Annotated[
         list[str] | None,
@@ -88,53 +157,35 @@ def local_command(
     from codedfedl.federate.flower.engine import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import Keys
-    from codedfedl.federate.flower.local import LocalFederation, check_port, local_keys
+    from codedfedl.federate.flower.local import LocalFederation, check_port
     from codedfedl.federate.shards import node_name, write_shards
 
-    if kill >= clients:
-        raise InputError(f"--kill {kill} would leave none of {clients} nodes: kill fewer")
-    if kill >= max(rounds, 2):
-        raise InputError(f"--kill {kill} needs more than {rounds} rounds: one dies after each")
+    security.check(training)
     if port is not None:
         check_port(port)
     folder = out.resolve() / "local"
-    given = {"data.name": dataset, "federation.rounds": rounds, "federation.clients": clients}
-    if deadline is not None:
-        given["federation.deadline"] = deadline
     places = {
         "federation.test": str(folder / "data" / "test.npz"),
         "fleet.name": str(out.resolve() / "fleet.csv"),
     }
-    table = _scheme_table(scheme, redundancy)
-    experiment = _experiment(table, given | places, parse_overrides(overrides or []))
+    given = {"data.name": dataset} | training.changes | places
+    experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
-    if keys is not None:
-        Keys(keys).check("127.0.0.1", [node_name(j) for j in range(clients)])
+    names = [node_name(j) for j in range(training.clients)]
+    security.check_keys(names)
     directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
     directory.announce("starting")  # an earlier end of this run is not that of this one
-    works = [name for name, colon, _ in [scheme.partition(":")] if colon]
     shards = write_shards(experiment, loaded, folder / "data")
-    held = Keys(keys) if keys else local_keys(folder / "keys", clients) if tls else None
+    keys, works = security.held(folder / "keys", training.clients), training.modules
     with (
         with_resume_hint(out, resume),
         directory.failures_noted(),
         _ended_by_signals(),
-        LocalFederation(folder, shards, keys=held, port=port, works=works) as running,
+        LocalFederation(folder, shards, keys=keys, port=port, works=works) as running,
     ):
-        killed = _follow(running, directory, kill)
-    _finish(directory, as_json, [node_name(j) for j in killed])
-
-
-def _scheme_table(scheme: str, redundancy: float | None) -> dict[str, Any]:
-    """Return the scheme of --scheme and --redundancy, once both are known to be right."""
-    with blaming("--scheme"):
-        make_scheme(scheme, {})
-    settings = {} if redundancy is None else {"redundancy": redundancy}
-    with blaming("--redundancy"):
-        make_scheme(scheme, settings)
-    return {"name": scheme, **settings}
+        killed = _follow(running, directory, security.kill)
+    _finish(directory, as_json, [names[j] for j in killed])
 
 
 def _experiment(
