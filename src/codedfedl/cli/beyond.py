@@ -34,7 +34,7 @@ _ROBUST = (  # schemes, and the hours at which they are compared
     ({"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}, (50.0, 100.0, 200.0)),
 )
 _EXACT = (  # a scheme, and the one that gives the exact solution
-    {"name": "coded-newton", "round_deadline": 1800.0, "hours": 96.0},
+    {"name": "coded-newton", "deadline": 1800.0, "hours": 96.0},
     {"name": "one-shot"},
 )
 _SETTINGS = ("regression", "homogeneous", "thousand")

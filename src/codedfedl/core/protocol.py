@@ -248,6 +248,9 @@ class Scheme(ABC):
     takes_any_delays: ClassVar[bool] = False
     """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Settings by the names that they once had, with those of today, for errors."""
+
     def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
         """Refuse a fleet for which waiting might never end; real federations bound every wait."""
 

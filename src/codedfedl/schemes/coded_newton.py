@@ -112,8 +112,8 @@ class CodedNewton(Scheme):
         Points behind every parity row.
     nonzeros
         Rows that a point goes into.
-    setup_deadline, round_deadline : seconds
-        The plan's, if not given.
+    setup_deadline, deadline : seconds
+        Of the set-up and of every round; the plan's, if not given.
     rounds
         The plan's, if not given: as many as the parity says are needed.
     hours
@@ -126,7 +126,7 @@ class CodedNewton(Scheme):
     mixing: int = LEAST_MIXING
     nonzeros: int = 1
     setup_deadline: float | None = None
-    round_deadline: float | None = None
+    deadline: float | None = None
     rounds: int | None = None
     hours: float | None = None
     damped: bool = True
@@ -134,6 +134,7 @@ class CodedNewton(Scheme):
     name: ClassVar[str] = "coded-newton"
     featured: ClassVar[bool] = True
     solves: ClassVar[bool] = True
+    renamed: ClassVar[Mapping[str, str]] = {"round_deadline": "deadline"}
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing)
@@ -153,7 +154,7 @@ class CodedNewton(Scheme):
         """Take the operator's deadlines and rounds."""
         return replace(
             self,
-            round_deadline=_first(self.round_deadline, limits.deadline),
+            deadline=_first(self.deadline, limits.deadline),
             setup_deadline=_first(self.setup_deadline, limits.setup_deadline),
             rounds=_first(self.rounds, limits.rounds),
         )
@@ -161,7 +162,7 @@ class CodedNewton(Scheme):
     @property
     def plans_deadline(self) -> bool:
         """Whether the rounds' deadline is the plan's."""
-        return self.round_deadline is None
+        return self.deadline is None
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
@@ -196,7 +197,7 @@ class CodedNewton(Scheme):
             self.parity.setup(task),
             self.excess,
             setup_deadline=self.setup_deadline,
-            round_deadline=self.round_deadline,
+            deadline=self.deadline,
             rounds=rounds,
         )
 
