@@ -52,7 +52,7 @@ _FAILURES = 3
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOptions:
     """What the nodes train, and for how long."""
 
     clients: Annotated[int, typer.Option(min=1, help="Nodes.")] = 3
@@ -91,7 +91,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Security:
+class SecurityOptions:
     """Keys that the nodes must hold, and nodes that die."""
 
     tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False
@@ -102,7 +102,7 @@ class Security:
         int, typer.Option(min=0, help="Kill so many nodes on the way, one after each round.")
     ] = 0
 
-    def check(self, training: Training) -> None:
+    def check(self, training: TrainingOptions) -> None:
         """Refuse to kill so many nodes that nothing is left to see."""
         if self.kill >= training.clients:
             raise InputError(
@@ -132,8 +132,8 @@ class Security:
 
 @grouped
 def local_command(
-    training: Training,
-    security: Security,
+    training: TrainingOptions,
+    security: SecurityOptions,
     *,
     dataset: Annotated[str, typer.Option(help="A data set's name or file.")] = "digits",
     overrides: Annotated[
@@ -154,7 +154,7 @@ def local_command(
     Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
     `codedfedl federate local --scheme coded-newton --rounds 3`.
     """
-    from codedfedl.federate.flower.engine import check_engine
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.local import LocalFederation, check_port

@@ -29,7 +29,7 @@ Clients = Fleet | DelaysWithPoints[MeasuredDelays]
 
 
 @dataclass(frozen=True)
-class Parity:
+class ParityOptions:
     """How much parity: given, or chosen by one of several plans."""
 
     redundancy: Annotated[
@@ -102,7 +102,7 @@ class Parity:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkOptions:
     """What clients have and compute, as far as a file does not say."""
 
     points: Annotated[
@@ -137,7 +137,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputOptions:
     """Where the plan goes."""
 
     out: Annotated[Path | None, typer.Option(help="Write a row per client (.parquet or .csv).")] = (
@@ -180,11 +180,11 @@ def plan_command(
     fleet: Annotated[
         str, typer.Argument(help="A fleet or device file (.csv, .parquet), or 'paper'.")
     ],
-    parity: Parity,
-    work: Work,
+    parity: ParityOptions,
+    work: WorkOptions,
     *,
     seed: Annotated[int, typer.Option(help="Of the paper's fleet.")] = 0,
-    output: Output,
+    output: OutputOptions,
 ) -> None:
     """Choose how long each round waits and how much each client does.
 
@@ -213,7 +213,7 @@ def plan_command(
         output.show(clients, chosen)
 
 
-def _measured_plan(name: str, parity: Parity, work: Work) -> tuple[Clients, Plan]:
+def _measured_plan(name: str, parity: ParityOptions, work: WorkOptions) -> tuple[Clients, Plan]:
     """Plan with delays as they were measured, which say nothing about other work."""
     needs_a_fleet = {"--server-rate": parity.server_rate, "--rounds": parity.rounds}
     _refuse(f"the measured delays of {name}", needs_a_fleet | {"--excess": parity.excess})
@@ -222,7 +222,9 @@ def _measured_plan(name: str, parity: Parity, work: Work) -> tuple[Clients, Plan
     return measured, parity.plan(measured, None)
 
 
-def _plan_cold_start(clients: Fleet, parity: Parity, work: Work, output: Output) -> None:
+def _plan_cold_start(
+    clients: Fleet, parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
     """Plan set-up and rounds of a cold start, and print them."""
     assert parity.excess is not None
     files = {"--out": output.out, "--figure": output.figure}
@@ -234,7 +236,7 @@ def _plan_cold_start(clients: Fleet, parity: Parity, work: Work, output: Output)
         print_json(document)
 
 
-def _cheapest_plan(clients: Fleet, parity: Parity, work: Work) -> Plan:
+def _cheapest_plan(clients: Fleet, parity: ParityOptions, work: WorkOptions) -> Plan:
     """Plan with the rows that take the least time, with the set-up and all rounds."""
     assert parity.rounds is not None
     parity.server(clients)  # refuses --max-rows alone
@@ -256,7 +258,7 @@ def _refuse_points(name: str, points: float | None) -> None:
         raise InputError(f"{name} has its own column 'points': leave --points out")
 
 
-def _read(name: str, work: Work, seed: int) -> Fleet:
+def _read(name: str, work: WorkOptions, seed: int) -> Fleet:
     if name == "paper":
         return paper_fleet(400 if work.points is None else work.points, work.workload, seed=seed)
     _refuse_points(name, work.points)

@@ -18,7 +18,7 @@ from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme
 
-__all__ = ["federation_config", "fitted", "scheme_of", "start", "task_of"]
+__all__ = ["federation_config", "federation_task", "fitted", "scheme_of", "start"]
 
 
 def federation_config(experiment: Experiment) -> FederationConfig:
@@ -41,7 +41,7 @@ def scheme_of(experiment: Experiment) -> Scheme:
     return make_scheme(chosen.name, chosen.settings).within(limits)
 
 
-def task_of(experiment: Experiment, members: Members) -> Task:
+def federation_task(experiment: Experiment, members: Members) -> Task:
     """Return the public facts of the training task."""
     training, batches = experiment.training, experiment.data.batches
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
@@ -74,7 +74,7 @@ def start(
 
     An engine's own delays follow no formula: a scheme that can plans with the measurements.
     """
-    task, config = task_of(experiment, members), federation_config(experiment)
+    task, config = federation_task(experiment, members), federation_config(experiment)
     margin = config.margin if scheme.plans_deadline else 1.0
     if scheme.takes_any_delays:
         delays = _Cautious(found.measured.delays, config.availability, margin)

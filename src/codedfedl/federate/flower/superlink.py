@@ -21,9 +21,9 @@ from pathlib import Path
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
-from codedfedl.federate.flower.engine import Superlink, environment, free_port, own_user, program
 from codedfedl.federate.flower.gate import Gate, Limits, client_context, server_context
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
+from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user, program
 from codedfedl.federate.flower.supernode import end
 
 __all__ = ["ServerSettings", "running", "serve"]
