@@ -13,7 +13,8 @@ from codedfedl import InputError
 from codedfedl.data import load_dataset
 from codedfedl.estimators import CodedFedLClassifier
 from codedfedl.learning.features import Identity, RandomFourier, Structured, safe_step
-from codedfedl.runs.config import FederationConfig, read_experiment
+from codedfedl.runs.config import FederationConfig
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.federation import federation_config
 from tests.conftest import Run
 

@@ -19,7 +19,8 @@ from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
-from codedfedl.schemes.coded_newton import CodedNewton, NewtonState, _newton_step
+from codedfedl.schemes.coded_newton import CodedNewton
+from codedfedl.schemes.newton_state import NewtonState, newton_step
 from codedfedl.schemes.sketch_solve import SketchSolve
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.engine import Setting, Simulation, entries
@@ -115,7 +116,7 @@ class TestScheme:
         total = total + block[1].features.T @ (block[1].features @ now - block[1].targets)
         total = total + replies[2].arrays["gradient"] + hessians[2] @ (now - old)
         expected = np.linalg.solve(sum(hessians) + ridge * eye, total)
-        np.testing.assert_allclose(_newton_step(state), expected, atol=1e-10)
+        np.testing.assert_allclose(newton_step(state), expected, atol=1e-10)
 
     def test_the_fixed_point_is_exact_ridge_whoever_is_late(self) -> None:
         """Client 0 answers every round, 1 every third and two rounds late, 2 has no parity."""

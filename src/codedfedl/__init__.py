@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from codedfedl.fitting.fit import Fit, fit
     from codedfedl.fitting.traces import Traces, read_traces
     from codedfedl.fleet.costs import BlockSetup, Cost, Setup
-    from codedfedl.fleet.delays import DelayModel, FleetDelays, expected_maximum
+    from codedfedl.fleet.delays import DelayModel, FleetDelays
     from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
+    from codedfedl.fleet.maximum import expected_maximum
     from codedfedl.fleet.measured import MeasuredDelays
     from codedfedl.fleet.mixed import MixedDelays
     from codedfedl.fleet.paper import paper_devices, paper_fleet
@@ -119,8 +120,9 @@ _MODULES = {
     "fitting.fit": ("Fit", "fit"),
     "fitting.traces": ("Traces", "read_traces"),
     "fleet.costs": ("BlockSetup", "Cost", "Setup"),
-    "fleet.delays": ("DelayModel", "FleetDelays", "expected_maximum"),
+    "fleet.delays": ("DelayModel", "FleetDelays"),
     "fleet.devices": ("Devices", "Fleet", "Workload", "read_fleet"),
+    "fleet.maximum": ("expected_maximum",),
     "fleet.measured": ("MeasuredDelays",),
     "fleet.mixed": ("MixedDelays",),
     "fleet.paper": ("paper_devices", "paper_fleet"),

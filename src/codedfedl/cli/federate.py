@@ -22,7 +22,7 @@ from codedfedl.cli.serve import (
     stop_command,
 )
 from codedfedl.errors import InputError
-from codedfedl.runs.config import read_experiment
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.federation import scheme_of
 
 __all__ = ["federate"]

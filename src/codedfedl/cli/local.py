@@ -1,20 +1,17 @@
 """`codedfedl federate local`: a whole federation on this machine."""
 
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from codedfedl.cli.following import ended_by_signals, followed
 from codedfedl.cli.options import grouped
 from codedfedl.cli.output import (
     blaming,
     json_number,
-    messages,
     print_json,
     results,
     with_resume_hint,
@@ -27,16 +24,15 @@ from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.reading import RunTables
 from codedfedl.report.tables import rounds_view
-from codedfedl.runs.config import Experiment, changed
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
-from codedfedl.runs.journal import Journal
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.schemes import make_scheme
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.keys import Keys
-    from codedfedl.federate.flower.local import LocalFederation
 
 __all__ = ["local_command"]
 
@@ -46,9 +42,6 @@ _OPTIONS = {
     "federation.deadline": "--deadline",
     "federation.rounds": "--rounds",
 }
-_LOOK = 0.5  # seconds
-_ASK_ENGINE = 5.0  # seconds
-_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -181,10 +174,10 @@ def local_command(
     with (
         with_resume_hint(out, resume),
         directory.failures_noted(),
-        _ended_by_signals(),
+        ended_by_signals(),
         LocalFederation(folder, shards, keys=keys, port=port, works=works) as running,
     ):
-        killed = _follow(running, directory, security.kill)
+        killed = followed(running, directory, security.kill)
     _finish(directory, as_json, [names[j] for j in killed])
 
 
@@ -206,79 +199,6 @@ def _experiment(
     federation_config(experiment)
     scheme_of(experiment)
     return experiment
-
-
-def _follow(running: "LocalFederation", directory: RunDirectory, kill: int) -> list[int]:
-    """Wait for the end of a federation; kill nodes after its first rounds, and return which."""
-    journal = Journal(directory.path)
-    run = running.submit(directory.path / "config.toml", directory.path)
-    ended = _engine_check(running, run)
-    killed: list[int] = []
-    with _shown() as show:
-        while True:
-            time.sleep(_LOOK)
-            if len(killed) < min(kill, journal.rounds()):
-                last = len(running.nodes) - 1 - len(killed)
-                running.signal_node(last, signal.SIGKILL)
-                killed.append(last)
-            status = directory.status.read()
-            if status is not None:
-                show(status.doing)
-                if status.state == "failed":
-                    raise InputError(str(status.error))
-                if status.state == "done":  # what the engine says of it may differ
-                    return killed
-                if status.state == "stopped":  # by `federate stop`
-                    raise KeyboardInterrupt
-            if ended():
-                return killed
-
-
-def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
-    """Return a function that says now and then whether the engine thinks that a run is over."""
-    asked, failures = time.monotonic(), 0
-
-    def ended() -> bool:
-        nonlocal asked, failures
-        if time.monotonic() - asked <= _ASK_ENGINE:
-            return False
-        asked = time.monotonic()
-        running.revive()
-        try:
-            over = running.finished(run)
-        except InputError:
-            failures += 1
-            if failures == _FAILURES:  # a single one may be a hiccup of the engine
-                raise
-            return False
-        failures = 0
-        return over
-
-    return ended
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[str], None]]:
-    if not messages.is_terminal:
-        yield lambda _sentence: None
-        return
-    with messages.status("starting") as line:
-        yield line.update
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that everything is ended."""
-
-    def stop(number: int, _frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:

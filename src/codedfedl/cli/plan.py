@@ -12,8 +12,9 @@ from codedfedl.cli.options import grouped
 from codedfedl.cli.output import json_number, print_json, progress, results, wrote
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Setup
-from codedfedl.fleet.delays import DelaysWithPoints, expected_maximum
+from codedfedl.fleet.delays import DelaysWithPoints
 from codedfedl.fleet.devices import Fleet, Workload, read_fleet
+from codedfedl.fleet.maximum import expected_maximum
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.paper import paper_fleet
 from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination

@@ -4,8 +4,8 @@ This is the only place where a client's mathematics is written. A real node call
 own data; the simulator calls it too, or does the same for many clients and models at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,11 +16,9 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, Points, Work
-from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.io.names import nearest
 from codedfedl.learning.codes import GAUSSIAN, Code
 from codedfedl.learning.gradients import Quadratic, gradient
 from codedfedl.learning.parity import encode, point_weights
@@ -35,8 +33,6 @@ __all__ = [
     "LocalModel",
     "Parity",
     "Prepare",
-    "work_from",
-    "work_to",
 ]
 
 _GROWTH = 1.5
@@ -310,35 +306,6 @@ WORK: dict[str, type[Work]] = {
     one.kind: one for one in (Prepare, Gradient, LocalModel, Embedded, Gram, Parity, BlockParity)
 }
 """Every kind of work that comes with the package."""
-
-
-def work_to(work: Work) -> dict[str, Any]:
-    """Return work as it travels: its kind, and its fields as plain values."""
-    own = type(work)
-    kind = own.kind if WORK.get(own.kind) is own else f"{own.__module__}:{own.__qualname__}"
-    fields = asdict(work)  # type: ignore[call-overload]
-    plain = {name: _plain(value) for name, value in fields.items()}
-    return {"kind": kind, **plain}
-
-
-def work_from(facts: Mapping[str, Any], find: Callable[[str], type[Work] | None]) -> Work:
-    """Return work that somebody asks for.
-
-    Parameters
-    ----------
-    find
-        Returns the class of a kind that is not ours, ``module:Class``; None where it may not be
-        used here.
-    """
-    kind, fields = str(facts["kind"]), {k: v for k, v in facts.items() if k != "kind"}
-    own = WORK.get(kind) or find(kind)
-    if own is None:
-        raise InputError(f"the work {kind!r} is unknown here: {nearest(kind, list(WORK))}")
-    return own.received(**fields)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _model_shape(task: Task) -> tuple[int, int]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.runs.config import Experiment, SchemeConfig, check, table_keys
+from codedfedl.runs.config import Experiment, SchemeConfig
+from codedfedl.runs.documents import check, table_keys
 from codedfedl.runs.labels import distinct_labels, flattened
 from codedfedl.runs.overrides import parse_value, set_key
 from codedfedl.schemes import SCHEMES, scheme_class, settings_of
