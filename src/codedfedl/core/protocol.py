@@ -236,6 +236,9 @@ class Scheme(ABC):
     solves: ClassVar[bool] = False
     """Whether it aims at the exact minimum: then a simulator follows how far off it is."""
 
+    descends: ClassVar[bool] = True
+    """Whether it takes steps of the task's schedule; otherwise `training.step` plays no part."""
+
     features: ClassVar["FeatureMap | None"] = None
     """The feature map, where the scheme itself decides it."""
 

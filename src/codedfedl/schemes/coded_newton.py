@@ -87,6 +87,7 @@ class CodedNewton(Scheme):
     name: ClassVar[str] = "coded-newton"
     featured: ClassVar[bool] = True
     solves: ClassVar[bool] = True
+    descends: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {"round_deadline": "deadline"}
 
     def __post_init__(self) -> None:

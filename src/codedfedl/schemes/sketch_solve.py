@@ -104,6 +104,7 @@ class SketchSolve(Scheme):
 
     name: ClassVar[str] = "sketch-solve"
     solves: ClassVar[bool] = True
+    descends: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {"deadline": "setup_deadline"}
 
     @property
