@@ -15,8 +15,9 @@ from pathlib import Path
 from codedfedl.data import load_dataset
 from codedfedl.federate.flower.local import LocalFederation
 from codedfedl.federate.shards import write_shards
-from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import check
 from codedfedl.runs.journal import Journal
 
 FEATURES = 8800  # with 1,423 rows of float32: 50 MB

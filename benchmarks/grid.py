@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 from codedfedl.experiments import built_in
-from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import check
 from codedfedl.simulation.run import simulate
 
 ERASURES = [0.05, 0.1, 0.2, 0.4]

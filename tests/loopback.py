@@ -18,7 +18,8 @@ from codedfedl.federate.memory import MemoryTransport, Respond
 from codedfedl.federate.node import Node
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.documents import check
 from codedfedl.streams import stream
 
 FIRST_NODE = 1000

@@ -26,7 +26,7 @@ _SMALL = {
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Job:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Reproduction:
     """Every experiment of the package, on six clients with digits."""
 
     def small(name: str, changes: dict[str, Any]) -> Experiment:
@@ -40,10 +40,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Job:
         return experiment.model_copy(update={"schemes": schemes})
 
     monkeypatch.setattr(beyond, "built_in", small)
-    return beyond.Job(tmp_path, 2, None, "cpu", quiet=True)
+    return beyond.Reproduction(tmp_path, 2, None, "cpu", quiet=True)
 
 
-def test_cold_start_rows_have_what_scripts_rely_on(job: beyond.Job) -> None:
+def test_cold_start_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
     rows = beyond.cold_start(job)["rows"]
     assert {row["scheme"] for row in rows} >= {"uncoded", "coded", "one-shot", "coded-newton"}
     newton = next(row for row in rows if row["scheme"] == "coded-newton")
@@ -57,7 +57,9 @@ def test_cold_start_rows_have_what_scripts_rely_on(job: beyond.Job) -> None:
         assert (job.out / f"coldstart-{name}" / "report.html").is_file()
 
 
-def test_settings_tell_all_schemes(job: beyond.Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_tell_all_schemes(
+    job: beyond.Reproduction, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.ERROR):
         document = beyond.settings(job)["settings"]
     assert set(document) == {"regression", "homogeneous", "thousand"}

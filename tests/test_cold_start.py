@@ -73,7 +73,7 @@ def test_no_other_set_up_or_deadline_is_faster() -> None:
                 SETUP,
                 0.2,
                 setup_deadline=setup * plan.setup_deadline,
-                round_deadline=deadline * plan.round_deadline,
+                deadline=deadline * plan.round_deadline,
             )
             assert plan.seconds <= 1.06 * other.seconds  # 5% are given away for fewer rounds
 

@@ -6,7 +6,7 @@ import pytest
 from codedfedl import InputError
 from codedfedl.cli.simulate import named_experiment
 from codedfedl.experiments import built_in
-from codedfedl.runs.config import read_experiment
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.schemes import settings_of
 

@@ -13,7 +13,8 @@ from codedfedl import InputError
 from codedfedl.data import load_dataset
 from codedfedl.estimators import CodedFedLClassifier
 from codedfedl.learning.features import Identity, RandomFourier, Structured, safe_step
-from codedfedl.runs.config import FederationConfig, read_experiment
+from codedfedl.runs.config import FederationConfig
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.federation import federation_config
 from tests.conftest import Run
 
@@ -122,8 +123,24 @@ def test_a_federation_asks_for_what_it_cannot_know(minimal: Path) -> None:
     sized = read_experiment(minimal, {"features.sigma": 1.0}).model_copy(update=config)
     assert federation_config(sized) == config["federation"]
     linear = {"features.sigma": 1.0, "features.kind": "identity"}
+    steps = linear | {"schemes": [{"name": "coded"}]}
     with pytest.raises(InputError, match=r"training.step is 'auto'.*give a number"):
-        federation_config(read_experiment(minimal, linear).model_copy(update=config))
+        federation_config(read_experiment(minimal, steps).model_copy(update=config))
+    without_steps = read_experiment(minimal, linear).model_copy(update=config)
+    assert without_steps.schemes[0].name == "coded-newton"
+    assert federation_config(without_steps) == config["federation"]
+
+
+@pytest.mark.parametrize("minimal", ["rings"], indirect=True)
+def test_a_scheme_alone_is_not_called_first(run: Run, minimal: Path) -> None:
+    out = minimal.parent / "run"
+    code, text, _ = run("simulate", minimal, "--out", out)
+    assert code == 0
+    assert "With set-up charged, coded-newton reached accuracy " in text
+    assert "is first" not in text
+    page = (out / "report.html").read_text("utf-8")
+    assert "coded-newton reached accuracy " in page
+    assert "is first" not in page
 
 
 @pytest.mark.parametrize("minimal", ["rings", "wine"], indirect=True)

@@ -23,10 +23,10 @@ from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED, Record
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import engine
-from codedfedl.federate.flower.engine import APP
+from codedfedl.federate.flower import programs
 from codedfedl.federate.flower.keys import make_keys
 from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
+from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -373,12 +373,12 @@ def test_an_unreachable_superlink(tmp_path: Path) -> None:
     ("found", "refused"), [("1.40.0", True), ("1.41.0", False), ("2.0", False)]
 )
 def test_an_old_flower(found: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "version", lambda _: found)
+    monkeypatch.setattr(programs, "version", lambda _: found)
     if refused:
         with pytest.raises(InputError, match="1.40.0 is too old, 1.41 is needed: pip install"):
-            engine.check_engine()
+            programs.check_engine()
     else:
-        engine.check_engine()
+        programs.check_engine()
 
 
 @pytest.mark.parametrize(

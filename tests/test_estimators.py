@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -26,6 +27,7 @@ from sklearn.utils.estimator_checks import (  # type: ignore[import-untyped]
 
 from codedfedl import CodedFedLClassifier, CodedFedLRegressor, Fleet, InputError
 from codedfedl.data import load_dataset
+from codedfedl.fleet.devices import read_clients
 from codedfedl.learning.features import RandomFourier
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
@@ -156,7 +158,10 @@ class TestClassifier:
 
 class TestClients:
     def test_names_of_the_fleet(
-        self, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+        self,
+        digits: tuple[np.ndarray, np.ndarray],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         x, y = digits
         names = np.array(["north", "south", "east"])
@@ -165,8 +170,11 @@ class TestClients:
         )
         fleet.write(tmp_path / "fleet.csv")
         clients = names[np.arange(len(x)) % 2 * 2]  # the south has no points
+        reads = Mock(side_effect=read_clients)
+        monkeypatch.setattr("codedfedl.data.owners.read_clients", reads)
         model = CodedFedLClassifier(fleet=str(tmp_path / "fleet.csv"), **SMALL)
         model.fit(x, y, clients=clients)
+        assert reads.call_count == 1
         assert model.fleet_.client.tolist() == ["east", "north"]
         assert model.fleet_.rate.tolist() == [500, 5]
         assert model.fleet_.points.sum() == len(x)

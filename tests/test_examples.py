@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import codedfedl
-from codedfedl.runs.config import check
+from codedfedl.runs.documents import check
 from codedfedl.runs.grid import cells
 from codedfedl.simulation.engine import Simulation, entries
 from tests.test_simulate import simulation, small

@@ -22,6 +22,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import changed
 from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.run import simulate
@@ -74,6 +75,17 @@ def test_a_federation_trains_and_is_replayed(
     found = replay(RunDirectory(tmp_path / "run"))
     assert (found.rounds, found.answers, found.missed) == (4, 16, 0)
     assert found.difference < 1e-5
+
+
+def test_a_scheme_without_steps_needs_none(tmp_path: Path) -> None:
+    """Of raw points, nobody knows the largest without having them all."""
+    linear = {"training.step": "auto", "features.kind": "identity"}
+    run(changed(experiment_of(scheme=NEWTON).model_dump(), linear, "a test"), tmp_path)
+    table = pyarrow.parquet.read_table(tmp_path / "run" / "settings.parquet").to_pydict()
+    assert np.isnan(table["step"][0])
+    rounds = pyarrow.parquet.read_table(tmp_path / "run" / "rounds.parquet").to_pydict()
+    assert rounds["metric"][-1] > 0.75
+    assert replay(RunDirectory(tmp_path / "run")).difference < 1e-5
 
 
 def test_the_run_directory_is_that_of_a_simulation(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from codedfedl.fitting.traces import Traces, read_traces
 from codedfedl.fleet.delays import DelaysWithPoints
 from codedfedl.fleet.measured import read_measured, rows_by_client
 from codedfedl.fleet.mixed import MixedDelays
-from codedfedl.report.fitting import fit_figure
+from codedfedl.report.fit_figure import fit_figure
 from tests.conftest import Run
 
 Floats = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from codedfedl.federate.flower.gate import Gate, Limits
+from codedfedl.federate.flower.gate import Gate, GateLimits
 
 HOST = "127.0.0.1"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n%s"
@@ -44,7 +44,7 @@ async def gate_to(upstream: Upstream, **limits: Any) -> AsyncIterator[int]:
     server = await asyncio.start_server(upstream, HOST, 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        gate = Gate((HOST, port), None, Limits(**limits))
+        gate = Gate((HOST, port), None, GateLimits(**limits))
         async with gate.listening(HOST, 0, None) as listening:
             yield listening
 

@@ -145,8 +145,26 @@ class TestCells:
     def test_bad_values_are_named(self) -> None:
         with pytest.raises(InputError, match=r"fleet\.erasure is 1\.5"):
             cells(gridded({"fleet.erasure": [0.1, 1.5]}))
-        with pytest.raises(InputError, match="none of the schemes has such a setting"):
+        wanted = (
+            r"grid\.mixing: uncoded or coded has no such setting: add a .* \(coded-newton or sk"
+        )
+        with pytest.raises(InputError, match=wanted):
             cells(gridded({"mixing": [10]}))
+
+    def test_names_that_settings_once_had(self) -> None:
+        """Reports list the cells of earlier runs; a new run is told the name of today."""
+        newton, solve = ({"name": name} for name in ("coded-newton", "sketch-solve"))
+        old = small(schemes=[newton, solve], grid={"round_deadline": [20.0, 40.0]})
+        labels = ["coded-newton round deadline 20.0", "coded-newton round deadline 40.0"]
+        assert [cell.label for cell in cells(old)] == [*labels, "sketch-solve"]
+        with pytest.raises(InputError, match=r"grid\.deadline: .* it is now 'setup_deadline'"):
+            cells(small(schemes=[solve], grid={"deadline": [20.0]}))
+        both = small(schemes=[newton, solve], grid={"deadline": [20.0, 40.0]})
+        assert [cell.scheme.settings for cell in cells(both)] == [
+            {"deadline": 20.0},
+            {"deadline": 40.0},
+            {},
+        ]
 
 
 class TestSharing:

@@ -1,5 +1,6 @@
 """Delays that no formula fits, from the measurements to a simulation. Seeds are fixed."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from codedfedl.fleet.devices import read_clients
 from codedfedl.fleet.measured import MeasuredDelays, read_measured
 from codedfedl.fleet.mixed import MixedDelays
 from codedfedl.learning.features import RandomFourier
+from codedfedl.report.html import render_report
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded import CodedState
@@ -145,6 +147,9 @@ class TestFile:
         assert len(clients["client"]) == 2 * 3 * 4
         assert clients["client"][:4] == NAMES
         assert np.isnan(clients["compute_s"]).all()
+        page = render_report(RunDirectory(tmp_path / "run"))
+        assert "<td>–</td>" in page
+        assert not re.search(r"\bnan\b", page)
 
     def test_who_is_slower_takes_that_much_longer(
         self, found: Fit, path: Path, tmp_path: Path

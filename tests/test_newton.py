@@ -19,7 +19,8 @@ from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
-from codedfedl.schemes.coded_newton import CodedNewton, NewtonState, _newton_step
+from codedfedl.schemes.coded_newton import CodedNewton
+from codedfedl.schemes.newton_state import NewtonState, newton_step
 from codedfedl.schemes.sketch_solve import SketchSolve
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.engine import Setting, Simulation, entries
@@ -62,7 +63,7 @@ def newton_state(
     shards = [(rng.standard_normal((n, features)), rng.standard_normal((n, 2))) for n in held]
     fleet = Fleet(points=held, rate=1, alpha=2, packet_time=1, erasure=0.1)
     task = Task(Workload(features, 2), 10, np.array([held]), 200, Schedule(), 1e-2)
-    scheme = CodedNewton(setup_deadline=1e4, round_deadline=1e4, rounds=200, damped=damped)
+    scheme = CodedNewton(setup_deadline=1e4, deadline=1e4, rounds=200, damped=damped)
     state = scheme.start(task, fleet, np.zeros((features, 2), np.float32))
     replies = []
     for j, (x, y) in enumerate(shards):
@@ -115,7 +116,7 @@ class TestScheme:
         total = total + block[1].features.T @ (block[1].features @ now - block[1].targets)
         total = total + replies[2].arrays["gradient"] + hessians[2] @ (now - old)
         expected = np.linalg.solve(sum(hessians) + ridge * eye, total)
-        np.testing.assert_allclose(_newton_step(state), expected, atol=1e-10)
+        np.testing.assert_allclose(newton_step(state), expected, atol=1e-10)
 
     def test_the_fixed_point_is_exact_ridge_whoever_is_late(self) -> None:
         """Client 0 answers every round, 1 every third and two rounds late, 2 has no parity."""
@@ -192,7 +193,7 @@ def excess_of(setting: Setting) -> np.ndarray:
 
 class TestRuns:
     def test_reaches_exact_ridge_although_clients_are_late(self) -> None:
-        _, setting = played(rounds=390, round_deadline=20.0)
+        _, setting = played(rounds=390, deadline=20.0)
         late = 1 - np.mean([record.arrived for record in setting.rounds], axis=0)
         assert (late > 0.3).sum() >= 2  # of ten clients
         excess = excess_of(setting)
@@ -212,13 +213,13 @@ class TestRuns:
     @pytest.mark.parametrize("setup", [None, 10.0])
     def test_hardly_ever_gets_worse(self, setup: float | None) -> None:
         """Even when clients embed on, and answer for few points at first."""
-        _, setting = played(rounds=100, round_deadline=20.0, setup_deadline=setup)
+        _, setting = played(rounds=100, deadline=20.0, setup_deadline=setup)
         excess = excess_of(setting)
         assert excess.max() == excess[0]
         assert (excess[1:] < 1.1 * np.minimum.accumulate(excess)[:-1] + 0.01).all()
 
     def test_slow_clients_go_on_embedding_between_rounds(self) -> None:
-        _, setting = played(rounds=60, setup_deadline=10.0, round_deadline=20.0)
+        _, setting = played(rounds=60, setup_deadline=10.0, deadline=20.0)
         held, embedded = setting.state.task.held, setting.timeline._embedded
         assert setting.facts["embedded_points"] < held.sum()
         assert embedded.sum() > 1.05 * setting.facts["embedded_points"]
@@ -354,16 +355,20 @@ class TestBadInput:
             make_scheme("coded-newton", {"mixing": 0})
         with pytest.raises(InputError, match=r"coded-newton\.mixing is 10\.0"):
             make_scheme("coded-newton", {"mixing": 10.0})
-        with pytest.raises(InputError, match="cannot have deadline = 'soon'"):
-            make_scheme("sketch-solve", {"deadline": "soon"})
+        with pytest.raises(InputError, match="cannot have setup_deadline = 'soon'"):
+            make_scheme("sketch-solve", {"setup_deadline": "soon"})
         with pytest.raises(InputError, match="nonzeros is 0"):
             make_scheme("sketch-solve", {"nonzeros": 0})
-        with pytest.raises(InputError, match=r"sketch-solve\.deadline is -1"):
-            make_scheme("sketch-solve", {"deadline": -1})
+        with pytest.raises(InputError, match=r"sketch-solve\.setup_deadline is -1"):
+            make_scheme("sketch-solve", {"setup_deadline": -1})
+        with pytest.raises(InputError, match="no setting 'round_deadline': it is now 'deadline'"):
+            make_scheme("coded-newton", {"round_deadline": 60.0})
+        with pytest.raises(InputError, match="no setting 'deadline': it is now 'setup_deadline'"):
+            make_scheme("sketch-solve", {"deadline": 60.0})
         for settings, match in (
             ({"excess": 0.0}, "excess is 0"),
-            ({"round_deadline": 1e-9}, "round_deadline is too short"),
-            ({"round_deadline": 1e-9, "setup_deadline": 60.0}, "round_deadline is too short"),
+            ({"deadline": 1e-9}, "deadline is too short"),
+            ({"deadline": 1e-9, "setup_deadline": 60.0}, "deadline is too short"),
             ({"setup_deadline": -5.0}, "setup_deadline is -5"),
             ({"setup_deadline": 0.001}, r"setup_deadline is 0\.001 s.*the first needs some"),
             ({"rounds": -1}, "rounds is -1"),

@@ -26,9 +26,9 @@ from codedfedl.core.client import (
     LocalModel,
     Parity,
     Prepare,
-    work_to,
 )
 from codedfedl.core.protocol import Task
+from codedfedl.core.travel import work_to
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order

@@ -22,7 +22,7 @@ class Bowl:
         self.minimum = np.linalg.solve(self.hessian, self.moment)
 
     def gradient(self, model: np.ndarray) -> np.ndarray:
-        return self.hessian @ model - self.moment
+        return np.asarray(self.hessian @ model - self.moment)
 
     def excess(self, model: np.ndarray) -> float:
         off = model - self.minimum

@@ -1,5 +1,7 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from codedfedl import Fleet, InputError
 from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.html import render_report
-from codedfedl.report.reading import curves
+from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.report.story import Story
@@ -101,6 +103,20 @@ def test_a_gain_names_whom_it_is_over(tmp_path: Path) -> None:
     assert "waiting for all" not in told
     assert "than fedavg local steps 2, step 0.5" in told
     assert "A gain is against fedavg local steps 2" in render_report(directory)
+
+
+@pytest.mark.parametrize(
+    ("chance", "tested", "bound"),
+    [
+        (0.1, 900, 0.1 + 3 * 0.01),
+        (0.9, 10, 0.95),  # three standard errors would be above 1: no error at all is enough
+        (1.0, 10, 1.0),  # one class: nothing can be learned
+        (0.0, 10, 0.0),  # R²
+    ],
+)
+def test_what_is_clearly_above_chance(chance: float, tested: float, bound: float) -> None:
+    curve: Any = SimpleNamespace(facts={"chance": chance, "test_points": tested})
+    assert Curve.chance_bound.fget(curve) == pytest.approx(bound)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("step", [1e3, 1e30])

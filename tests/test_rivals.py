@@ -36,7 +36,8 @@ class Log:
         for _ in self.run.run():
             pass
         (self.setting,) = self.run.settings
-        self.task = self.setting.state.task
+        self.state: Any = self.setting.state
+        self.task = self.state.task
         self.held = self.task.held.astype(float)
 
     def rounds(self) -> Iterator[Inbox]:
@@ -55,7 +56,7 @@ class Log:
         features = np.concatenate([x for x, _ in parts])[:points].astype(float)
         targets = np.concatenate([y for _, y in parts])[:points].astype(float)
         whole = features.T @ (features @ model - targets)
-        return whole * (self.held[client] / points)
+        return np.asarray(whole * (self.held[client] / points))
 
 
 @pytest.mark.parametrize("name", ["mifa", "dsag"])
@@ -94,13 +95,14 @@ def test_fedbuff_scales_the_stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ringleader_goes_in_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch, name="ringleader")
-    model, slots = log.zero, {}
+    model = log.zero
+    slots: dict[int, tuple[int, np.ndarray]] = {}
     gathering, heard, steps = True, set(), 0
 
     def stepped(model: np.ndarray, round_: int) -> np.ndarray:
         age = sum(log.held[j] * (round_ - when) for j, (when, _) in slots.items()) / log.held.sum()
         mean = sum(sent for _, sent in slots.values()) / log.held.sum() + 9e-6 * model
-        return model - 2.0 / (1 + age) * mean
+        return np.asarray(model - 2.0 / (1 + age) * mean)
 
     for round_, inbox in enumerate(log.rounds()):
         for reply in inbox.replies:
@@ -124,7 +126,7 @@ def test_ringleader_goes_in_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_partial_divides_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch, name="partial", missing=0.3)
     model, missed = log.zero, 0
-    plans = log.setting.state.plans
+    plans = log.state.plans
     for round_, inbox in enumerate(log.rounds()):
         batch, plan = log.run.problem.batches[round_ % 2], plans[round_ % 2]
         total = np.zeros_like(model)
@@ -147,7 +149,7 @@ def test_balanced_solves_ridge_on_the_points_that_everybody_has(
     log = Log(monkeypatch, name="balanced")
     first = log.setting.rounds[0].loads
     assert all((record.loads == first).all() for record in log.setting.rounds)
-    clock, budget = log.setting.timeline.clock, log.setting.state.setup_deadline
+    clock, budget = log.setting.timeline.clock, log.state.setup_deadline
     macs = log.task.feature_macs / log.task.workload.point_macs
     each = macs / clock.fleet.rate * (1 + clock.slowness / clock.fleet.alpha)
     np.testing.assert_array_equal(first, np.minimum(budget // each, log.held))

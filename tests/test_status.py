@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codedfedl import InputError
-from codedfedl.cli import local
+from codedfedl.cli import following
 from codedfedl.federate.server import federate
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
@@ -169,13 +169,13 @@ class Engine:
 def test_federate_local_follows_the_status_and_not_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_LOOK", 0.0)
+    monkeypatch.setattr(following, "_LOOK", 0.0)
     directory = RunDirectory(tmp_path / "run")
     directory.open(experiment_of(), resume=False)
     directory.status.failed("of an earlier attempt")
     directory.announce("starting")
     engine: Any = Engine(directory, "done")
-    assert local._follow(engine, directory, kill=0) == []
+    assert following.followed(engine, directory, kill=0) == []
     engine = Engine(directory, "failed")
     with pytest.raises(InputError, match="no parity from ada: look at its log"):
-        local._follow(engine, directory, kill=0)
+        following.followed(engine, directory, kill=0)

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import guard, local
-from codedfedl.federate.flower.engine import APP, Superlink, free_port, own_user
 from codedfedl.federate.flower.keys import make_node_key
 from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
+from codedfedl.federate.flower.programs import APP, Superlink, free_port, own_user
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from codedfedl.fitting.fit import Fit, fit
     from codedfedl.fitting.traces import Traces, read_traces
     from codedfedl.fleet.costs import BlockSetup, Cost, Setup
-    from codedfedl.fleet.delays import DelayModel, FleetDelays, expected_maximum
-    from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
-    from codedfedl.fleet.measured import MeasuredDelays
+    from codedfedl.fleet.delays import DelayModel, DelaysWithPoints, FleetDelays
+    from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, Workload, read_fleet
+    from codedfedl.fleet.maximum import expected_maximum
+    from codedfedl.fleet.measured import MeasuredDelays, read_measured
     from codedfedl.fleet.mixed import MixedDelays
     from codedfedl.fleet.paper import paper_devices, paper_fleet
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
@@ -62,6 +63,8 @@ __all__ = [
     "Cost",
     "Dataset",
     "DelayModel",
+    "DelayParameters",
+    "DelaysWithPoints",
     "Devices",
     "Everyone",
     "Experiment",
@@ -103,6 +106,7 @@ __all__ = [
     "plan_cold_start",
     "read_experiment",
     "read_fleet",
+    "read_measured",
     "read_traces",
     "simulate",
 ]
@@ -119,9 +123,10 @@ _MODULES = {
     "fitting.fit": ("Fit", "fit"),
     "fitting.traces": ("Traces", "read_traces"),
     "fleet.costs": ("BlockSetup", "Cost", "Setup"),
-    "fleet.delays": ("DelayModel", "FleetDelays", "expected_maximum"),
-    "fleet.devices": ("Devices", "Fleet", "Workload", "read_fleet"),
-    "fleet.measured": ("MeasuredDelays",),
+    "fleet.delays": ("DelayModel", "DelaysWithPoints", "FleetDelays"),
+    "fleet.devices": ("DelayParameters", "Devices", "Fleet", "Workload", "read_fleet"),
+    "fleet.maximum": ("expected_maximum",),
+    "fleet.measured": ("MeasuredDelays", "read_measured"),
     "fleet.mixed": ("MixedDelays",),
     "fleet.paper": ("paper_devices", "paper_fleet"),
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),

@@ -7,9 +7,10 @@ from typing import Any
 
 from codedfedl.experiments import BUILT_IN, built_in
 from codedfedl.report.results import Outcome, outcomes
-from codedfedl.runs.config import Experiment, check
-from codedfedl.runs.config import read_experiment as read_file
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import check
+from codedfedl.runs.documents import read_experiment as read_file
 from codedfedl.simulation.run import simulate as play
 
 __all__ = ["read_experiment", "simulate"]

@@ -28,7 +28,7 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 from codedfedl._types import FloatArray
 from codedfedl.core.record import round_columns
 from codedfedl.data import Dataset, mini_batches
-from codedfedl.data.owners import dealt, fleet_of
+from codedfedl.data.owners import dealt, fleet_of, known_clients
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
 from codedfedl.learning.features import FeatureMap, feature_map, typical_sigma
@@ -88,7 +88,8 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
         dataset = Dataset("X", near, labels, near[scored], labels[scored], classes)
-        names, shards = dealt(clients, dataset.labels, self.fleet, seed)
+        known = known_clients(self.fleet)
+        names, shards = dealt(clients, dataset.labels, known, seed)
         parts = mini_batches(shards, self.batches)
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
@@ -103,7 +104,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             schedule=schedule,
             ridge=self.ridge,
         )
-        fleet = fleet_of(self.fleet, names, task.workload, task.points[0], seed)
+        fleet = fleet_of(known, names, task.workload, task.points[0], seed)
         scheme.check(fleet)
         problem = embedded(dataset, parts, self.feature_map_, "cpu")
         simulation = Simulation(problem, entries(task, fleet, {scheme.name: scheme}), seed)

@@ -21,7 +21,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 
-__all__ = ["BEYOND", "Job"]
+__all__ = ["BEYOND", "Reproduction"]
 
 _DATASETS = ("mnist", "fashion-mnist")
 _DELAYS: dict[str, dict[str, Any]] = {
@@ -34,14 +34,14 @@ _ROBUST = (  # schemes, and the hours at which they are compared
     ({"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}, (50.0, 100.0, 200.0)),
 )
 _EXACT = (  # a scheme, and the one that gives the exact solution
-    {"name": "coded-newton", "round_deadline": 1800.0, "hours": 96.0},
+    {"name": "coded-newton", "deadline": 1800.0, "hours": 96.0},
     {"name": "one-shot"},
 )
 _SETTINGS = ("regression", "homogeneous", "thousand")
 
 
 @dataclass(frozen=True)
-class Job:
+class Reproduction:
     """Where to run what, and whether to print."""
 
     out: Path
@@ -79,7 +79,7 @@ def _cell(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-def cold_start(job: Job) -> dict[str, Any]:
+def cold_start(job: Reproduction) -> dict[str, Any]:
     """Every scheme's hours from a cold start, and the picture."""
     from codedfedl.report.curves import cold_start_figure
     from codedfedl.report.html import render_report
@@ -101,7 +101,7 @@ def cold_start(job: Job) -> dict[str, Any]:
     return {"rows": outcome_rows(found)}
 
 
-def robustness(job: Job) -> dict[str, Any]:
+def robustness(job: Reproduction) -> dict[str, Any]:
     """Compare the metric at equal hours, when clients are slower than the plans assume."""
     schemes = {"schemes": [scheme for scheme, _ in _ROBUST]}
     rows = []
@@ -134,7 +134,7 @@ def _points_lost(right: float | None, reached: float | None) -> float | None:
     return None if right is None or reached is None else 100 * (right - reached)
 
 
-def quality(job: Job) -> dict[str, Any]:
+def quality(job: Reproduction) -> dict[str, Any]:
     """Count the rounds until the objective is within 1% of exact ridge's, with a third late."""
     rows = []
     for dataset in _DATASETS:
@@ -167,7 +167,7 @@ def _quality(curve: Curve, exact: Curve, clients: int) -> dict[str, Any]:
     }
 
 
-def settings(job: Job) -> dict[str, Any]:
+def settings(job: Reproduction) -> dict[str, Any]:
     """Run all schemes in three settings that nobody tuned for."""
     document = {}
     for name in _SETTINGS:
@@ -180,7 +180,7 @@ def settings(job: Job) -> dict[str, Any]:
     return {"settings": document}
 
 
-BEYOND: dict[str, Callable[[Job], dict[str, Any]]] = {
+BEYOND: dict[str, Callable[[Reproduction], dict[str, Any]]] = {
     "coldstart": cold_start,
     "robustness": robustness,
     "quality": quality,

@@ -22,7 +22,7 @@ from codedfedl.cli.serve import (
     stop_command,
 )
 from codedfedl.errors import InputError
-from codedfedl.runs.config import read_experiment
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.federation import scheme_of
 
 __all__ = ["federate"]
@@ -74,7 +74,7 @@ def keys_command(
     node makes its own key with `codedfedl federate key`; with --nodes they are made here, and each
     node's .key must be brought to it.
     """
-    from codedfedl.federate.flower.engine import check_engine
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.keys import make_keys
@@ -91,6 +91,6 @@ def keys_command(
 @federate.command("app")
 def app_command() -> None:
     """Print the folder of the Flower app, for `flwr run $(codedfedl federate app)`."""
-    from codedfedl.federate.flower.engine import APP
+    from codedfedl.federate.flower.programs import APP
 
     typer.echo(APP)

@@ -67,7 +67,7 @@ def fit_command(
         wrote(measured)
     if figure is not None:
         from codedfedl.report.figures import save_figure
-        from codedfedl.report.fitting import fit_figure
+        from codedfedl.report.fit_figure import fit_figure
 
         save_figure(fit_figure(found), figure)
         wrote(figure)

@@ -1,18 +1,17 @@
 """`codedfedl federate local`: a whole federation on this machine."""
 
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from codedfedl.cli.following import ended_by_signals, followed
+from codedfedl.cli.options import grouped
 from codedfedl.cli.output import (
     blaming,
     json_number,
-    messages,
     print_json,
     results,
     with_resume_hint,
@@ -25,15 +24,15 @@ from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.reading import RunTables
 from codedfedl.report.tables import rounds_view
-from codedfedl.runs.config import Experiment, changed
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
-from codedfedl.runs.journal import Journal
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.schemes import make_scheme
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.local import LocalFederation
+    from codedfedl.federate.flower.keys import Keys
 
 __all__ = ["local_command"]
 
@@ -43,29 +42,92 @@ _OPTIONS = {
     "federation.deadline": "--deadline",
     "federation.rounds": "--rounds",
 }
-_LOOK = 0.5  # seconds
-_ASK_ENGINE = 5.0  # seconds
-_FAILURES = 3
 
 
-def local_command(
-    clients: Annotated[int, typer.Option(min=1, help="Nodes.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What the nodes train, and for how long."""
+
+    clients: Annotated[int, typer.Option(min=1, help="Nodes.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5
     deadline: Annotated[
         float | None,
         typer.Option(help="Seconds a round; planned from measurements if not given."),
-    ] = None,
-    scheme: Annotated[str, typer.Option(help="A scheme, or module:Class.")] = "coded",
+    ] = None
+    scheme: Annotated[str, typer.Option(help="A scheme, or module:Class.")] = "coded"
     redundancy: Annotated[
         float | None, typer.Option(help="Parity rows as a fraction of all points, for coded.")
-    ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False,
+    ] = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What these options change in an experiment, except for the scheme."""
+        given = {"federation.rounds": self.rounds, "federation.clients": self.clients}
+        deadline = {} if self.deadline is None else {"federation.deadline": self.deadline}
+        return given | deadline
+
+    @property
+    def scheme_table(self) -> dict[str, Any]:
+        """The scheme with its settings, once both are known to be right."""
+        settings = {} if self.redundancy is None else {"redundancy": self.redundancy}
+        with blaming("--scheme"):
+            make_scheme(self.scheme, {})
+        with blaming("--redundancy"):
+            make_scheme(self.scheme, settings)
+        return {"name": self.scheme, **settings}
+
+    @property
+    def modules(self) -> list[str]:
+        """The user's own module whose work the nodes do, if the scheme has one."""
+        module, colon, _ = self.scheme.partition(":")
+        return [module] if colon else []
+
+
+@dataclass(frozen=True)
+class SecurityOptions:
+    """Keys that the nodes must hold, and nodes that die."""
+
+    tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False
     keys: Annotated[
         Path | None, typer.Option(help="Use the certificates and keys of this folder; means --tls.")
-    ] = None,
+    ] = None
     kill: Annotated[
         int, typer.Option(min=0, help="Kill so many nodes on the way, one after each round.")
-    ] = 0,
+    ] = 0
+
+    def check(self, training: TrainingOptions) -> None:
+        """Refuse to kill so many nodes that nothing is left to see."""
+        if self.kill >= training.clients:
+            raise InputError(
+                f"--kill {self.kill} would leave none of {training.clients} nodes: kill fewer"
+            )
+        if self.kill >= max(training.rounds, 2):
+            raise InputError(
+                f"--kill {self.kill} needs more than {training.rounds} rounds: one dies after each"
+            )
+
+    def check_keys(self, names: list[str]) -> None:
+        """Refuse a folder of keys that lacks one."""
+        from codedfedl.federate.flower.keys import Keys
+
+        if self.keys is not None:
+            Keys(self.keys).check("127.0.0.1", names)
+
+    def held(self, folder: Path, clients: int) -> "Keys | None":
+        """Return the keys of --keys, or with --tls new ones in a folder."""
+        from codedfedl.federate.flower.keys import Keys
+        from codedfedl.federate.flower.local import local_keys
+
+        if self.keys is not None:
+            return Keys(self.keys)
+        return local_keys(folder, clients) if self.tls else None
+
+
+@grouped
+def local_command(
+    training: TrainingOptions,
+    security: SecurityOptions,
+    *,
     dataset: Annotated[str, typer.Option(help="A data set's name or file.")] = "digits",
     overrides: Annotated[
         list[str] | None,
@@ -85,56 +147,38 @@ def local_command(
     Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
     `codedfedl federate local --scheme coded-newton --rounds 3`.
     """
-    from codedfedl.federate.flower.engine import check_engine
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import Keys
-    from codedfedl.federate.flower.local import LocalFederation, check_port, local_keys
+    from codedfedl.federate.flower.local import LocalFederation, check_port
     from codedfedl.federate.shards import node_name, write_shards
 
-    if kill >= clients:
-        raise InputError(f"--kill {kill} would leave none of {clients} nodes: kill fewer")
-    if kill >= max(rounds, 2):
-        raise InputError(f"--kill {kill} needs more than {rounds} rounds: one dies after each")
+    security.check(training)
     if port is not None:
         check_port(port)
     folder = out.resolve() / "local"
-    given = {"data.name": dataset, "federation.rounds": rounds, "federation.clients": clients}
-    if deadline is not None:
-        given["federation.deadline"] = deadline
     places = {
         "federation.test": str(folder / "data" / "test.npz"),
         "fleet.name": str(out.resolve() / "fleet.csv"),
     }
-    table = _scheme_table(scheme, redundancy)
-    experiment = _experiment(table, given | places, parse_overrides(overrides or []))
+    given = {"data.name": dataset} | training.changes | places
+    experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
-    if keys is not None:
-        Keys(keys).check("127.0.0.1", [node_name(j) for j in range(clients)])
+    names = [node_name(j) for j in range(training.clients)]
+    security.check_keys(names)
     directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
     directory.announce("starting")  # an earlier end of this run is not that of this one
-    works = [name for name, colon, _ in [scheme.partition(":")] if colon]
     shards = write_shards(experiment, loaded, folder / "data")
-    held = Keys(keys) if keys else local_keys(folder / "keys", clients) if tls else None
+    keys, works = security.held(folder / "keys", training.clients), training.modules
     with (
         with_resume_hint(out, resume),
         directory.failures_noted(),
-        _ended_by_signals(),
-        LocalFederation(folder, shards, keys=held, port=port, works=works) as running,
+        ended_by_signals(),
+        LocalFederation(folder, shards, keys=keys, port=port, works=works) as running,
     ):
-        killed = _follow(running, directory, kill)
-    _finish(directory, as_json, [node_name(j) for j in killed])
-
-
-def _scheme_table(scheme: str, redundancy: float | None) -> dict[str, Any]:
-    """Return the scheme of --scheme and --redundancy, once both are known to be right."""
-    with blaming("--scheme"):
-        make_scheme(scheme, {})
-    settings = {} if redundancy is None else {"redundancy": redundancy}
-    with blaming("--redundancy"):
-        make_scheme(scheme, settings)
-    return {"name": scheme, **settings}
+        killed = followed(running, directory, security.kill)
+    _finish(directory, as_json, [names[j] for j in killed])
 
 
 def _experiment(
@@ -155,79 +199,6 @@ def _experiment(
     federation_config(experiment)
     scheme_of(experiment)
     return experiment
-
-
-def _follow(running: "LocalFederation", directory: RunDirectory, kill: int) -> list[int]:
-    """Wait for the end of a federation; kill nodes after its first rounds, and return which."""
-    journal = Journal(directory.path)
-    run = running.submit(directory.path / "config.toml", directory.path)
-    ended = _engine_check(running, run)
-    killed: list[int] = []
-    with _shown() as show:
-        while True:
-            time.sleep(_LOOK)
-            if len(killed) < min(kill, journal.rounds()):
-                last = len(running.nodes) - 1 - len(killed)
-                running.signal_node(last, signal.SIGKILL)
-                killed.append(last)
-            status = directory.status.read()
-            if status is not None:
-                show(status.doing)
-                if status.state == "failed":
-                    raise InputError(str(status.error))
-                if status.state == "done":  # what the engine says of it may differ
-                    return killed
-                if status.state == "stopped":  # by `federate stop`
-                    raise KeyboardInterrupt
-            if ended():
-                return killed
-
-
-def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
-    """Return a function that says now and then whether the engine thinks that a run is over."""
-    asked, failures = time.monotonic(), 0
-
-    def ended() -> bool:
-        nonlocal asked, failures
-        if time.monotonic() - asked <= _ASK_ENGINE:
-            return False
-        asked = time.monotonic()
-        running.revive()
-        try:
-            over = running.finished(run)
-        except InputError:
-            failures += 1
-            if failures == _FAILURES:  # a single one may be a hiccup of the engine
-                raise
-            return False
-        failures = 0
-        return over
-
-    return ended
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[str], None]]:
-    if not messages.is_terminal:
-        yield lambda _sentence: None
-        return
-    with messages.status("starting") as line:
-        yield line.update
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that everything is ended."""
-
-    def stop(number: int, _frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:

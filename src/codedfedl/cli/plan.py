@@ -1,5 +1,6 @@
 """`codedfedl plan`: from a fleet's delays to loads, a deadline and parity."""
 
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from codedfedl.cli.cold_plan import plan_from_cold
+from codedfedl.cli.options import grouped
 from codedfedl.cli.output import json_number, print_json, progress, results, wrote
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Setup
-from codedfedl.fleet.delays import DelaysWithPoints, expected_maximum
+from codedfedl.fleet.delays import DelaysWithPoints
 from codedfedl.fleet.devices import Fleet, Workload, read_fleet
+from codedfedl.fleet.maximum import expected_maximum
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.paper import paper_fleet
 from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
@@ -23,43 +26,45 @@ __all__ = ["plan_command"]
 
 PARITY, WORK = "How much parity (one of these)", "What a device file's clients compute"
 
+Clients = Fleet | DelaysWithPoints[MeasuredDelays]
 
-def plan_command(
-    fleet: Annotated[
-        str, typer.Argument(help="A fleet or device file (.csv, .parquet), or 'paper'.")
-    ],
+
+@dataclass(frozen=True)
+class ParityOptions:
+    """How much parity: given, or chosen by one of several plans."""
+
     redundancy: Annotated[
         float | None,
         typer.Option(
             help="Parity rows as a fraction of all points, in (0, 1); 0.1 if nothing else is said.",
             rich_help_panel=PARITY,
         ),
-    ] = None,
-    rows: Annotated[int | None, typer.Option(help="Parity rows.", rich_help_panel=PARITY)] = None,
+    ] = None
+    rows: Annotated[int | None, typer.Option(help="Parity rows.", rich_help_panel=PARITY)] = None
     server_rate: Annotated[
         float | None,
         typer.Option(
             help="Choose the rows: the server as one more node, at this many rows per second.",
             rich_help_panel=PARITY,
         ),
-    ] = None,
+    ] = None
     max_rows: Annotated[
         int | None,
         typer.Option(
             help="The most rows that the server may hold; as many as there are points if not said.",
             rich_help_panel=PARITY,
         ),
-    ] = None,
-    server_alpha: Annotated[
-        float, typer.Option(help="The server's α.", rich_help_panel=PARITY)
-    ] = 2.0,
+    ] = None
+    server_alpha: Annotated[float, typer.Option(help="The server's α.", rich_help_panel=PARITY)] = (
+        2.0
+    )
     rounds: Annotated[
         int | None,
         typer.Option(
             help="Choose the rows: least total time of set-up and this many rounds.",
             rich_help_panel=PARITY,
         ),
-    ] = None,
+    ] = None
     excess: Annotated[
         float | None,
         typer.Option(
@@ -67,37 +72,120 @@ def plan_command(
             "objective over its optimum, such as 0.2.",
             rich_help_panel=PARITY,
         ),
-    ] = None,
+    ] = None
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """The options that say how many rows there are, but --rounds."""
+        return {
+            "--redundancy": self.redundancy,
+            "--rows": self.rows,
+            "--server-rate": self.server_rate,
+        }
+
+    def server(self, clients: Fleet) -> Server | None:
+        """Return the server as one more node, where its rate is given."""
+        if self.server_rate is not None:
+            most = clients.total_points if self.max_rows is None else self.max_rows
+            return Server(self.server_rate, most, self.server_alpha)
+        if self.max_rows is not None:
+            raise InputError(
+                f"--max-rows is {self.max_rows} without a server: say --server-rate too"
+            )
+        return None
+
+    def plan(self, clients: Clients, server: Server | None) -> Plan:
+        """Plan with rows that are given, or that suit the server."""
+        redundancy = self.redundancy
+        if redundancy is None and self.rows is None and server is None:
+            redundancy = 0.1
+        return plan(clients, redundancy, parity_rows=self.rows, server=server)
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """What clients have and compute, as far as a file does not say."""
+
     points: Annotated[
         float | None,
         typer.Option(
             help="Points per round of every client, where the file has no such column.",
             rich_help_panel=WORK,
         ),
-    ] = None,
+    ] = None
     features: Annotated[
         int, typer.Option(help="Features of the model (q).", rich_help_panel=WORK)
-    ] = 2000,
-    labels: Annotated[int, typer.Option(help="Label columns (c).", rich_help_panel=WORK)] = 10,
-    bits: Annotated[int, typer.Option(help="Bits a number.", rich_help_panel=WORK)] = 32,
+    ] = 2000
+    labels: Annotated[int, typer.Option(help="Label columns (c).", rich_help_panel=WORK)] = 10
+    bits: Annotated[int, typer.Option(help="Bits a number.", rich_help_panel=WORK)] = 32
     packet_overhead: Annotated[
         float, typer.Option(help="Share that the protocol adds to a packet.", rich_help_panel=WORK)
-    ] = 0.1,
+    ] = 0.1
     inputs: Annotated[
         int,
         typer.Option(
             help="Numbers in a raw point, for --rounds and --excess.", rich_help_panel=WORK
         ),
-    ] = 784,
+    ] = 784
     batches: Annotated[
         int, typer.Option(help="Mini-batches, for --rounds and --excess.", rich_help_panel=WORK)
-    ] = 5,
+    ] = 5
+
+    @property
+    def workload(self) -> Workload:
+        """What a point and a packet cost."""
+        return Workload(self.features, self.labels, self.bits, self.packet_overhead)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the plan goes."""
+
+    out: Annotated[Path | None, typer.Option(help="Write a row per client (.parquet or .csv).")] = (
+        None
+    )
+    figure: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .svg or .pdf).")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False
+
+    def check(self, fleet: str) -> None:
+        """Refuse files that could not be written, and the fleet file itself."""
+        if self.out is not None:
+            check_destination(self.out, TABLE_SUFFIXES)
+            if self.out.resolve() == Path(fleet).resolve():
+                raise InputError(f"--out {self.out} is the fleet file itself: choose another")
+        if self.figure is not None:
+            check_destination(self.figure, FIGURE_SUFFIXES)
+
+    def show(self, clients: Clients, chosen: Plan) -> None:
+        """Write, draw and print a plan."""
+        with progress("planning"):
+            waiting = expected_maximum(clients, clients.points)
+        if self.out is not None:
+            chosen.write(self.out)
+            wrote(self.out)
+        if self.figure is not None:
+            from codedfedl.report.figures import plan_figure, save_figure
+
+            save_figure(plan_figure(chosen, clients), self.figure)
+            wrote(self.figure)
+        if self.as_json:
+            gain = waiting / chosen.deadline if chosen.deadline else inf
+            extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
+            print_json(chosen.document() | extra)
+        else:
+            results.print(plan_view(chosen, waiting))
+
+
+@grouped
+def plan_command(
+    fleet: Annotated[
+        str, typer.Argument(help="A fleet or device file (.csv, .parquet), or 'paper'.")
+    ],
+    parity: ParityOptions,
+    work: WorkOptions,
+    *,
     seed: Annotated[int, typer.Option(help="Of the paper's fleet.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Write a row per client (.parquet or .csv).")
-    ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .svg or .pdf).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    output: OutputOptions,
 ) -> None:
     """Choose how long each round waits and how much each client does.
 
@@ -110,74 +198,60 @@ def plan_command(
     Examples: `codedfedl plan paper`, `codedfedl plan my.csv --redundancy 0.2 --figure plan.png`,
     `codedfedl plan my.csv --server-rate 1000 --json`, `codedfedl plan paper --excess 0.2`.
     """
-    if out is not None:
-        check_destination(out, TABLE_SUFFIXES)
-        if out.resolve() == Path(fleet).resolve():
-            raise InputError(f"--out {out} is the fleet file itself: choose another")
-    if figure is not None:
-        check_destination(figure, FIGURE_SUFFIXES)
-    workload = Workload(features, labels, bits, packet_overhead)
+    output.check(fleet)
     if _is_measured(fleet):
-        _refuse(f"the measured delays of {fleet}", _needs_a_fleet(server_rate, rounds, excess))
-        _refuse_points(fleet, points)
-        measured = read_measured(fleet)
-        _show(measured, _plan(measured, redundancy, rows, None), out, figure, as_json)
+        output.show(*_measured_plan(fleet, parity, work))
         return
-    clients = _read(fleet, workload, points, seed)
-    if excess is not None:
-        others = {"--redundancy": redundancy, "--rows": rows, "--server-rate": server_rate}
-        _refuse("--excess", others | {"--rounds": rounds, "--out": out, "--figure": figure})
-        document = plan_from_cold(clients, workload, inputs, batches, excess, quiet=as_json)
-        if as_json:
-            print_json(document)
-        return
-    server = _server(server_rate, server_alpha, max_rows, clients)
-    with progress("planning"):
-        if rounds is None:
-            chosen = _plan(clients, redundancy, rows, server)
-        else:
-            others = {"--redundancy": redundancy, "--rows": rows, "--server-rate": server_rate}
-            _refuse("--rounds", others)
-            setup = Setup(inputs, batches)
-            chosen, _ = cheapest_plan(
-                clients, rounds, lambda u: setup.seconds(clients, workload, u)
-            )
-    _show(clients, chosen, out, figure, as_json)
-
-
-def _show(
-    clients: Fleet | DelaysWithPoints[MeasuredDelays],
-    chosen: Plan,
-    out: Path | None,
-    figure: Path | None,
-    as_json: bool,
-) -> None:
-    with progress("planning"):
-        waiting = expected_maximum(clients, clients.points)
-    if out is not None:
-        chosen.write(out)
-        wrote(out)
-    if figure is not None:
-        from codedfedl.report.figures import plan_figure, save_figure
-
-        save_figure(plan_figure(chosen, clients), figure)
-        wrote(figure)
-    if as_json:
-        gain = waiting / chosen.deadline if chosen.deadline else inf
-        extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
-        print_json(chosen.document() | extra)
+    clients = _read(fleet, work, seed)
+    if parity.excess is not None:
+        _plan_cold_start(clients, parity, work, output)
+    elif parity.rounds is not None:
+        output.show(clients, _cheapest_plan(clients, parity, work))
     else:
-        results.print(plan_view(chosen, waiting))
+        server = parity.server(clients)
+        with progress("planning"):
+            chosen = parity.plan(clients, server)
+        output.show(clients, chosen)
+
+
+def _measured_plan(name: str, parity: ParityOptions, work: WorkOptions) -> tuple[Clients, Plan]:
+    """Plan with delays as they were measured, which say nothing about other work."""
+    needs_a_fleet = {"--server-rate": parity.server_rate, "--rounds": parity.rounds}
+    _refuse(f"the measured delays of {name}", needs_a_fleet | {"--excess": parity.excess})
+    _refuse_points(name, work.points)
+    measured = read_measured(name)
+    return measured, parity.plan(measured, None)
+
+
+def _plan_cold_start(
+    clients: Fleet, parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
+    """Plan set-up and rounds of a cold start, and print them."""
+    assert parity.excess is not None
+    files = {"--out": output.out, "--figure": output.figure}
+    _refuse("--excess", parity.others | {"--rounds": parity.rounds} | files)
+    document = plan_from_cold(
+        clients, work.workload, work.inputs, work.batches, parity.excess, quiet=output.as_json
+    )
+    if output.as_json:
+        print_json(document)
+
+
+def _cheapest_plan(clients: Fleet, parity: ParityOptions, work: WorkOptions) -> Plan:
+    """Plan with the rows that take the least time, with the set-up and all rounds."""
+    assert parity.rounds is not None
+    parity.server(clients)  # refuses --max-rows alone
+    _refuse("--rounds", parity.others)
+    setup, workload = Setup(work.inputs, work.batches), work.workload
+    with progress("planning"):
+        chosen, _ = cheapest_plan(
+            clients, parity.rounds, lambda rows: setup.seconds(clients, workload, rows)
+        )
+    return chosen
 
 
 def _is_measured(name: str) -> bool:
     return name != "paper" and is_measured(name)
-
-
-def _needs_a_fleet(
-    server_rate: float | None, rounds: int | None, excess: float | None
-) -> dict[str, float | None]:
-    return {"--server-rate": server_rate, "--rounds": rounds, "--excess": excess}
 
 
 def _refuse_points(name: str, points: float | None) -> None:
@@ -185,32 +259,11 @@ def _refuse_points(name: str, points: float | None) -> None:
         raise InputError(f"{name} has its own column 'points': leave --points out")
 
 
-def _read(name: str, workload: Workload, points: float | None, seed: int) -> Fleet:
+def _read(name: str, work: WorkOptions, seed: int) -> Fleet:
     if name == "paper":
-        return paper_fleet(400 if points is None else points, workload, seed=seed)
-    _refuse_points(name, points)
-    return read_fleet(name, workload, points)
-
-
-def _server(
-    rate: float | None, alpha: float, max_rows: int | None, clients: Fleet
-) -> Server | None:
-    if rate is not None:
-        return Server(rate, clients.total_points if max_rows is None else max_rows, alpha)
-    if max_rows is not None:
-        raise InputError(f"--max-rows is {max_rows} without a server: say --server-rate too")
-    return None
-
-
-def _plan(
-    clients: Fleet | DelaysWithPoints[MeasuredDelays],
-    redundancy: float | None,
-    rows: int | None,
-    server: Server | None,
-) -> Plan:
-    if redundancy is None and rows is None and server is None:
-        redundancy = 0.1
-    return plan(clients, redundancy, parity_rows=rows, server=server)
+        return paper_fleet(400 if work.points is None else work.points, work.workload, seed=seed)
+    _refuse_points(name, work.points)
+    return read_fleet(name, work.workload, work.points)
 
 
 def _refuse(chosen: str, others: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from codedfedl.cli.beyond import BEYOND, Job
+from codedfedl.cli.beyond import BEYOND, Reproduction
 from codedfedl.cli.output import (
     print_json,
     progress,
@@ -90,7 +90,7 @@ def reproduce_command(
         raise InputError(f"--seeds is {seeds}: must be at least 1")
     client = figure_1_client(alpha)
     if item in BEYOND:
-        found_beyond = BEYOND[item](Job(out, seeds, data, device, as_json))
+        found_beyond = BEYOND[item](Reproduction(out, seeds, data, device, as_json))
         if as_json:
             print_json(found_beyond)
         return

@@ -12,7 +12,7 @@ from codedfedl.errors import InputError
 from codedfedl.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.engine import Superlink
+    from codedfedl.federate.flower.programs import Superlink
 
 __all__ = [
     "SERVER_HOME",
@@ -42,7 +42,7 @@ Authority = Annotated[
 
 def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
     """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
-    from codedfedl.federate.flower.engine import Superlink, check_engine
+    from codedfedl.federate.flower.programs import Superlink, check_engine
 
     check_engine()
     if superlink is None:
@@ -75,7 +75,7 @@ def serve_command(
 
     Runs are begun, and keys registered, by this user on this machine. Runs until it is interrupted.
     """
-    from codedfedl.federate.flower.engine import check_engine
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.keys import Keys
@@ -115,7 +115,7 @@ def node_command(
 
     Ends when the server refuses its key or its SuperNode ends: let a supervisor start it again.
     """
-    from codedfedl.federate.flower.engine import check_engine
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.keys import check_name
@@ -164,7 +164,7 @@ def register_command(
     authority: Authority = None,
 ) -> None:
     """Let nodes in, by their public keys; from now on each name belongs to its key."""
-    from codedfedl.federate.flower.engine import check_engine
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.keys import check_name
@@ -225,7 +225,7 @@ def key_command(
     folder: Annotated[Path, typer.Option(help="Where the key goes.")] = Path(),
 ) -> None:
     """Make a node's key pair, on the node: only the .pub goes to the operator."""
-    from codedfedl.federate.flower.engine import check_engine
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.keys import make_node_key

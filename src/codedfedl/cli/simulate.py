@@ -29,8 +29,9 @@ from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import verdict
-from codedfedl.runs.config import Experiment, read_experiment
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.simulation import engine
 from codedfedl.simulation.replay import replay as replay_federation

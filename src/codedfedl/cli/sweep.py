@@ -25,8 +25,9 @@ from codedfedl.report.rows import outcome_rows
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import CLOCKS, best, races
-from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import check
 from codedfedl.runs.grid import axis, cells
 from codedfedl.runs.overrides import parse_overrides
 

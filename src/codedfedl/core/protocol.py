@@ -243,6 +243,9 @@ class Scheme(ABC):
     solves: ClassVar[bool] = False
     """Whether it aims at the exact minimum: then a simulator follows how far off it is."""
 
+    descends: ClassVar[bool] = True
+    """Whether it takes steps of the task's schedule; otherwise `training.step` plays no part."""
+
     features: ClassVar["FeatureMap | None"] = None
     """The feature map, where the scheme itself decides it."""
 
@@ -257,6 +260,9 @@ class Scheme(ABC):
 
     takes_any_delays: ClassVar[bool] = False
     """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Settings by the names that they once had, with those of today, for errors."""
 
     def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
         """Refuse a fleet for which waiting might never end; real federations bound every wait."""

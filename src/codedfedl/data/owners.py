@@ -1,4 +1,4 @@
-"""Whose each point is, where clients are named point by point, and which devices they are."""
+"""Assign points to clients, and clients to devices."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +14,21 @@ from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, Workload, r
 from codedfedl.fleet.paper import paper_devices
 from codedfedl.streams import stream
 
-__all__ = ["dealt", "fleet_of"]
+__all__ = ["dealt", "fleet_of", "known_clients"]
 
 _CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's, and what each has at least
 
 Names = npt.NDArray[np.str_]
 Known = Devices | DelayParameters
-Given = Known | str | Path | None
-"""A fleet, devices, the file of either, or none: the paper's."""
+
+
+def known_clients(given: Known | str | Path | None) -> Known | None:
+    """Return a fleet or devices, read from a file where they are in one; None: the paper's."""
+    return read_clients(given) if isinstance(given, str | Path) else given
 
 
 def dealt(
-    clients: Any, labels: npt.NDArray[Any], fleet: Given, seed: int
+    clients: Any, labels: npt.NDArray[Any], fleet: Known | None, seed: int
 ) -> tuple[Names | None, list[IntArray]]:
     """Return the names of those who have points, and which; at random where nobody says."""
     if clients is None:
@@ -38,31 +41,25 @@ def dealt(
 
 
 def fleet_of(
-    given: Given, names: Names | None, workload: Workload, points: IntArray, seed: int
+    given: Known | None, names: Names | None, workload: Workload, points: IntArray, seed: int
 ) -> Fleet:
     """Return the clients that have points, with those points, in the order of their names."""
     if given is None:
         # The paper's ladders from the fastest to the slowest, with a rung for every client.
         between = (_CLIENTS - 1) / max(len(points) - 1, 1)
-        known: Known = paper_devices(len(points), k1=0.95**between, k2=0.8**between, seed=seed)
-        chosen = known
+        chosen: Known = paper_devices(len(points), k1=0.95**between, k2=0.8**between, seed=seed)
     else:
-        known = _known(given)
-        chosen = known.take(_places(known, names, len(points)))
+        chosen = given.take(_places(given, names, len(points)))
     parameters = chosen.parameters(workload) if isinstance(chosen, Devices) else chosen
     fleet = Fleet.of(parameters, points)
     return fleet if names is None else replace(fleet, client=names)
 
 
-def _known(given: Known | str | Path) -> Known:
-    return given if isinstance(given, Devices | DelayParameters) else read_clients(given)
-
-
-def _size(fleet: Given, points: int) -> int:
+def _size(fleet: Known | None, points: int) -> int:
     """Return how many clients there are; by default fewer where there is little data."""
     if fleet is None:
         return min(_CLIENTS, max(1, points // _LEAST_POINTS))
-    return len(_known(fleet))
+    return len(fleet)
 
 
 def _names(clients: Any, points: int) -> Names:

@@ -5,7 +5,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from codedfedl.runs.config import Experiment, read_experiment
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.documents import read_experiment
 
 __all__ = ["BUILT_IN", "built_in"]
 

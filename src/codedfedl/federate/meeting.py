@@ -80,10 +80,15 @@ def meet(
                 lost = arrival.status in ("late", "gone")
                 not_before[arrival.client] = now + (0.0 if lost else _AGAIN)  # it may be mended
         transport.sleep(0.0 if asked else _LOOK)
-    chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[: config.clients]
+    return _members(job.key, ready, config.clients)
+
+
+def _members(key: str, ready: Mapping[int, dict[str, Any]], clients: int) -> Members:
+    """Return the first nodes by name as members."""
+    chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[:clients]
     facts = [ready[node] for node in chosen]
     return Members(
-        key=job.key,
+        key=key,
         names=[fact["name"] for fact in facts],
         nodes=chosen,
         points=[fact["points"] for fact in facts],

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
-from codedfedl.core.client import work_from
+from codedfedl.core.travel import work_from
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError

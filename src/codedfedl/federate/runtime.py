@@ -5,8 +5,7 @@ hold the others up.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,12 +14,12 @@ import numpy.typing as npt
 
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.aggregate import SUM, RunningSum
-from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare, work_to
+from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare
 from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task
-from codedfedl.core.record import ARRIVED, SETUP
+from codedfedl.core.record import SETUP
+from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
-from codedfedl.errors import InputError
 from codedfedl.federate.checks import (
     Bounds,
     Evidence,
@@ -30,6 +29,7 @@ from codedfedl.federate.checks import (
     check_distance,
     checked_answer,
 )
+from codedfedl.federate.failures import check_setup, check_somebody, refusals_noted
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.node import Job
 from codedfedl.federate.tally import Tally
@@ -149,10 +149,11 @@ class Federation:
         ) as expected:
             for arrival in self.transport.gather({*asked, *before}, tally.began + deadline):
                 pending = self._pending.pop(arrival.question)
+                name = self.members.names[arrival.client]
                 now = pending.round == round_ and arrival.question in asked
                 if not ask.keep_late and arrival.when > tally.began + deadline:
                     continue
-                with self._refusals(tally, arrival) as usable:
+                with refusals_noted(tally, arrival, name, self.say) as usable:
                     if usable:
                         right = expected[pending.client] if now else self._expects(pending)
                         reply = self._taken(arrival, pending, right)
@@ -166,8 +167,8 @@ class Federation:
                     break
         if ask.setup:
             self.excluded |= {client for client, _ in tally.refusals}
-            self._check_setup(ask, tally, deadline)
-        self._check_somebody(ask, tally, round_, deadline)
+            check_setup(ask, tally, self.members, self.transport.now() - tally.began)
+        check_somebody(ask, tally, round_, deadline)
         return self._closed(ask, tally, round_, deadline, total, replies, points)
 
     def _closed(
@@ -308,50 +309,3 @@ class Federation:
         loads = loads_of(ask, self.task)
         loads[list(self.excluded)] = 0
         return Tally.start(loads, self.transport.now())
-
-    def _check_setup(self, ask: Ask, tally: Tally, deadline: float) -> None:
-        """Refuse to begin without what the scheme waits for from everybody."""
-        if np.isfinite(ask.wait.deadline) or isinstance(ask.work, Prepare):
-            return
-        refused = {client for client, _ in tally.refusals}
-        playing = [j for j in self.everyone if tally.loads[j]]
-        silent = [j for j in playing if tally.outcome[j] != ARRIVED and j not in refused]
-        kind = ask.work.kind.replace("_", " ")
-        if silent:
-            names = [self.members.names[j] for j in silent]
-            waited = self.transport.now() - tally.began
-            raise InputError(
-                f"no {kind} from {', '.join(names)} within {waited:.3g} s: look at their logs and "
-                "run this again, with a larger federation.setup_timeout, or with "
-                f"federation.without={names} to continue without them"
-            )
-        if not set(playing) - refused:
-            raise InputError(f"all {kind} was refused: see what the log says of it")
-
-    def _check_somebody(self, ask: Ask, tally: Tally, round_: int, deadline: float) -> None:
-        """End a run in which nobody answers a scheme that waits for answers alone."""
-        waits_for_answers = not ask.setup and not np.isfinite(ask.wait.deadline)
-        if waits_for_answers and not ask.keep_late and not (tally.outcome == ARRIVED).any():
-            raise InputError(
-                f"no client answered in round {round_ + 1} within {deadline:g} s: see that the "
-                "nodes are up and run this again, or begin anew with a larger federation.deadline"
-            )
-
-    @contextmanager
-    def _refusals(self, tally: Tally, arrival: Arrival) -> Iterator[bool]:
-        """Say whether there is an answer to use; note whatever is wrong with it, and continue."""
-        client, name = arrival.client, self.members.names[arrival.client]
-        if arrival.status in ("problem", "gone"):
-            tally.dropped(client)
-        if arrival.status == "problem":
-            self.say(f"{name}: {arrival.reason}")
-        why = arrival.reason if arrival.status == "malformed" else ""
-        try:
-            yield arrival.status == "answer"
-        except TimeoutError:  # there was no time left to judge it: it stays late
-            return
-        except Exception as error:  # whatever a client sends, the others continue
-            why = str(error) if isinstance(error, RefusedError) else type(error).__name__
-        if why:
-            self.say(f"refused: {name}: {why}")
-            tally.refused(client, why)

@@ -15,15 +15,15 @@ from codedfedl.arrays import Array
 from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
+from codedfedl.federate.ending import Ending, write_records
 from codedfedl.federate.evaluation import Evaluation
 from codedfedl.federate.meeting import Say, job_of, meet, wait_for
 from codedfedl.federate.probe import probe
-from codedfedl.federate.records import Ending, write_records
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Transport
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.federation import federation_config, fitted, scheme_of, start, task_of
+from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
 from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import planned_share
@@ -112,7 +112,10 @@ def _assembled(
         journal.keep_members(members)
     else:
         wait_for(transport, members, say)
-    task, job = task_of(experiment, members), job_of(experiment, members.key, members.columns)
+    task, job = (
+        federation_task(experiment, members),
+        job_of(experiment, members.key, members.columns),
+    )
     return Federation(transport, config, members, task, job, journal, say)
 
 

@@ -12,11 +12,11 @@ from codedfedl.fitting.estimates import (
     Missing,
     Shape,
     Work,
-    fit_link,
     fit_work,
     ks_distance,
     replied_interval,
 )
+from codedfedl.fitting.separation import measured_link, note_hidden, reply_limits, shape_of
 from codedfedl.fitting.traces import Traces
 from codedfedl.fleet.devices import DelayParameters
 
@@ -41,7 +41,6 @@ _LARGEST_ALPHA = 1e4  # likewise
 _ROUNDING = 1e-9  # of a time: what a difference of times may be off by
 _TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 _WAYS = ("down", "up")
-_NO_LINK = Link(0.0, 0.0, np.full(2, np.nan), np.full(2, np.nan), hidden=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +77,8 @@ class ClientTimes:
     @staticmethod
     def of(traces: Traces, rows: IntArray, points: float) -> "ClientTimes":
         """Take apart what was measured of a client."""
-        came = rows[traces.came[rows]]
-        never = rows[~traces.came[rows]]
-        notes: list[str] = []
-        seconds = traces.seconds[came]
+        came, never = rows[traces.came[rows]], rows[~traces.came[rows]]
+        seconds, notes = traces.seconds[came], list[str]()
 
         def known(name: str) -> FloatArray | None:
             values: FloatArray = getattr(traces, name)[came]
@@ -90,32 +87,31 @@ class ClientTimes:
             return None if np.isnan(values).any() or not len(came) else values
 
         compute = known("compute")
-        links = [_link(known(name), known(f"retries_{name}"), name, notes) for name in _WAYS]
+        links = [
+            measured_link(known(name), known(f"retries_{name}"), name, notes) for name in _WAYS
+        ]
         on_link = sum((values for values, _ in links), np.zeros(len(came)))
         work = np.maximum(seconds - on_link, _ROUNDING * seconds) if compute is None else compute
         rest = seconds - on_link - work
         load = traces.load[came]
-        shape, told_apart = _shape(load, compute is not None, points, notes)
-        _note_hidden(links[0][1], links[1][1], notes)
+        shape, told_apart = shape_of(load, compute is not None, points, notes)
+        note_hidden(links[0][1], links[1][1], notes)
         waited = traces.waited[never]
         if len(never) and np.isnan(waited).any() and len(came):
             notes.append(
                 "what never came back counts as absence: add 'waited', the seconds after which the "
                 "server gave up, to tell it from lateness"
             )
+        last_look = np.where(np.isnan(waited), np.inf, waited)
         return ClientTimes(
             load=load,
             seconds=seconds,
             work=work,
             rest=np.where(rest > _ROUNDING * seconds, rest, 0.0),
-            limit=_limits(seconds, traces.waited[came], waited),
+            limit=reply_limits(seconds, traces.waited[came], waited),
             down=links[0][1],
             up=links[1][1],
-            missing=Missing(
-                traces.load[never],
-                np.where(np.isnan(waited), np.inf, waited),
-                np.ones(len(never)),
-            ),
+            missing=Missing(traces.load[never], last_look, np.ones(len(never))),
             shape=shape,
             told_apart=told_apart,
             notes=notes,
@@ -283,64 +279,3 @@ class ClientTimes:
     def _distance(self, estimate: dict[str, FloatArray], seconds: FloatArray) -> FloatArray:
         parameters = DelayParameters(**estimate)
         return ks_distance(parameters, self.load, seconds, self.limit)
-
-
-def _link(
-    seconds: FloatArray | None, retries: FloatArray | None, name: str, notes: list[str]
-) -> tuple[FloatArray | float, Link]:
-    if seconds is not None:
-        return seconds, fit_link(seconds, retries)
-    if retries is not None:
-        notes.append(f"retries_{name} tell nothing without the seconds {name}: measure those too")
-    return 0.0, _NO_LINK
-
-
-def _shape(load: FloatArray, computed: bool, points: float, notes: list[str]) -> tuple[Shape, bool]:
-    """Choose what the certain part of the work may be, and say what cannot be told."""
-    if len(np.unique(load)) != 1:
-        return "line", True
-    if computed:
-        notes.append(
-            "compute was measured at a single load: a fixed part of it would not be seen; measure "
-            "two loads or more"
-        )
-        return "per point", True
-    why = "totals at a single load do not separate compute from link and overhead: "
-    if points > load[0]:
-        notes.append(
-            f"{why}all of it is taken to grow with the load, since more points are planned than "
-            "were measured; measure two loads or more"
-        )
-        return "per point", False
-    notes.append(
-        f"{why}what is certain of it is taken to be overhead, so that no smaller load is promised "
-        "to be faster than was seen; measure two loads or more"
-    )
-    return "fixed", False
-
-
-def _note_hidden(down: Link, up: Link, notes: list[str]) -> None:
-    if down is _NO_LINK and up is _NO_LINK:
-        notes.append(
-            "retransmissions are hidden in the times, as TCP does: the link counts as overhead, "
-            "with erasure 0; measure the seconds down and up to tell them apart"
-        )
-        return
-    for name, link in (("down", down), ("up", up)):
-        if link is _NO_LINK:
-            notes.append(f"the seconds {name} were not measured: they count as overhead")
-        elif link.hidden:
-            notes.append(
-                f"the seconds {name} are no multiples of a packet's time: retransmissions are "
-                "hidden, as TCP does; packet_time is their mean, with erasure 0"
-            )
-
-
-def _limits(seconds: FloatArray, waited: FloatArray, never_waited: FloatArray) -> FloatArray:
-    """Return when the server stopped waiting for each reply; ∞ where it waited for ever.
-
-    Where a reply has no such time, it is taken to be the longest of those that never came.
-    """
-    longest = np.nanmax(np.append(never_waited, 0.0))
-    limit = np.where(np.isnan(waited), longest, waited)
-    return np.where(seconds <= limit, limit, np.inf)

@@ -4,8 +4,6 @@ A round costs client j the time T = overhead + ℓ̃/μ + Exp(αμ/ℓ̃) + N_d�
 N_d and N_u; with probability 1 − availability it does not answer at all (T = ∞).
 """
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
@@ -33,15 +31,10 @@ __all__ = [
     "FleetDelays",
     "delays_and_points",
     "delays_of",
-    "expected_maximum",
 ]
 
 FOREVER = 1e150
 """Seconds after which every client that takes part has answered."""
-
-_SURELY = 1 - 1e-9
-_CROSSING = 1e-3  # how late, relative to the time
-_INSTANT = 1e-150  # seconds: no smaller time is looked for
 
 
 class Chances(Protocol):
@@ -296,52 +289,3 @@ def delays_and_points(
     if isinstance(source, Fleet | DelaysWithPoints):
         return delays, source.points
     raise InputError("points are not given, and delays alone do not tell them: say points=…")
-
-
-def expected_maximum(fleet: Delays, loads: npt.ArrayLike) -> float:
-    """E[max_j T_j]: the mean round when the server waits for all who have a load, seconds.
-
-    ∞ where some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt, by adaptive quadrature:
-    good to three digits or more where the link alone decides (steps), to six elsewhere.
-    """
-    from scipy.integrate import IntegrationWarning, quad
-
-    model = delays_of(fleet)
-    loads = np.asarray(loads, dtype=np.float64) * np.ones(len(model.client))
-    asked = np.flatnonzero(loads > 0)
-
-    def all_done(model: DelayDistribution, loads: FloatArray, t: float) -> float:
-        return float(np.prod(model.cdf(loads, t)))
-
-    model, loads = model.take(asked), loads[asked]
-    if all_done(model, loads, FOREVER) < _SURELY:
-        return np.inf
-    latest = _crossing(lambda t: all_done(model, loads, t) >= _SURELY)
-    earliest = _crossing(lambda t: all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING)
-    slow = np.flatnonzero(model.cdf(loads, earliest) < 1)  # the others are done by then
-    slowest, their_loads = model.take(slow), loads[slow]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", IntegrationWarning)  # a staircase has no smooth panels
-        rest, _ = quad(
-            lambda t: 1 - all_done(slowest, their_loads, t),
-            earliest,
-            latest,
-            epsrel=1e-6,
-            epsabs=1e-6 * latest,
-            limit=200,
-        )
-    return float(earliest + rest)
-
-
-def _crossing(reached: Callable[[float], bool]) -> float:
-    """Return the time at which something becomes true, a little late."""
-    low, high = 0.0, 1.0
-    while not reached(high):
-        low, high = high, 2 * high
-    while low == 0.0 and high > _INSTANT and reached(high / 2):
-        high /= 2
-    low = max(low, high / 2)
-    while high > low * (1 + _CROSSING):
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high

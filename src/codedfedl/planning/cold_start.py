@@ -131,7 +131,7 @@ def plan_cold_start(
     wanted: float,
     *,
     setup_deadline: float | None = None,
-    round_deadline: float | None = None,
+    deadline: float | None = None,
     rounds: int | None = None,
 ) -> ColdStart:
     """Choose what minimises the predicted time to a wanted relative excess of the objective.
@@ -144,24 +144,24 @@ def plan_cold_start(
         Points of each client in all.
     wanted
         Such as 0.1, for a ridge objective at most 10% above its optimum.
-    setup_deadline, round_deadline, rounds
-        Taken as given where given.
+    setup_deadline, deadline, rounds
+        Of the set-up and of a round, in seconds, and how many of these; taken as given where given.
     """
     if not 0 < wanted < np.inf:
         raise InputError(f"excess is {wanted:g}: must be finite and above 0")
-    for name, given in (("setup_deadline", setup_deadline), ("round_deadline", round_deadline)):
+    for name, given in (("setup_deadline", setup_deadline), ("deadline", deadline)):
         if given is not None and not 0 < given < np.inf:
             raise InputError(f"{name} is {given:g}: must be finite and above 0 seconds")
     if rounds is not None and (rounds < 0 or rounds != int(rounds)):
         raise InputError(f"rounds is {rounds}: must be a whole number from 0 on")
     planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds)
     budgets = planner.budgets() if setup_deadline is None else [setup_deadline]
-    found = [one for budget in budgets for one in planner.candidates(budget, round_deadline)]
+    found = [one for budget in budgets for one in planner.candidates(budget, deadline)]
     if not found and setup_deadline is not None:
         raise planner.refusal(setup_deadline)
     if not found:
         raise InputError(
-            f"an excess of {wanted:g} is never reached: no client answers, or round_deadline is "
+            f"an excess of {wanted:g} is never reached: no client answers, or deadline is "
             "too short; raise either, or give rounds"
         )
     if rounds is not None:  # what they bring is what is left to choose
@@ -212,7 +212,7 @@ class _Planner:
         if floor < self.wanted:
             return InputError(
                 f"an excess of {self.wanted:g} is never reached after a set-up of {budget:g} s: no "
-                "client answers, or round_deadline is too short; raise it, or give rounds"
+                "client answers, or deadline is too short; raise it, or give rounds"
             )
         return InputError(
             f"setup_deadline is {budget:g} s: so few points are embedded by then that an excess of "

@@ -134,21 +134,22 @@ def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any
     every = [(story.name, o) for story in stories for o in story.outcomes]
     colours = {(line.run, line.outcome.cell): line.colour for line in lines}
     together = _comparable(stories)
+    racing = [("" if together else name, o.dataset, o.target) for name, o in every]
     hours: dict[tuple[Any, ...], list[float]] = {}
-    for name, o in every:
+    for key, (_, o) in zip(racing, every, strict=True):
         if (hour := median_of_all(o.total_hours)) is not None and o.above_chance:
-            hours.setdefault(("" if together else name, o.dataset, o.target), []).append(hour)
+            hours.setdefault(key, []).append(hour)
     race = []
-    for name, o in every:
+    for key, (name, o) in zip(racing, every, strict=True):
         hour = median_of_all(o.total_hours) if o.above_chance else None
-        rivals = hours.get(("" if together else name, o.dataset, o.target), [])
+        rivals = hours.get(key, [])
         race.append(
             {
                 "run": name,
                 "colour": colours.get((name, o.cell)),
                 "outcome": o,
                 "share": 0.0 if hour is None else hour / max(rivals),
-                "first": hour is not None and hour == min(rivals),
+                "first": hour is not None and hour == min(rivals) and racing.count(key) > 1,
             }
         )
     return race

@@ -63,12 +63,14 @@ class Curve:
     def chance_bound(self) -> float:
         """What is clearly above chance: more than chance and three standard errors of the test set.
 
-        For R² that is 0; of a run that does not say what chance gives, everything is above it.
+        For R² that is 0; of a run that does not say what chance gives, everything is above it. A
+        model without a single error is above it too, however few points there are to test with.
         """
         chance, tested = self.facts.get("chance"), self.facts.get("test_points")
         if chance is None or tested is None:
             return -np.inf
-        return chance + 3 * float(np.sqrt(chance * (1 - chance) / tested))
+        bound = chance + 3 * float(np.sqrt(chance * (1 - chance) / tested))
+        return max(chance, min(bound, 1 - 0.5 / tested))
 
     @property
     def excess_at_plan(self) -> float | None:

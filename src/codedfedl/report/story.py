@@ -202,8 +202,9 @@ def _client(columns: Columns, row: int) -> Row:
     """Return a client's row, with its time in a round and the share of each part of it."""
     client = {name: columns[name][row] for name in columns}
     parts = {name: float(client[column]) for name, column in PARTS.items()}
-    client["seconds"] = sum(parts.values())
-    client["parts"] = parts
+    known = not any(np.isnan(seconds) for seconds in parts.values())  # measured delays have none
+    client["seconds"] = sum(parts.values()) if known else None
+    client["parts"] = parts if known else {}
     client["load_share"] = float(client["load"] / client["points"]) if client["points"] else 0.0
     planned = float(client["planned_share"])
     client["planned"] = None if np.isnan(planned) or client["load"] == 0 else planned

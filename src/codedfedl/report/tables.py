@@ -174,7 +174,7 @@ def outcome_view(outcomes: Sequence[Outcome], width: int) -> Table:
 def _is_first(outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
     """Say whether nobody in the same race was sooner with the set-up charged."""
     (race,) = (race for race in races(outcomes) if outcome in race)
-    return outcome is best(race, "total_hours")
+    return len(race) > 1 and outcome is best(race, "total_hours")
 
 
 def _spread(values: Sequence[float | None], wide: bool) -> str:

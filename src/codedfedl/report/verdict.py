@@ -58,6 +58,12 @@ def _verdict(race: Sequence[Outcome]) -> list[str]:
         hours = median_of_all(getattr(first, clock)) or 0.0
         took = span(hours) if hours else "its start meets the target, before any round"
         gain = first.gain if clock == "training_hours" else first.gain_total
+        if len(race) == 1:
+            reached = written(first.metric, first.target)
+            sentences.append(
+                f"With {name}, {first.setting} reached {first.metric} {reached}: {took}."
+            )
+            continue
         versus = ""
         if gain is not None and not first.is_reference:
             versus = f", {_times(gain)} {first.reference_name}"

@@ -1,8 +1,5 @@
-"""An experiment as a TOML file, checked before anything else happens."""
+"""Everything that a run depends on: the tables of an experiment, with their defaults."""
 
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,7 +10,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
-    ValidationError,
     field_validator,
 )
 
@@ -24,18 +20,9 @@ from codedfedl.io.names import nearest
 from codedfedl.learning.features import FEATURES, FeatureMap, feature_map, safe_step
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
-from codedfedl.runs.overrides import set_key
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
-__all__ = [
-    "Experiment",
-    "FederationConfig",
-    "SchemeConfig",
-    "changed",
-    "check",
-    "read_experiment",
-    "table_keys",
-]
+__all__ = ["Experiment", "FederationConfig", "SchemeConfig"]
 
 
 def _known_features(kind: str) -> str:
@@ -253,95 +240,3 @@ class Experiment(_Table):
             [config.model_dump() for config in self.schemes],
         )
         return dict(zip(labels, built, strict=True))
-
-
-def read_experiment(
-    path: str | Path,
-    changes: Mapping[str, Any] | None = None,
-    options: Mapping[str, str] | None = None,
-) -> Experiment:
-    """Read a TOML file, with some values changed.
-
-    Parameters
-    ----------
-    changes
-        Values by their keys, such as ``{"training.epochs": 7}``.
-    options
-        The option by which a user gave a key, for errors.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"cannot read {path}: there is no such file")
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    return changed(document, changes or {}, str(path), options)
-
-
-def changed(
-    document: dict[str, Any],
-    changes: Mapping[str, Any],
-    where: str,
-    options: Mapping[str, str] | None = None,
-) -> Experiment:
-    """Turn a document with some values changed into an experiment."""
-    if not changes and all(table == {} for table in document.values()):
-        raise InputError(
-            f"{where} is empty: say at least which data and which fleet, a line each, such as "
-            'data.name = "my.csv", data.label = "kind", fleet.name = "fleet.csv"'
-        )
-    for key, value in changes.items():
-        set_key(document, key, value)
-    experiment = check(document, where, options)
-    experiment.build_schemes()
-    return experiment
-
-
-def check(
-    document: dict[str, Any], where: str, options: Mapping[str, str] | None = None
-) -> Experiment:
-    """Turn a document into an experiment, or say what is wrong with it and where."""
-    try:
-        return Experiment.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        # Where a value may be of several types, pydantic adds the one that it tried.
-        known = [part for part in first["loc"] if _names_a_key(part)]
-        key = ".".join(str(part) for part in known)
-        option = _option(key, options or {})
-        if first["type"] == "extra_forbidden":
-            table = _table_at(first["loc"][:-1])
-            hint = nearest(str(first["loc"][-1]), list(table.model_fields))
-            below = (known for known in options or {} if known.startswith(f"{key}."))
-            option = option or (options or {}).get(next(below, ""), "")
-            raise InputError(f"{option or where}: unknown key {key!r}: {hint}") from None
-        raise InputError(
-            f"{option or f'{where}: {key}'} is {first['input']!r}: {first['msg']}"
-        ) from None
-
-
-def _option(key: str, options: Mapping[str, str]) -> str:
-    """Return the option that gave a key, or a table around it; empty where none did."""
-    given = [known for known in options if f"{key}.".startswith(f"{known}.")]
-    longest = max(given, key=len, default="")
-    return "" if not given else options[longest] + key.removeprefix(longest)
-
-
-def _names_a_key(part: int | str) -> bool:
-    types = ("bool", "int", "float", "str")
-    return isinstance(part, int) or (part.isidentifier() and part not in types)
-
-
-def table_keys(name: str) -> list[str]:
-    """Return the keys of a table, such as ``fleet``."""
-    return list(_table_at((name,)).model_fields)
-
-
-def _table_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    table: type[BaseModel] = Experiment
-    for part in location:
-        annotation = table.model_fields[str(part)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            table = annotation
-    return table

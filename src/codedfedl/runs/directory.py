@@ -24,7 +24,8 @@ import tomli_w
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.tables import write_table
-from codedfedl.runs.config import Experiment, check
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.documents import check
 from codedfedl.runs.status import StatusFile, reason
 
 __all__ = ["Checkpoint", "RunDirectory"]

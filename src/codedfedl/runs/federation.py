@@ -14,11 +14,19 @@ from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Workload
+from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.schemes import make_scheme
+from codedfedl.schemes import make_scheme, scheme_class
 
-__all__ = ["federation_config", "fitted", "scheme_of", "start", "task_of"]
+__all__ = [
+    "federation_config",
+    "federation_schedule",
+    "federation_task",
+    "fitted",
+    "scheme_of",
+    "start",
+]
 
 
 def federation_config(experiment: Experiment) -> FederationConfig:
@@ -29,9 +37,17 @@ def federation_config(experiment: Experiment) -> FederationConfig:
         raise InputError("a federation has one scheme and one seed: leave out the others")
     if experiment.grid:
         raise InputError("a federation runs one setting: leave out [grid]")
-    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
-    _ = experiment.schedule(features)  # both refuse what needs all data in one place
+    _ = federation_schedule(experiment)  # refuses what needs all data in one place
     return experiment.federation
+
+
+def federation_schedule(experiment: Experiment) -> Schedule:
+    """Return the step sizes; those of a scheme that takes none are infinite where not given."""
+    chosen = experiment.schemes[0]
+    features = experiment.feature_map(experiment.seeds[0], chosen)
+    if experiment.training.step == "auto" and not scheme_class(chosen.name).descends:
+        return Schedule(np.inf)
+    return experiment.schedule(features)
 
 
 def scheme_of(experiment: Experiment) -> Scheme:
@@ -41,7 +57,7 @@ def scheme_of(experiment: Experiment) -> Scheme:
     return make_scheme(chosen.name, chosen.settings).within(limits)
 
 
-def task_of(experiment: Experiment, members: Members) -> Task:
+def federation_task(experiment: Experiment, members: Members) -> Task:
     """Return the public facts of the training task."""
     training, batches = experiment.training, experiment.data.batches
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
@@ -53,7 +69,7 @@ def task_of(experiment: Experiment, members: Members) -> Task:
         feature_macs=features.macs(members.inputs),
         points=np.array(sizes),
         epochs=max(training.epochs, -(-rounds // batches)),
-        schedule=experiment.schedule(features),
+        schedule=federation_schedule(experiment),
         ridge=training.ridge,
     )
 
@@ -74,7 +90,7 @@ def start(
 
     An engine's own delays follow no formula: a scheme that can plans with the measurements.
     """
-    task, config = task_of(experiment, members), federation_config(experiment)
+    task, config = federation_task(experiment, members), federation_config(experiment)
     margin = config.margin if scheme.plans_deadline else 1.0
     if scheme.takes_any_delays:
         delays = _Cautious(found.measured.delays, config.availability, margin)

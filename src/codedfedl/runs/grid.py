@@ -10,7 +10,8 @@ from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.runs.config import Experiment, SchemeConfig, check, table_keys
+from codedfedl.runs.config import Experiment, SchemeConfig
+from codedfedl.runs.documents import check, table_keys
 from codedfedl.runs.labels import distinct_labels, flattened
 from codedfedl.runs.overrides import parse_value, set_key
 from codedfedl.schemes import SCHEMES, scheme_class, settings_of
@@ -120,7 +121,7 @@ def _full_key(key: str, schemes: Iterable[str]) -> str:
     if key in _WORDS:
         return _WORDS[key]
     paths = [f"{table}.{name}" for table in _TABLES for name in table_keys(table)]
-    settings = sorted({name for one in {*SCHEMES, *schemes} for name in settings_of(one)})
+    settings = sorted({name for one in {*SCHEMES, *schemes} for name in _settings(one)})
     if key in (SCHEME, "seeds", *paths) or key in settings:
         path = key
     else:
@@ -131,6 +132,16 @@ def _full_key(key: str, schemes: Iterable[str]) -> str:
     return path
 
 
+def _settings(scheme: str) -> list[str]:
+    """Return the settings of a scheme, and those of earlier runs, which reports still read.
+
+    A name that another scheme has today is left to that one.
+    """
+    today = {name for one in SCHEMES for name in settings_of(one)}
+    once = [name for name in scheme_class(scheme).renamed if name not in today]
+    return settings_of(scheme) + once
+
+
 def cells(experiment: Experiment) -> list[Cell]:
     """Return every setting of an experiment: its schemes, at every point of its grid."""
     grid = _checked(experiment)
@@ -139,7 +150,10 @@ def cells(experiment: Experiment) -> list[Cell]:
     tables = list(_schemes(experiment, grid))
     for key in grid:
         if key not in (SCHEME, *shared) and not any(key in place for _, place in tables):
-            raise InputError(f"grid.{key}: none of the schemes has such a setting")
+            raise InputError(
+                f"grid.{key}: {_listed(table['name'] for table, _ in tables)} has no such setting: "
+                f"{_remedy(key, tables)}"
+            )
     different: dict[str, Cell] = {}
     for values in product(*(grid[key] for key in shared)):
         place = dict(zip(shared, values, strict=True))
@@ -160,6 +174,19 @@ def cells(experiment: Experiment) -> list[Cell]:
     unique = list(different.values())
     labels = distinct_labels([cell.label for cell in unique], [cell.settings for cell in unique])
     return [replace(cell, label=label) for cell, label in zip(unique, labels, strict=True)]
+
+
+def _listed(schemes: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(schemes))
+
+
+def _remedy(key: str, tables: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Say what to vary instead of a setting that none of the schemes has, or where it is one."""
+    for table, _ in tables:
+        if new := scheme_class(table["name"]).renamed.get(key):
+            return f"it is now {new!r}"
+    having = _listed(name for name in SCHEMES if key in settings_of(name))
+    return f"add a scheme that has it ({having}), or vary another key"
 
 
 def _checked(experiment: Experiment) -> dict[str, list[Any]]:
@@ -198,7 +225,7 @@ def _schemes(
         ]
         tables = [table for name, known in given for table in known or [{"name": name}]]
     for table in tables:
-        known_settings = settings_of(table["name"])
+        known_settings = _settings(table["name"])
         own = [key for key in grid if key in known_settings]
         for values in product(*(grid[key] for key in own)):
             place = dict(zip(own, values, strict=True))

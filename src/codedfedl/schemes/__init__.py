@@ -88,6 +88,7 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
     for key in settings:
         if key not in known:
             hint = nearest(key, known) if known else "it has no settings"
+            hint = f"it is now {made.renamed[key]!r}" if key in made.renamed else hint
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
     try:
         scheme: Scheme = made(**settings)

@@ -12,27 +12,34 @@ answers themselves show, old anchors cannot make it diverge.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, beside
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task
+from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
-from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.sketching import damping as damping_of
 from codedfedl.planning.cold_start import ColdStart, plan_cold_start
+from codedfedl.schemes.newton_state import (
+    Anchor,
+    NewtonState,
+    client_damping,
+    double,
+    needed_damping,
+    newton_step,
+    total_ridge,
+)
 from codedfedl.schemes.sketch_solve import (
     Block,
     block_facts,
@@ -44,61 +51,7 @@ from codedfedl.streams import stream
 
 __all__ = ["CodedNewton"]
 
-_TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
-
 _LARGEST = 1e30  # what float32 holds with room to spare
-
-
-@dataclass(frozen=True, eq=False)
-class Anchor:
-    """A client's last answer: its gradient, and the model and number of points it is for."""
-
-    gradient: FloatArray
-    model: FloatArray
-    points: int
-
-
-@dataclass(frozen=True, eq=False)
-class NewtonState(State):
-    """What the server remembers.
-
-    Attributes
-    ----------
-    plan
-        Deadlines and rounds, with what they were expected to bring.
-    first_plan
-        What was planned before any parity was there.
-    last_round : int
-        How many rounds are played: the plan's, unless more are asked for.
-    blocks, sketch
-        The parity of each client that sent some, and of all together.
-    damping : float
-        ρ, the damping of all clients together; each has a share by its points.
-    raised
-        ρ_j of each client whose answers showed that its share is too little.
-    anchors
-        The last answer of each client that was heard.
-    start_loss : float
-        The start's squared error a point on all points, halved, as predicted from parity.
-    start_excess : float
-        The relative excess of its objective, predicted likewise.
-    """
-
-    plan: ColdStart | None = None
-    first_plan: ColdStart | None = None
-    last_round: int = 0
-    blocks: Mapping[int, Block] = field(default_factory=dict)
-    sketch: Sketch | None = None
-    damping: float = 0.0
-    raised: Mapping[int, float] = field(default_factory=dict)
-    anchors: Mapping[int, Anchor] = field(default_factory=dict)
-    start_loss: float = np.nan
-    start_excess: float = np.nan
-
-    @cached_property
-    def represented_points(self) -> float:
-        """Points of the clients whose parity is there."""
-        return float(self.task.held[list(self.blocks)].sum())
 
 
 @dataclass(frozen=True)
@@ -113,8 +66,8 @@ class CodedNewton(Scheme):
         Points behind every parity row.
     nonzeros
         Rows that a point goes into.
-    setup_deadline, round_deadline : seconds
-        The plan's, if not given.
+    setup_deadline, deadline : seconds
+        Of the set-up and of every round; the plan's, if not given.
     rounds
         The plan's, if not given: as many as the parity says are needed.
     hours
@@ -127,7 +80,7 @@ class CodedNewton(Scheme):
     mixing: int = LEAST_MIXING
     nonzeros: int = 1
     setup_deadline: float | None = None
-    round_deadline: float | None = None
+    deadline: float | None = None
     rounds: int | None = None
     hours: float | None = None
     damped: bool = True
@@ -136,6 +89,8 @@ class CodedNewton(Scheme):
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
     featured: ClassVar[bool] = True
     solves: ClassVar[bool] = True
+    descends: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {"round_deadline": "deadline"}
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing)
@@ -155,7 +110,7 @@ class CodedNewton(Scheme):
         """Take the operator's deadlines and rounds."""
         return replace(
             self,
-            round_deadline=_first(self.round_deadline, limits.deadline),
+            deadline=_first(self.deadline, limits.deadline),
             setup_deadline=_first(self.setup_deadline, limits.setup_deadline),
             rounds=_first(self.rounds, limits.rounds),
         )
@@ -163,7 +118,7 @@ class CodedNewton(Scheme):
     @property
     def plans_deadline(self) -> bool:
         """Whether the rounds' deadline is the plan's."""
-        return self.round_deadline is None
+        return self.deadline is None
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
@@ -198,7 +153,7 @@ class CodedNewton(Scheme):
             self.parity.setup(task),
             self.excess,
             setup_deadline=self.setup_deadline,
-            round_deadline=self.round_deadline,
+            deadline=self.deadline,
             rounds=rounds,
         )
 
@@ -222,7 +177,7 @@ class CodedNewton(Scheme):
             return self._start_from_parity(state)
         answers = [reply for reply in inbox.replies if reply.round != SETUP]
         state = self._with_replies(state, answers)
-        model = _double(state.model) - _newton_step(state)
+        model = double(state.model) - newton_step(state)
         return replace(self._with_model(state, model), round=state.round + 1)
 
     def plan(self, state: NewtonState) -> ColdStart | None:
@@ -251,7 +206,7 @@ class CodedNewton(Scheme):
         sketch = sketch_of(blocks, state.task)
         if not self.damped:
             return replace(state, blocks=blocks, sketch=sketch)
-        ridge, rng = _ridge(state), stream(0, "code")  # no secret: the parity is the server's
+        ridge, rng = total_ridge(state), stream(0, "code")  # no secret: the parity is the server's
         damping = max(damping_of(sketch, ridge, rng) - ridge, state.damping)
         return replace(state, blocks=blocks, sketch=sketch, damping=damping)
 
@@ -259,7 +214,7 @@ class CodedNewton(Scheme):
         if state.sketch is None:
             raise InputError("no client sent parity by the deadline: give the set-up more time")
         assert state.plan is not None
-        sketch, ridge = state.sketch, _ridge(state)
+        sketch, ridge = state.sketch, total_ridge(state)
         start = sketch.best_ridge(ridge)
         loss = sketch.leave_one_out(start) / (2 * state.represented_points)
         theta = sketch.effective_dimension(ridge) / sketch.rows
@@ -283,17 +238,17 @@ class CodedNewton(Scheme):
         """Move the anchors of all who answered; damp those more whose parity was too flat."""
         anchors, raised = dict(state.anchors), dict(state.raised)
         for reply in replies:
-            gradient, shape = _double(reply.arrays["gradient"]), tuple(state.model.shape)
+            gradient, shape = double(reply.arrays["gradient"]), tuple(state.model.shape)
             if gradient.shape != shape or not np.isfinite(gradient).all():
                 raise InputError(
                     f"the gradient of client {reply.client} has shape {gradient.shape} or is not "
                     f"finite: must be finite numbers of shape {shape}"
                 )
-            now = Anchor(gradient, _double(reply.model), reply.points)
+            now = Anchor(gradient, double(reply.model), reply.points)
             before = anchors.get(reply.client)
             if self.damped and before is not None and before.points == now.points:
-                needed = _needed_damping(state, reply.client, before, now)
-                if needed > _damping(state, reply.client):
+                needed = needed_damping(state, reply.client, before, now)
+                if needed > client_damping(state, reply.client):
                     raised[reply.client] = needed
             anchors[reply.client] = now
         return replace(state, anchors=anchors, raised=raised)
@@ -301,70 +256,3 @@ class CodedNewton(Scheme):
 
 def _first(own: Any, other: Any) -> Any:
     return other if own is None else own
-
-
-def _double(array: Array) -> FloatArray:
-    """Return an array on the host, in double precision."""
-    return to_host(array).astype(np.float64)
-
-
-def _ridge(state: NewtonState) -> float:
-    """λ·m: losses here are sums over points."""
-    return state.task.ridge * float(state.task.held.sum())
-
-
-def _share(state: NewtonState, client: int) -> float:
-    return float(state.task.held[client]) / state.represented_points
-
-
-def _damping(state: NewtonState, client: int) -> float:
-    """ρ_j."""
-    return max(_share(state, client) * state.damping, state.raised.get(client, 0.0))
-
-
-def _needed_damping(state: NewtonState, client: int, before: Anchor, now: Anchor) -> float:
-    """Return the ρ_j that would bound the curvature between two answers; 0 if it is bounded.
-
-    A client without parity is taken to curve as all others do.
-    """
-    moved = now.model - before.model
-    true = (moved * (now.gradient - before.gradient)).sum(0)
-    if client in state.blocks:
-        rows, share = to_host(state.blocks[client].parity.features).astype(np.float64), 1.0
-    else:
-        assert state.sketch is not None
-        rows, share = state.sketch.features, _share(state, client)
-    assumed, squares = share * ((rows @ moved) ** 2).sum(0), (moved**2).sum(0)
-    wrong = true > _TOO_CURVED * (assumed + _damping(state, client) * squares)
-    return float(((true - assumed)[wrong] / squares[wrong]).max(initial=0.0))
-
-
-def _newton_step(state: NewtonState) -> FloatArray:
-    """Solve for the minimum of all the clients' quadratics and the ridge."""
-    sketch, model = state.sketch, _double(state.model)
-    assert sketch is not None
-    total = _ridge(state) * model
-    residuals = sketch.features @ model - sketch.targets  # of clients that were never heard
-    apart = np.zeros_like(model)  # what moved for clients without parity
-    places = _places(state.blocks)
-    for client, anchor in state.anchors.items():
-        moved = model - anchor.model
-        share = _share(state, client)
-        total = total + anchor.gradient + _damping(state, client) * moved
-        if client in places:
-            rows = places[client]
-            residuals[rows] = sketch.features[rows] @ moved
-        else:
-            apart += share * moved
-    residuals += sketch.features @ apart
-    total = total + sketch.features.T @ residuals
-    everybody = float(state.task.held.sum()) / state.represented_points
-    more = sum(_damping(state, j) - _share(state, j) * state.damping for j in state.raised)
-    return sketch.divide(total, everybody, everybody * state.damping + more + _ridge(state))
-
-
-def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:
-    """Return where each client's rows are in the sketch."""
-    clients = sorted(blocks)
-    ends = np.cumsum([blocks[j].parity.features.shape[0] for j in clients]).tolist()
-    return {j: slice(a, b) for j, a, b in zip(clients, [0, *ends], ends, strict=False)}

@@ -23,6 +23,7 @@ class OneShot(Scheme):
     name: ClassVar[str] = "one-shot"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.STATISTICS})
     solves: ClassVar[bool] = True
+    descends: ClassVar[bool] = False
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""

@@ -95,17 +95,19 @@ class SketchSolve(Scheme):
         Points behind every parity row.
     nonzeros
         Rows that a point goes into.
-    deadline : seconds
-        When the set-up ends; None waits for all.
+    setup_deadline : seconds
+        When the set-up, which is all there is, ends; None waits for all.
     """
 
     mixing: int = LEAST_MIXING
     nonzeros: int = 1
-    deadline: float | None = None
+    setup_deadline: float | None = None
 
     name: ClassVar[str] = "sketch-solve"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED})
     solves: ClassVar[bool] = True
+    descends: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {"deadline": "setup_deadline"}
 
     @property
     def code(self) -> Code:
@@ -115,19 +117,20 @@ class SketchSolve(Scheme):
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing)
         _ = self.code  # raises InputError for an unknown code
-        if self.deadline is not None and not 0 < self.deadline < np.inf:
+        if self.setup_deadline is not None and not 0 < self.setup_deadline < np.inf:
             raise InputError(
-                f"sketch-solve.deadline is {self.deadline:g}: must be finite and above 0 seconds"
+                f"sketch-solve.setup_deadline is {self.setup_deadline:g}: must be finite and above "
+                "0 seconds"
             )
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""
-        if self.deadline is None:
+        if self.setup_deadline is None:
             refuse_absent(fleet, "sketch-solve waits for all")
 
     def within(self, limits: Limits) -> "SketchSolve":
         """Take the operator's deadline for the set-up."""
-        return self if self.deadline else replace(self, deadline=limits.setup_deadline)
+        return self if self.setup_deadline else replace(self, setup_deadline=limits.setup_deadline)
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SketchState:
         """Refuse rows of more points than anybody has."""
@@ -139,7 +142,7 @@ class SketchSolve(Scheme):
         """Ask once."""
         if state.blocks:
             return None
-        wait: Wait = Everyone() if self.deadline is None else Until(self.deadline)
+        wait: Wait = Everyone() if self.setup_deadline is None else Until(self.setup_deadline)
         return Ask(BlockParity(self.code, self.mixing), wait, combine=EACH, setup=True)
 
     def receive(self, state: SketchState, inbox: Inbox) -> SketchState:

@@ -20,18 +20,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Gate", "Limits", "client_context", "server_context"]
+from codedfedl.federate.flower.heads import Head, RefusedRequest, parsed_head
+
+__all__ = ["Gate", "GateLimits", "client_context", "server_context"]
 
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]{1,40}")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
-_LENGTH = re.compile(rb"[0-9]{1,15}")
 _STATUS = re.compile(rb"HTTP/1\.1 [1-9][0-9]{2}( [\t\x20-\x7e]*)?")
 _PULL, _UPLOAD = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
-_NOT_PASSED = {
-    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization"),
-    *(b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
-    *(b"host", b"content-length", b"forwarded", b"x-forwarded-for", b"x-forwarded-proto"),
-}
 _PIECE = 2**16  # bytes that are in memory for a connection and direction
 _FRESH = 3.0  # seconds for which a connection to the SuperLink is used again; it closes idle ones
 _REASONS = {
@@ -48,7 +43,7 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
-class Limits:
+class GateLimits:
     """What one peer may ask of the gate.
 
     Attributes
@@ -76,30 +71,6 @@ class Limits:
     hold: float = 10.0
 
 
-class _Refused(Exception):  # noqa: N818
-    """A request that is not passed; the status says why."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The head of a request or a response that is passed."""
-
-    line: bytes
-    fields: list[tuple[bytes, bytes]]
-    length: int
-
-    def written(self, host: bytes | None, *, close: bool = False) -> bytes:
-        fields = [(name, value) for name, value in self.fields if name.lower() not in _NOT_PASSED]
-        fields += [] if host is None else [(b"Host", host)]
-        fields += [(b"Content-Length", b"%d" % self.length)]
-        fields += [(b"Connection", b"close" if close else b"keep-alive")]
-        return b"\r\n".join([self.line, *(b"%s: %s" % field for field in fields), b"", b""])
-
-
 @dataclass
 class Gate:
     """A gate to one SuperLink.
@@ -116,7 +87,7 @@ class Gate:
 
     upstream: tuple[str, int]
     upstream_tls: ssl.SSLContext | None
-    limits: Limits = field(default_factory=Limits)
+    limits: GateLimits = field(default_factory=GateLimits)
     say: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -190,7 +161,7 @@ class _Passage:
                 try:
                     line, head = await self._request(patience)
                     await self._pass(line, head)
-                except _Refused as refused:
+                except RefusedRequest as refused:
                     self.gate.say(f"refused a request ({refused.status})")
                     await self._answer(refused.status)
                     return
@@ -198,21 +169,21 @@ class _Passage:
         finally:
             self._hang_up()
 
-    async def _request(self, patience: float) -> tuple[bytes, _Head]:
+    async def _request(self, patience: float) -> tuple[bytes, Head]:
         """Read a head; refuse everything but the nodes' API before anything else is looked at."""
         try:
             text = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), patience)
         except asyncio.LimitOverrunError:
-            raise _Refused(431) from None
+            raise RefusedRequest(431) from None
         line, *lines = text[:-4].split(b"\r\n")
         method, _, rest = line.partition(b" ")
         path, _, version = rest.partition(b" ")
         if method != b"POST" or not _FLEET.fullmatch(path) or version != b"HTTP/1.1":
-            raise _Refused(404)
+            raise RefusedRequest(404)
         most = self.limits.upload if path == _UPLOAD else self.limits.body
-        return path, _parsed(line, lines, most)
+        return path, parsed_head(line, lines, most)
 
-    async def _pass(self, path: bytes, head: _Head) -> None:
+    async def _pass(self, path: bytes, head: Head) -> None:
         if path == _PULL and head.length < _PIECE and self.limits.hold > 0:
             body = await asyncio.wait_for(self.reader.readexactly(head.length), self.limits.idle)
             answer, content = await self._held(head, body)
@@ -227,7 +198,7 @@ class _Passage:
         self._used = time.monotonic()
         await asyncio.wait_for(self.writer.drain(), self.limits.idle)
 
-    async def _held(self, head: _Head, body: bytes) -> tuple[_Head, bytes]:
+    async def _held(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """Ask until there is an answer with content, or the time is up."""
         until = time.monotonic() + self.limits.hold
         async with self.gate.holding():
@@ -262,14 +233,14 @@ class _Passage:
                 raise TimeoutError
         await asyncio.wait_for(sink.drain(), self.limits.idle)
 
-    async def _response(self, link: asyncio.StreamReader) -> _Head:
+    async def _response(self, link: asyncio.StreamReader) -> Head:
         text = await asyncio.wait_for(link.readuntil(b"\r\n\r\n"), self.limits.idle)
         line, *lines = text[:-4].split(b"\r\n")
         if not _STATUS.fullmatch(line):
             raise EOFError
         try:
-            return _parsed(line, lines, 2**40)
-        except _Refused:
+            return parsed_head(line, lines, 2**40)
+        except RefusedRequest:
             raise EOFError from None  # the SuperLink says how long its answers are
 
     @property
@@ -291,7 +262,7 @@ class _Passage:
                     self.limits.first,
                 )
             except (OSError, TimeoutError):
-                raise _Refused(503) from None
+                raise RefusedRequest(503) from None
         return self._link
 
     def _hang_up(self) -> None:
@@ -301,27 +272,8 @@ class _Passage:
 
     async def _answer(self, status: int) -> None:
         line = f"HTTP/1.1 {status} {_REASONS[status]}".encode("ascii")
-        self.writer.write(_Head(line, [], 0).written(None, close=True))
+        self.writer.write(Head(line, [], 0).written(None, close=True))
         await asyncio.wait_for(self.writer.drain(), self.limits.first)
-
-
-def _parsed(line: bytes, lines: list[bytes], most: int) -> _Head:
-    """Return a head whose body has one length and no other coding."""
-    fields = []
-    for each in lines:
-        found = _FIELD.fullmatch(each)
-        if found is None:
-            raise _Refused(400)
-        fields.append((found[1], found[2]))
-    names = [name.lower() for name, _ in fields]
-    if b"transfer-encoding" in names or names.count(b"content-length") != 1:
-        raise _Refused(411)
-    length = fields[names.index(b"content-length")][1]
-    if not _LENGTH.fullmatch(length):
-        raise _Refused(400)
-    if int(length) > most:
-        raise _Refused(413)
-    return _Head(line, fields, int(length))
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -163,17 +163,6 @@ def _certificate(
     now = _now()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "codedfedl authority")])
-    usage = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -187,15 +176,7 @@ def _certificate(
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
         )
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=hosts is None,
-                crl_sign=hosts is None,
-                **usage,
-            ),
-            critical=True,
-        )
+        .add_extension(_usage(authority=hosts is None), critical=True)
     )
     if hosts is not None:
         alternatives = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
@@ -203,6 +184,21 @@ def _certificate(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
         )
     return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    """Return what a key may be used for: signatures, and the authority's for certificates."""
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _general_name(host: str) -> x509.GeneralName:

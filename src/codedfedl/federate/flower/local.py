@@ -19,8 +19,8 @@ from typing import Self
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import guard
-from codedfedl.federate.flower.engine import APP, Superlink, environment, free_port
 from codedfedl.federate.flower.keys import Keys, make_keys
+from codedfedl.federate.flower.programs import APP, Superlink, environment, free_port
 from codedfedl.federate.flower.superlink import running
 from codedfedl.federate.flower.supernode import NodeSettings
 from codedfedl.federate.shards import node_name

@@ -9,8 +9,8 @@ from codedfedl.errors import InputError
 from codedfedl.federate.flower.registry import read_names
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
-from codedfedl.runs.config import read_experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
 
 __all__ = ["app"]

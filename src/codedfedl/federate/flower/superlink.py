@@ -21,9 +21,9 @@ from pathlib import Path
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
-from codedfedl.federate.flower.engine import Superlink, environment, free_port, own_user, program
-from codedfedl.federate.flower.gate import Gate, Limits, client_context, server_context
+from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
+from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user, program
 from codedfedl.federate.flower.supernode import end
 
 __all__ = ["ServerSettings", "running", "serve"]
@@ -56,7 +56,7 @@ class ServerSettings:
     port: int
     keys: Keys | None
     database: Path | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: GateLimits = field(default_factory=GateLimits)
 
     def check(self) -> None:
         """Refuse what would be unsafe or fail later."""

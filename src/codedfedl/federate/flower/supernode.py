@@ -19,9 +19,9 @@ from typing import Any
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
-from codedfedl.federate.flower.engine import environment, free_port, own_user
 from codedfedl.federate.flower.keys import write_secret
 from codedfedl.federate.flower.own_user import listens
+from codedfedl.federate.flower.programs import environment, free_port, own_user
 
 __all__ = ["NodeSettings", "run_node"]
 

@@ -23,7 +23,7 @@ from flwr.app import Context, Error, Message
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.client_app import respond
-from codedfedl.federate.flower.engine import environment, program
+from codedfedl.federate.flower.programs import environment, program
 from codedfedl.federate.node import Node
 
 __all__ = ["Desk", "ServerWorker", "answer_tasks", "fits"]

@@ -12,6 +12,7 @@ from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record, metric_name
 from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.federation import federation_schedule
 from codedfedl.runs.grid import cells
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.tables import CellRun, write_tables
@@ -72,9 +73,10 @@ def write_records(
 
 def _run_facts(experiment: Experiment, model: npt.NDArray[Any]) -> dict[str, float]:
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    step = federation_schedule(experiment).step
     return {
         "sigma": getattr(features, "sigma", np.nan),
-        "step": experiment.schedule(features).step,
+        "step": step if np.isfinite(step) else np.nan,
         "diverged": float(not np.isfinite(model).all()),
     }
 

@@ -1,0 +1,179 @@
+"""What a client sends once: its Gram matrix, or parity of its points."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import Array
+from codedfedl.core.protocol import Task
+from codedfedl.core.work import Answer, Client, Points, Work
+from codedfedl.fleet import costs
+from codedfedl.fleet.costs import BlockSetup, Cost
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.codes import GAUSSIAN, Code
+from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.parity import encode, point_weights
+
+__all__ = ["BlockParity", "Gram", "Parity"]
+
+
+@dataclass(frozen=True)
+class Gram(Work):
+    """The Gram matrix and the moments over all points."""
+
+    kind: ClassVar[str] = "gram"
+    needs_model: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return X̂ᵀX̂ and X̂ᵀY."""
+        first, *others = (Quadratic.of(*part) for part in client.first(client.points))
+        total = sum(others, start=first)
+        return Answer(client.points, {"hessian": total.hessian, "moment": total.moment})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return q(q + 1)/2 + q·c multiply-accumulates a point, and as many numbers to send."""
+        return costs.gram(task.held, task.workload)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return (q, q) and (q, c)."""
+        q, _ = shape = _model_shape(task)
+        return {"hessian": (q, q), "moment": shape}
+
+
+@dataclass(frozen=True, eq=False)
+class Parity(Work):
+    """Parity of every mini-batch, weighted for a plan, to be added up over clients (section 3.2).
+
+    Parameters
+    ----------
+    rows : sequence of int
+        u of every mini-batch.
+    loads, return_probabilities : arrays of shape (batches, n), or (batches,) for one client
+        Of which the weights are made.
+    """
+
+    rows: Sequence[int]
+    loads: npt.ArrayLike
+    return_probabilities: npt.ArrayLike
+    code: Code = GAUSSIAN
+
+    kind: ClassVar[str] = "parity"
+    needs_model: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+
+    def for_client(self, j: int) -> "Parity":
+        """Return the weights of one client."""
+        loads, chances = np.asarray(self.loads), np.asarray(self.return_probabilities)
+        return replace(
+            self, loads=loads[:, j].tolist(), return_probabilities=chances[:, j].tolist()
+        )
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return G·W·X̂ and G·W·Y for every mini-batch."""
+        arrays: dict[str, Array] = {}
+        mixed = client.points
+        plans = zip(
+            self.rows, np.asarray(self.loads), np.asarray(self.return_probabilities), strict=True
+        )
+        for b, (rows, planned, probability) in enumerate(plans):
+            features, targets = client.batch(b)
+            points = features.shape[0]
+            weights = point_weights(points, int(planned), float(probability))
+            # The rows name the code: another redundancy is another code, not a shorter one.
+            part = encode(features, targets, weights, rows, client.code_stream(b, rows), self.code)
+            arrays |= {f"features{b}": part.features, f"targets{b}": part.targets}
+            mixed = min(mixed, self.code.points_per_row(points, rows))
+        return Answer(client.points, arrays, mixed)
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return what the code costs a point, and u·(q + c) numbers to send a mini-batch."""
+        each = [self.code.operations(rows) for rows in self.rows]
+        return costs.parity(task.points, self.rows, task.workload, each)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return (u, q) and (u, c) for every mini-batch."""
+        q, c = _model_shape(task)
+        sizes = {f"features{b}": (int(u), q) for b, u in enumerate(self.rows)}
+        return sizes | {f"targets{b}": (int(u), c) for b, u in enumerate(self.rows)}
+
+    @classmethod
+    def received(cls, **fields: Any) -> "Parity":
+        """Return the work from its fields as JSON brings them."""
+        return cls(**fields | {"code": Code(**fields["code"])})
+
+
+@dataclass(frozen=True)
+class BlockParity(Work):
+    """A client's own parity, unweighted, from what it has embedded when it must send.
+
+    A client with k of its ℓ points embedded sends ⌊k/mixing⌋ rows, √(ℓ/k) times as heavy, so that
+    in expectation they stand for all its points; with fewer than `mixing` it sends nothing.
+    """
+
+    code: Code
+    mixing: int
+
+    kind: ClassVar[str] = "block_parity"
+    needs_model: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return S·X̂ and S·Y of the first `load` points."""
+        rows = load // self.mixing
+        if rows == 0:
+            return Answer(0, {})
+        parts = list(client.first(load))
+        features, targets = parts[0] if len(parts) == 1 else _joined(parts)
+        weights = np.full(load, np.sqrt(client.points / load))
+        stream = client.code_stream(client.batches, rows, self.code.nonzeros)
+        part = encode(features, targets, weights, rows, stream, self.code)
+        arrays = {"features0": part.features, "targets0": part.targets}
+        return Answer(load, arrays, self.code.points_per_row(load, rows))
+
+    def setup(self, task: Task) -> BlockSetup:
+        """Return what it costs, step by step."""
+        return BlockSetup(task.workload, task.feature_macs, self.code.nonzeros, self.mixing)
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return what mixing costs a point, and the rows to send."""
+        return self.setup(task).mixing_cost(loads)
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return what is embedded, of what is asked for."""
+        return np.minimum(asked, embedded)
+
+    def points_by(
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Return as many points as leave time to mix and to send."""
+        setup = self.setup(task)
+        seconds = setup.seconds_per_point(fleet, slowness)
+        return setup.points_by(deadline, fleet, task.held, seconds), seconds
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return (rows, q) and (rows, c)."""
+        (q, c), rows = _model_shape(task), points // self.mixing
+        return {"features0": (rows, q), "targets0": (rows, c)} if rows else {}
+
+    @classmethod
+    def received(cls, **fields: Any) -> "BlockParity":
+        """Return the work from its fields as JSON brings them."""
+        return cls(**fields | {"code": Code(**fields["code"])})
+
+
+def _model_shape(task: Task) -> tuple[int, int]:
+    return task.workload.features, task.workload.labels
+
+
+def _joined(parts: Sequence[Points]) -> Points:
+    xp = array_namespace(parts[0][0])
+    features, targets = (xp.concat(list(column), axis=0) for column in zip(*parts, strict=True))
+    return features, targets

@@ -1,0 +1,145 @@
+"""What `coded-newton` remembers of every client, and the step that it takes from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from codedfedl._types import FloatArray
+from codedfedl.arrays import Array, to_host
+from codedfedl.core.protocol import State
+from codedfedl.learning.sketching import Sketch
+from codedfedl.planning.cold_start import ColdStart
+from codedfedl.schemes.sketch_solve import Block
+
+__all__ = [
+    "Anchor",
+    "NewtonState",
+    "client_damping",
+    "double",
+    "needed_damping",
+    "newton_step",
+    "total_ridge",
+]
+
+_TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """A client's last answer: its gradient, and the model and number of points it is for."""
+
+    gradient: FloatArray
+    model: FloatArray
+    points: int
+
+
+@dataclass(frozen=True, eq=False)
+class NewtonState(State):
+    """What the server remembers.
+
+    Attributes
+    ----------
+    plan
+        Deadlines and rounds, with what they were expected to bring.
+    first_plan
+        What was planned before any parity was there.
+    last_round : int
+        How many rounds are played: the plan's, unless more are asked for.
+    blocks, sketch
+        The parity of each client that sent some, and of all together.
+    damping : float
+        ρ, the damping of all clients together; each has a share by its points.
+    raised
+        ρ_j of each client whose answers showed that its share is too little.
+    anchors
+        The last answer of each client that was heard.
+    start_loss : float
+        The start's squared error a point on all points, halved, as predicted from parity.
+    start_excess : float
+        The relative excess of its objective, predicted likewise.
+    """
+
+    plan: ColdStart | None = None
+    first_plan: ColdStart | None = None
+    last_round: int = 0
+    blocks: Mapping[int, Block] = field(default_factory=dict)
+    sketch: Sketch | None = None
+    damping: float = 0.0
+    raised: Mapping[int, float] = field(default_factory=dict)
+    anchors: Mapping[int, Anchor] = field(default_factory=dict)
+    start_loss: float = np.nan
+    start_excess: float = np.nan
+
+    @cached_property
+    def represented_points(self) -> float:
+        """Points of the clients whose parity is there."""
+        return float(self.task.held[list(self.blocks)].sum())
+
+
+def double(array: Array) -> FloatArray:
+    """Return an array on the host, in double precision."""
+    return to_host(array).astype(np.float64)
+
+
+def total_ridge(state: NewtonState) -> float:
+    """λ·m: losses here are sums over points."""
+    return state.task.ridge * float(state.task.held.sum())
+
+
+def _share(state: NewtonState, client: int) -> float:
+    return float(state.task.held[client]) / state.represented_points
+
+
+def client_damping(state: NewtonState, client: int) -> float:
+    """ρ_j."""
+    return max(_share(state, client) * state.damping, state.raised.get(client, 0.0))
+
+
+def needed_damping(state: NewtonState, client: int, before: Anchor, now: Anchor) -> float:
+    """Return the ρ_j that would bound the curvature between two answers; 0 if it is bounded.
+
+    A client without parity is taken to curve as all others do.
+    """
+    moved = now.model - before.model
+    true = (moved * (now.gradient - before.gradient)).sum(0)
+    if client in state.blocks:
+        rows, share = to_host(state.blocks[client].parity.features).astype(np.float64), 1.0
+    else:
+        assert state.sketch is not None
+        rows, share = state.sketch.features, _share(state, client)
+    assumed, squares = share * ((rows @ moved) ** 2).sum(0), (moved**2).sum(0)
+    wrong = true > _TOO_CURVED * (assumed + client_damping(state, client) * squares)
+    return float(((true - assumed)[wrong] / squares[wrong]).max(initial=0.0))
+
+
+def newton_step(state: NewtonState) -> FloatArray:
+    """Solve for the minimum of all the clients' quadratics and the ridge."""
+    sketch, model = state.sketch, double(state.model)
+    assert sketch is not None
+    total = total_ridge(state) * model
+    residuals = sketch.features @ model - sketch.targets  # of clients that were never heard
+    apart = np.zeros_like(model)  # what moved for clients without parity
+    places = _places(state.blocks)
+    for client, anchor in state.anchors.items():
+        moved = model - anchor.model
+        share = _share(state, client)
+        total = total + anchor.gradient + client_damping(state, client) * moved
+        if client in places:
+            rows = places[client]
+            residuals[rows] = sketch.features[rows] @ moved
+        else:
+            apart += share * moved
+    residuals += sketch.features @ apart
+    total = total + sketch.features.T @ residuals
+    everybody = float(state.task.held.sum()) / state.represented_points
+    more = sum(client_damping(state, j) - _share(state, j) * state.damping for j in state.raised)
+    return sketch.divide(total, everybody, everybody * state.damping + more + total_ridge(state))
+
+
+def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:
+    """Return where each client's rows are in the sketch."""
+    clients = sorted(blocks)
+    ends = np.cumsum([blocks[j].parity.features.shape[0] for j in clients]).tolist()
+    return {j: slice(a, b) for j, a, b in zip(clients, [0, *ends], ends, strict=False)}
