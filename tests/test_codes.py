@@ -38,10 +38,8 @@ def test_weights_and_several_matrices_share_one_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(("points", "rows", "nonzeros"), [(100, 10, 1), (107, 10, 1), (95, 9, 4)])
-def test_balanced_rows_mix_as_many_points_as_promised(
-    points: int, rows: int, nonzeros: int
-) -> None:
-    code = Code("balanced", nonzeros)
+def test_dealt_rows_mix_as_many_points_as_promised(points: int, rows: int, nonzeros: int) -> None:
+    code = Code("dealt", nonzeros)
     for seed in range(50):
         g = _matrix(code, points, rows, seed)
         mixed = (g != 0).sum(1)
@@ -60,7 +58,7 @@ def test_sparse_columns_have_their_nonzeros_at_distinct_rows() -> None:
 
 def test_costs() -> None:
     assert Code("gaussian").operations(1200) == Code("sign").operations(1200) == 1200
-    assert Code("sparse", 8).operations(1200) == Code("balanced", 8).operations(1200) == 8
+    assert Code("sparse", 8).operations(1200) == Code("dealt", 8).operations(1200) == 8
     assert Code("gaussian").points_per_row(400, 1200) == 400
 
 
@@ -73,5 +71,5 @@ def test_bad_codes_are_refused() -> None:
         _matrix(Code(), 5, 0, 0)
     with pytest.raises(InputError, match="mixes 5 points: features, targets and weights differ"):
         Code().mix((np.eye(5), np.eye(6)), np.ones(5), 2, np.random.default_rng(0))
-    with pytest.raises(InputError, match="balanced code of 5 points has no 6 rows"):
-        _matrix(Code("balanced"), 5, 6, 0)
+    with pytest.raises(InputError, match="dealt code of 5 points has no 6 rows"):
+        _matrix(Code("dealt"), 5, 6, 0)

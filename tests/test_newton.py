@@ -68,7 +68,7 @@ def newton_state(
     replies = []
     for j, (x, y) in enumerate(shards):
         if held[j] >= 10:
-            mixed = Code("balanced").mix((x, y), np.ones(held[j]), held[j] // 10, rng)
+            mixed = Code("dealt").mix((x, y), np.ones(held[j]), held[j] // 10, rng)
             replies.append(parity_of(j, held[j], *mixed))
     arrived = np.array(held) >= 10
     return scheme.receive(state, Inbox(arrived, 70.0, replies=tuple(replies))), shards, scheme
@@ -182,7 +182,7 @@ class TestScheme:
         assert (state.represented_points, after.represented_points) == (70, 75)
 
 
-PARITY = BlockParity(Code("balanced"), 10)
+PARITY = BlockParity(Code("dealt"), 10)
 ASK_PARITY = Ask(PARITY, Everyone(), combine=EACH, keep_late=True, setup=True)
 
 

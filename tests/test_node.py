@@ -20,14 +20,16 @@ from codedfedl._types import IntArray
 from codedfedl.core.client import (
     WORK,
     BlockParity,
+    Embed,
     Embedded,
     Gradient,
     Gram,
     LocalModel,
     Parity,
     Prepare,
+    WeightedGradient,
 )
-from codedfedl.core.protocol import Task
+from codedfedl.core.protocol import Limits, Task
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.data import mini_batches
@@ -45,7 +47,7 @@ from codedfedl.learning.parity import encode, point_weights
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
-from codedfedl.schemes import SCHEMES
+from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.evaluate import Batch, SimulatedClient
 from codedfedl.simulation.replay import replay
 from codedfedl.streams import stream
@@ -233,7 +235,7 @@ FEW: list[tuple[Work, int]] = [
     (Gradient(0), 9),
     (LocalModel(0, 1, 0.1, 0.0), 9),
     (Parity([20, 20], [9, 9], [0.5, 0.5], SPARSE), 101),
-    (BlockParity(Code("balanced"), 9), 101),
+    (BlockParity(Code("dealt"), 9), 101),
 ]
 
 
@@ -244,7 +246,7 @@ def test_a_node_does_not_answer_for_few_points(work: Work, load: int, tmp_path: 
         do(Node("ada", shard, tmp_path), work, load, seconds=9.0 if load == 101 else None)
 
 
-@pytest.mark.parametrize("work", [Embedded(), BlockParity(Code("balanced"), 4)])
+@pytest.mark.parametrize("work", [Embedded(), BlockParity(Code("dealt"), 4)])
 def test_many_mini_batches_do_not_lower_what_a_node_answers_for(work: Work, tmp_path: Path) -> None:
     """The server says how many there are; work on all points has nothing to do with them."""
     job, node = replace(JOB, batches=25), Node("ada", shard, tmp_path)
@@ -354,13 +356,15 @@ def _some(rng: np.random.Generator, points: IntArray) -> dict[str, Work]:
     rows = [int(u) for u in rng.integers(1, 9, len(points))]
     return {
         "prepare": Prepare(),
+        "embed": Embed(),
+        "weighted_gradient": WeightedGradient(batch, rng.random(CLIENTS)),
         "gradient": Gradient(batch),
         "local_model": LocalModel(batch, int(rng.integers(1, 4)), 0.01, 1e-3),
         "embedded": Embedded(least=int(rng.integers(1, 9))),
         "gram": Gram(),
         "parity": Parity(rows, loads, rng.random(size), code),
         "block_parity": BlockParity(
-            Code("balanced", int(rng.integers(1, 3))), int(rng.integers(1, 5))
+            Code("dealt", int(rng.integers(1, 3))), int(rng.integers(1, 5))
         ),
     }
 
@@ -424,6 +428,10 @@ def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
     """Whatever it asks for: nodes do the work, the server takes it and writes its records."""
     experiment, directory = experiment_of(scheme={"name": name}), RunDirectory(tmp_path / "run")
     said: list[str] = []
+    if name in ("centralised", "gradient-coding"):
+        with pytest.raises(InputError, match="which no node does: simulate it"):
+            make_scheme(name, {}).within(Limits(1.0, 1.0, 1, 1.0))
+        return
     federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, said.append)
     assert not [sentence for sentence in said if "refused" in sentence]
     *_, last = Journal(directory.path).exchanges()
@@ -516,7 +524,7 @@ def do(work, load, arrays):
 
 gradient = dict(kind="gradient", batch=0)
 do(gradient, 100, arrays)
-code = dict(name="balanced", nonzeros=1)
+code = dict(name="dealt", nonzeros=1)
 do(dict(kind="block_parity", code=code, mixing=1000), 200_000, {})
 do(gradient, 200_000, arrays)
 pages = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")]

@@ -17,7 +17,7 @@ def _data(
 
 
 def _parity(x: np.ndarray, y: np.ndarray, rows: int, seed: int = 0) -> Sketch:
-    code = Code("balanced")
+    code = Code("dealt")
     return Sketch.of(*code.mix((x, y), np.ones(len(x)), rows, np.random.default_rng(seed)))
 
 

@@ -5,9 +5,9 @@
 | `gaussian` | u draws from N(0, 1/u), the paper's | u | all |
 | `sign` | u times ±1/√u | u | all |
 | `sparse` | s times ±1/√s, at random rows | s | about s·k/u |
-| `balanced` | s times ±1/√s, dealt in turn from shuffled points | s | at least s·⌊k/u⌋, distinct |
+| `dealt` | s times ±1/√s, dealt in turn from shuffled points | s | at least s·⌊k/u⌋, distinct |
 
-A balanced code is the sum of s deals: shuffle the points, flip signs, deal them to the rows like
+A dealt code is the sum of s deals: shuffle the points, flip signs, deal them to the rows like
 cards, and add up; each deal begins at another row. It needs no multiplication and gives every row
 as many points as every other.
 """
@@ -47,7 +47,7 @@ class Code:
     name
         One of `CODES`.
     nonzeros
-        s, the rows that a point goes into; only for ``sparse`` and ``balanced``.
+        s, the rows that a point goes into; only for ``sparse`` and ``dealt``.
     """
 
     name: str = "gaussian"
@@ -61,11 +61,11 @@ class Code:
 
     def operations(self, rows: int) -> int:
         """Return the operations that a point costs for each of its numbers."""
-        return min(self.nonzeros, rows) if self.name in ("sparse", "balanced") else rows
+        return min(self.nonzeros, rows) if self.name in ("sparse", "dealt") else rows
 
     def points_per_row(self, points: int, rows: int) -> int:
         """Return how many distinct points a row mixes: at least, or for `sparse` in the mean."""
-        if self.name == "balanced":
+        if self.name == "dealt":
             return points // rows * self.operations(rows)
         return points * self.operations(rows) // rows
 
@@ -88,9 +88,9 @@ class Code:
             raise InputError(f"parity rows are {rows}: must be at least 1")
         if any(part.shape[0] != points for part in (*parts, weights)):
             raise InputError(f"a code mixes {points} points: features, targets and weights differ")
-        if self.name == "balanced":
+        if self.name == "dealt":
             if rows > points:
-                raise InputError(f"a balanced code of {points} points has no {rows} rows")
+                raise InputError(f"a dealt code of {points} points has no {rows} rows")
             return _deal(parts, weights, rows, rng, self.operations(rows))
         return _multiply(parts, weights, rows, rng, _ENTRIES[self.name], self.nonzeros)
 
@@ -126,7 +126,7 @@ _ENTRIES: dict[str, Callable[[np.random.Generator, int, int, int], Entries]] = {
     "sign": _sign,
     "sparse": _sparse,
 }
-CODES = (*_ENTRIES, "balanced")
+CODES = (*_ENTRIES, "dealt")
 """The names of all codes."""
 
 GAUSSIAN = Code()

@@ -69,9 +69,9 @@ class Coded(Scheme):
             raise InputError(
                 f"coded.redundancy is {self.redundancy:g}: must lie between 0 and 1, both excluded"
             )
-        if Code(self.code, self.nonzeros).name == "balanced":
+        if Code(self.code, self.nonzeros).name == "dealt":
             raise InputError(
-                "coded.code is 'balanced', which has no more rows than a client has points: "
+                "coded.code is 'dealt', which has no more rows than a client has points: "
                 "use 'sparse'"
             )
         optimiser(self.name, self.optimiser, same_points=False)

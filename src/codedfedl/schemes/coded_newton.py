@@ -99,7 +99,7 @@ class CodedNewton(Scheme):
     @property
     def code(self) -> Code:
         """How each client mixes its points."""
-        return Code("balanced", self.nonzeros)
+        return Code("dealt", self.nonzeros)
 
     @property
     def parity(self) -> BlockParity:

@@ -112,7 +112,7 @@ class SketchSolve(Scheme):
     @property
     def code(self) -> Code:
         """How each client mixes its points."""
-        return Code("balanced", self.nonzeros)
+        return Code("dealt", self.nonzeros)
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing)
