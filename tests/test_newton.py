@@ -116,7 +116,7 @@ class TestScheme:
         total = total + block[1].features.T @ (block[1].features @ now - block[1].targets)
         total = total + replies[2].arrays["gradient"] + hessians[2] @ (now - old)
         expected = np.linalg.solve(sum(hessians) + ridge * eye, total)
-        np.testing.assert_allclose(newton_step(state), expected, atol=1e-10)
+        np.testing.assert_allclose(newton_step(state)[0], expected, atol=1e-10)
 
     def test_the_fixed_point_is_exact_ridge_whoever_is_late(self) -> None:
         """Client 0 answers every round, 1 every third and two rounds late, 2 has no parity."""
@@ -359,6 +359,10 @@ class TestBadInput:
             make_scheme("sketch-solve", {"setup_deadline": "soon"})
         with pytest.raises(InputError, match="nonzeros is 0"):
             make_scheme("sketch-solve", {"nonzeros": 0})
+        with pytest.raises(InputError, match="nonzeros is 0"):
+            make_scheme("coded-newton", {"nonzeros": 0})
+        with pytest.raises(InputError, match=r"coded-newton\.bits is 8: must be 16 or 32"):
+            make_scheme("coded-newton", {"bits": 8})
         with pytest.raises(InputError, match=r"sketch-solve\.setup_deadline is -1"):
             make_scheme("sketch-solve", {"setup_deadline": -1})
         with pytest.raises(InputError, match="no setting 'round_deadline': it is now 'deadline'"):
@@ -367,8 +371,8 @@ class TestBadInput:
             make_scheme("sketch-solve", {"deadline": 60.0})
         for settings, match in (
             ({"excess": 0.0}, "excess is 0"),
-            ({"deadline": 1e-9}, "deadline is too short"),
-            ({"deadline": 1e-9, "setup_deadline": 60.0}, "deadline is too short"),
+            ({"deadline": 1e-9, "nonzeros": 1}, "deadline is too short"),
+            ({"deadline": 1e-9, "nonzeros": 1, "setup_deadline": 60.0}, "deadline is too short"),
             ({"setup_deadline": -5.0}, "setup_deadline is -5"),
             ({"setup_deadline": 0.001}, r"setup_deadline is 0\.001 s.*the first needs some"),
             ({"rounds": -1}, "rounds is -1"),

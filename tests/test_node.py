@@ -163,12 +163,12 @@ def test_the_code_comes_from_the_operating_system_and_is_kept_nowhere(tmp_path: 
 def test_block_parity_stands_for_all_points(tmp_path: Path) -> None:
     facts, arrays = do(make(tmp_path), BlockParity(SPARSE, 10), 60, seconds=9.0)
     assert facts["points"] == 60
-    assert arrays["features0"].shape == (6, 32)
+    assert arrays["features0"].shape == (12, 32)  # every point goes into two rows of ten
     features, targets = features_and_targets()
     rng = np.random.default_rng(int.from_bytes(stream(0, "code").bytes(32)))
     weights = np.full(60, np.sqrt(101 / 60))
-    expected = encode(features[:60], targets[:60], weights, 6, rng, SPARSE)
-    np.testing.assert_allclose(arrays["features0"], expected.features, atol=1e-5)
+    expected = encode(features[:60], targets[:60], weights, 12, rng, SPARSE)
+    np.testing.assert_allclose(arrays["features0"], expected.features, rtol=1e-3, atol=1e-3)
 
 
 def test_a_node_without_time_sends_no_block_parity(tmp_path: Path) -> None:
@@ -407,9 +407,12 @@ def test_a_node_and_the_simulator_give_the_same_answer(
     assert facts["points"] == expected.points
     assert arrays.keys() == expected.arrays.keys()
     for name, array in arrays.items():
-        assert array.dtype == np.float32
+        half = np.asarray(expected.arrays[name]).dtype == np.float16
+        assert array.dtype == (np.float16 if half else np.float32)
         scale = np.abs(expected.arrays[name]).max(initial=1.0)
-        np.testing.assert_allclose(array, expected.arrays[name], rtol=1e-4, atol=1e-5 * scale)
+        np.testing.assert_allclose(
+            array, expected.arrays[name], rtol=1e-3 if half else 1e-4, atol=1e-5 * scale
+        )
 
 
 def _beside_others(rng: np.random.Generator, features: Any, targets: Any) -> Batch:

@@ -112,12 +112,15 @@ class Parity(Work):
 class BlockParity(Work):
     """A client's own parity, unweighted, from what it has embedded when it must send.
 
-    A client with k of its ℓ points embedded sends ⌊k/mixing⌋ rows, √(ℓ/k) times as heavy, so that
-    in expectation they stand for all its points; with fewer than `mixing` it sends nothing.
+    A client with k of its ℓ points embedded sends ⌊k/⌈mixing/s⌉⌋ rows where every point goes into s
+    of them, √(ℓ/k) times as heavy, so that in expectation they stand for all its points; with fewer
+    than `mixing` it sends nothing. Numbers travel as floats of 16 or 32 bits: a half has eleven
+    digits of binary precision, which is far more than a sketch has.
     """
 
     code: Code
     mixing: int
+    bits: int = 16
 
     kind: ClassVar[str] = "block_parity"
     needs_model: ClassVar[bool] = False
@@ -125,7 +128,7 @@ class BlockParity(Work):
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return S·X̂ and S·Y of the first `load` points."""
-        rows = load // self.mixing
+        rows = self._rows(load)
         if rows == 0:
             return Answer(0, {})
         parts = list(client.first(load))
@@ -133,12 +136,20 @@ class BlockParity(Work):
         weights = np.full(load, np.sqrt(client.points / load))
         stream = client.code_stream(client.batches, rows, self.code.nonzeros)
         part = encode(features, targets, weights, rows, stream, self.code)
-        arrays = {"features0": part.features, "targets0": part.targets}
+        arrays = {"features0": self._short(part.features), "targets0": self._short(part.targets)}
         return Answer(load, arrays, self.code.points_per_row(load, rows))
+
+    def _short(self, array: Array) -> Array:
+        xp = array_namespace(array)
+        return xp.astype(array, xp.float16) if self.bits == 16 else array
+
+    def _rows(self, points: int) -> int:
+        return points // -(-self.mixing // self.code.nonzeros) if points >= self.mixing else 0
 
     def setup(self, task: Task) -> BlockSetup:
         """Return what it costs, step by step."""
-        return BlockSetup(task.workload, task.feature_macs, self.code.nonzeros, self.mixing)
+        macs, rows_a_point = task.feature_macs, self.code.nonzeros
+        return BlockSetup(task.workload, macs, rows_a_point, self.mixing, self.bits)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return what mixing costs a point, and the rows to send."""
@@ -160,7 +171,7 @@ class BlockParity(Work):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (rows, q) and (rows, c)."""
-        (q, c), rows = _model_shape(task), points // self.mixing
+        (q, c), rows = _model_shape(task), self._rows(points)
         return {"features0": (rows, q), "targets0": (rows, c)} if rows else {}
 
     @classmethod

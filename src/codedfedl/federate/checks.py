@@ -271,10 +271,10 @@ def _check_parts(arrays: Arrays, expected: set[str]) -> None:
 
 def _checked(name: str, arrays: Arrays, shape: tuple[int, ...] | None) -> npt.NDArray[np.float32]:
     array = arrays[name]
-    if array.dtype != np.float32:
+    if array.dtype not in (np.float32, np.float16):
         raise RefusedError(f"{name} holds {array.dtype}, not float32")
     if shape is not None and array.shape != shape:
         raise RefusedError(f"{name} has shape {array.shape}, not {shape}")
     if not np.isfinite(array).all():
         raise RefusedError(f"{name} is not finite")
-    return array
+    return array.astype(np.float32, copy=False)

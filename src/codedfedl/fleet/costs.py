@@ -15,7 +15,7 @@ What the server computes is free, as in the paper.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -141,22 +141,37 @@ class BlockSetup:
     feature_macs
         Multiply-accumulates to embed a point.
     operations
-        What mixing costs for each of its numbers.
+        Rows that a point goes into, which is what mixing costs for each of its numbers.
     mixing
         Points behind every parity row.
+    bits
+        Of a number of the parity; the workload's, if not given.
     """
 
     workload: Workload
     feature_macs: int
     operations: int
     mixing: int
+    bits: int | None = None
+
+    def ways(self) -> list["BlockSetup"]:
+        """Return the set-ups that differ in the rows that a point goes into alone.
+
+        More rows are a better sketch and take longer to mix and to send. A client never sends more
+        than half as many rows as it has points.
+        """
+        return [replace(self, operations=s) for s in range(1, max(self.mixing // 2, 1) + 1)]
+
+    def rows(self, points: npt.ArrayLike) -> IntArray:
+        """Return how many rows so many points make, each of `mixing` distinct points at least."""
+        return np.asarray(points, dtype=np.int64) // -(-self.mixing // self.operations)
 
     def mixing_cost(self, points: npt.ArrayLike) -> Cost:
         """Return what it costs to mix and send so many embedded points."""
         points = np.asarray(points, dtype=np.int64)
         columns = self.workload.features + self.workload.labels
-        numbers = points // self.mixing * columns
-        bits = numbers * self.workload.bits * (1 + self.workload.overhead)
+        numbers = self.rows(points) * columns
+        bits = numbers * (self.bits or self.workload.bits) * (1 + self.workload.overhead)
         macs = points * float(self.operations * columns)
         return Cost(macs, bits.astype(np.float64))
 

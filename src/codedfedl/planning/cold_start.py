@@ -12,7 +12,9 @@ Both take the effective dimension to be q, which it approaches when the ridge is
 lessens both; rounds lessen the second alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,7 @@ from codedfedl.fleet.costs import BlockSetup, embedded_by
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import DelayParameters
 
-__all__ = ["ColdStart", "plan_cold_start", "plan_embedding", "sampling_excess"]
+__all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding", "sampling_excess"]
 
 _BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
 _SLOWEST = 0.02  # progress that the damping allows however little parity there is
@@ -96,7 +98,7 @@ def _rounds_to(wanted: float, above: float, left: float) -> int:
     return min(int(np.ceil(np.log(wanted / above) / np.log(left))), _NEVER)
 
 
-def sampling_excess(held: FloatArray, embedded: IntArray, features: int) -> float:
+def sampling_excess(held: FloatArray, embedded: IntArray, features: float) -> float:
     """Return the relative excess when some points of each client stand for all of them."""
     total = held.sum()
     stands_for = held / np.maximum(embedded, 1)
@@ -122,6 +124,28 @@ def plan_embedding(seconds: FloatArray, held: npt.ArrayLike, features: int, want
         middle = (low + high) / 2
         low, high = (low, middle) if excess(middle) <= wanted else (middle, high)
     return high
+
+
+def best_cold_start(
+    fleet: DelayParameters,
+    held: npt.ArrayLike,
+    setups: Sequence[BlockSetup],
+    wanted: float,
+    **given: Any,
+) -> tuple[ColdStart, BlockSetup]:
+    """Return the soonest of several set-ups, each as `plan_cold_start` plans it.
+
+    Raises the first refusal where all are refused.
+    """
+    found, refusals = [], []
+    for setup in setups:
+        try:
+            found.append((plan_cold_start(fleet, held, setup, wanted, **given), setup))
+        except InputError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return min(found, key=lambda one: (max(one[0].excess, wanted), one[0].seconds))
 
 
 def plan_cold_start(
@@ -232,7 +256,7 @@ class _Planner:
     def candidates(self, budget: float, deadline: float | None) -> list[ColdStart]:
         """Return plans with this set-up, one for every deadline worth trying."""
         points = self.embedded(budget)
-        rows = int((points // self.setup.mixing).sum())
+        rows = int(self.setup.rows(points).sum())
         if rows == 0:
             return []
         features = self.setup.workload.features

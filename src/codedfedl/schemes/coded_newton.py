@@ -29,8 +29,9 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
+from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.sketching import damping as damping_of
-from codedfedl.planning.cold_start import ColdStart, plan_cold_start
+from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.schemes.newton_state import (
     Anchor,
     NewtonState,
@@ -51,6 +52,9 @@ from codedfedl.streams import stream
 
 __all__ = ["CodedNewton"]
 
+_EXPLAINED = 0.1  # an excess is measured by what the optimum explains where that is below ten times
+_LEAST_SHARE = 1e-3  # the rest of the loss; but nothing is asked of data that explain nothing
+
 _LARGEST = 1e30  # what float32 holds with room to spare
 
 
@@ -61,15 +65,18 @@ class CodedNewton(Scheme):
     Parameters
     ----------
     excess
-        Wanted relative excess of the ridge objective over its optimum, which the plan is for.
+        Wanted relative excess of the ridge objective over its optimum, which the set-up is planned
+        for; or of a tenth of what the optimum explains, where that is less.
     mixing
         Points behind every parity row.
     nonzeros
-        Rows that a point goes into.
+        Rows that a point goes into: the more, the more rows; the plan's, if not given.
+    bits
+        Of a number of the parity, 16 or 32.
     setup_deadline, deadline : seconds
         Of the set-up and of every round; the plan's, if not given.
     rounds
-        The plan's, if not given: as many as the parity says are needed.
+        If not given, until the answers themselves say that the excess is reached.
     hours
         Go on with rounds until then, whatever the plan says.
     damped
@@ -78,7 +85,8 @@ class CodedNewton(Scheme):
 
     excess: float = 0.2
     mixing: int = LEAST_MIXING
-    nonzeros: int = 1
+    nonzeros: int | None = None
+    bits: int = 16
     setup_deadline: float | None = None
     deadline: float | None = None
     rounds: int | None = None
@@ -93,18 +101,12 @@ class CodedNewton(Scheme):
     renamed: ClassVar[Mapping[str, str]] = {"round_deadline": "deadline"}
 
     def __post_init__(self) -> None:
-        check_mixing(self.name, self.mixing)
-        _ = self.code  # raises InputError for an unknown code
+        check_mixing(self.name, self.mixing, self.bits)
+        _ = self.parity(_first(self.nonzeros, 1))  # raises InputError for a code that there is not
 
-    @property
-    def code(self) -> Code:
-        """How each client mixes its points."""
-        return Code("dealt", self.nonzeros)
-
-    @property
-    def parity(self) -> BlockParity:
-        """What every client sends once."""
-        return BlockParity(self.code, self.mixing)
+    def parity(self, nonzeros: int) -> BlockParity:
+        """Return what every client sends once."""
+        return BlockParity(Code("dealt", nonzeros), self.mixing, self.bits)
 
     def within(self, limits: Limits) -> "CodedNewton":
         """Take the operator's deadlines and rounds."""
@@ -127,9 +129,9 @@ class CodedNewton(Scheme):
                 "coded-newton plans with a Fleet: measured delays do not say how long embedding "
                 "takes; give a fleet file, or use coded"
             )
-        plan = self._planned(task, fleet, self.rounds)
+        plan, parity = self._planned(task, fleet, self.rounds)
         if self.rounds is None and plan.rounds > task.rounds:
-            plan = self._planned(task, fleet, task.rounds)
+            plan, parity = self._planned(task, fleet, task.rounds)
         last = plan.rounds
         if self.hours is not None:
             left = 3600 * self.hours - plan.setup_deadline
@@ -144,26 +146,31 @@ class CodedNewton(Scheme):
                 f"coded-newton would play {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
-        return NewtonState(task, model, plan=plan, first_plan=plan, last_round=last)
+        return NewtonState(task, model, plan=plan, first_plan=plan, last_round=last, parity=parity)
 
-    def _planned(self, task: Task, fleet: Fleet, rounds: int | None) -> ColdStart:
-        return plan_cold_start(
+    def _planned(
+        self, task: Task, fleet: Fleet, rounds: int | None
+    ) -> tuple[ColdStart, BlockParity]:
+        one = self.parity(_first(self.nonzeros, 1)).setup(task)
+        plan, setup = best_cold_start(
             fleet,
             task.held,
-            self.parity.setup(task),
+            one.ways() if self.nonzeros is None else [one],
             self.excess,
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             rounds=rounds,
         )
+        return plan, self.parity(setup.operations)
 
     def ask(self, state: NewtonState) -> Ask | None:
         """Ask for parity first, then for gradients; who is busy answers later."""
         assert state.plan is not None
+        assert state.parity is not None
         if state.sketch is None:
             wait = Until(state.plan.setup_deadline)
-            return Ask(self.parity, wait, combine=EACH, keep_late=True, setup=True)
-        if state.round >= state.last_round:
+            return Ask(state.parity, wait, combine=EACH, keep_late=True, setup=True)
+        if state.round >= state.last_round or state.good_enough:
             return None
         work, wait = Embedded(least=self.mixing), Until(state.plan.round_deadline)
         return Ask(work, wait, combine=EACH, keep_late=True)
@@ -177,8 +184,12 @@ class CodedNewton(Scheme):
             return self._start_from_parity(state)
         answers = [reply for reply in inbox.replies if reply.round != SETUP]
         state = self._with_replies(state, answers)
-        model = double(state.model) - newton_step(state)
-        return replace(self._with_model(state, model), round=state.round + 1)
+        step, decrement = newton_step(state)
+        state = self._with_model(state, double(state.model) - step)
+        state = replace(state, round=state.round + 1)
+        if self.rounds is not None or self.hours is not None:
+            return state
+        return state.judged(decrement)
 
     def plan(self, state: NewtonState) -> ColdStart | None:
         """Return the plan, made anew once parity was there."""
@@ -188,7 +199,8 @@ class CodedNewton(Scheme):
         """Say what the parity is made of, what was planned, and what it predicts."""
         assert state.plan is not None
         assert state.first_plan is not None
-        return block_facts(state.blocks, state.task, self.code) | {
+        assert state.parity is not None
+        return block_facts(state.blocks, state.task, state.parity.code) | {
             "planned_hours": state.first_plan.seconds / 3600,
             "planned_excess": state.first_plan.excess,
             "setup_deadline_s": state.plan.setup_deadline,
@@ -219,11 +231,26 @@ class CodedNewton(Scheme):
         loss = sketch.leave_one_out(start) / (2 * state.represented_points)
         theta = sketch.effective_dimension(ridge) / sketch.rows
         excess = sketch.excess(start, ridge)
-        bounds = (0, state.task.rounds) if self.rounds is None else (self.rounds, self.rounds)
-        plan = state.plan.after_start(excess, theta, *bounds)
-        last = plan.rounds if self.hours is None else state.last_round
+        plan, last = replace(state.plan, wanted=self._wanted(sketch, ridge)), state.last_round
+        if self.rounds is not None:
+            plan = plan.after_start(excess, theta, self.rounds, self.rounds)
+        else:
+            plan = plan.after_start(excess, theta, 0, state.task.rounds)
+            last = state.task.rounds if self.hours is None else last
         state = self._with_model(state, sketch.solve(start))
-        return replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
+        state = replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
+        asks_evidence = self.rounds is None and self.hours is None
+        return state.judged(0.0) if asks_evidence else state
+
+    def _wanted(self, sketch: Sketch, ridge: float) -> float:
+        """Return the wanted excess over the optimum, now that parity shows what can be explained.
+
+        Where most of the loss is irreducible, an excess that is small beside it may be all that
+        there is to learn.
+        """
+        smallest = max(sketch.smallest_objective(ridge), np.finfo(float).tiny)
+        explained = max(float((sketch.targets**2).sum()) / 2 - smallest, 0.0)
+        return self.excess * min(1.0, max(_EXPLAINED * explained / smallest, _LEAST_SHARE))
 
     @staticmethod
     def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:

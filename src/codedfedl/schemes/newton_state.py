@@ -1,16 +1,17 @@
 """What `coded-newton` remembers of every client, and the step that it takes from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, to_host
+from codedfedl.core.client import BlockParity
 from codedfedl.core.protocol import State
 from codedfedl.learning.sketching import Sketch
-from codedfedl.planning.cold_start import ColdStart
+from codedfedl.planning.cold_start import ColdStart, sampling_excess
 from codedfedl.schemes.sketch_solve import Block
 
 __all__ = [
@@ -41,6 +42,8 @@ class NewtonState(State):
 
     Attributes
     ----------
+    parity
+        What every client sends once.
     plan
         Deadlines and rounds, with what they were expected to bring.
     first_plan
@@ -59,8 +62,11 @@ class NewtonState(State):
         The start's squared error a point on all points, halved, as predicted from parity.
     start_excess : float
         The relative excess of its objective, predicted likewise.
+    estimate : float
+        The relative excess now, by what the answers say; ∞ where nobody asks.
     """
 
+    parity: BlockParity | None = None
     plan: ColdStart | None = None
     first_plan: ColdStart | None = None
     last_round: int = 0
@@ -71,6 +77,33 @@ class NewtonState(State):
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
     start_loss: float = np.nan
     start_excess: float = np.nan
+    estimate: float = np.inf
+
+    @property
+    def good_enough(self) -> bool:
+        """Whether the answers say that the wanted excess is reached."""
+        assert self.plan is not None
+        return self.estimate <= self.plan.wanted
+
+    def judged(self, decrement: float) -> "NewtonState":
+        """Return the state with an estimate of its excess.
+
+        Whoever was heard stands for its points with those of its last answer, which costs what
+        sampling costs; whoever was not is as good as the start. What the last step gained is about
+        what the next one will.
+        """
+        assert self.sketch is not None
+        task, heard = self.task, list(self.anchors)
+        points = np.array([self.anchors[j].points for j in heard], dtype=np.int64)
+        held, everybody = task.held[heard].astype(np.float64), float(task.held.sum())
+        ridge = total_ridge(self)
+        sampling = 0.0
+        if heard:
+            dimension = self.sketch.effective_dimension(ridge) * held.sum() / everybody
+            sampling = sampling_excess(held, points, dimension) * held.sum() / everybody
+        unheard = (1 - held.sum() / everybody) * self.start_excess
+        gained = decrement / max(self.sketch.smallest_objective(ridge), np.finfo(float).tiny)
+        return replace(self, estimate=sampling + unheard + gained)
 
     @cached_property
     def represented_points(self) -> float:
@@ -114,8 +147,11 @@ def needed_damping(state: NewtonState, client: int, before: Anchor, now: Anchor)
     return float(((true - assumed)[wrong] / squares[wrong]).max(initial=0.0))
 
 
-def newton_step(state: NewtonState) -> FloatArray:
-    """Solve for the minimum of all the clients' quadratics and the ridge."""
+def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
+    """Return the step to the minimum of all the clients' quadratics and the ridge.
+
+    With it comes the Newton decrement, by how much that lowers their sum.
+    """
     sketch, model = state.sketch, double(state.model)
     assert sketch is not None
     total = total_ridge(state) * model
@@ -135,7 +171,9 @@ def newton_step(state: NewtonState) -> FloatArray:
     total = total + sketch.features.T @ residuals
     everybody = float(state.task.held.sum()) / state.represented_points
     more = sum(client_damping(state, j) - _share(state, j) * state.damping for j in state.raised)
-    return sketch.divide(total, everybody, everybody * state.damping + more + total_ridge(state))
+    damping = everybody * state.damping + more + total_ridge(state)
+    step = sketch.divide(total, everybody, damping)
+    return step, float((step * total).sum()) / 2
 
 
 def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:

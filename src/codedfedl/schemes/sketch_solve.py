@@ -53,8 +53,10 @@ def block_facts(blocks: Mapping[int, Block], task: Task, code: Code) -> dict[str
     }
 
 
-def check_mixing(scheme: str, mixing: int) -> None:
+def check_mixing(scheme: str, mixing: int, bits: int) -> None:
     """Refuse rows of no points, and warn of rows of few."""
+    if bits not in (16, 32):
+        raise InputError(f"{scheme}.bits is {bits}: must be 16 or 32")
     if not isinstance(mixing, int) or mixing < 1:
         raise InputError(f"{scheme}.mixing is {mixing}: must be a whole number from 1 on")
     warn_of_thin_rows(scheme, mixing)
@@ -94,13 +96,16 @@ class SketchSolve(Scheme):
     mixing
         Points behind every parity row.
     nonzeros
-        Rows that a point goes into.
+        Rows that a point goes into: the more, the more rows.
+    bits
+        Of a number of the parity, 16 or 32.
     setup_deadline : seconds
         When the set-up, which is all there is, ends; None waits for all.
     """
 
     mixing: int = LEAST_MIXING
     nonzeros: int = 1
+    bits: int = 16
     setup_deadline: float | None = None
 
     name: ClassVar[str] = "sketch-solve"
@@ -115,7 +120,7 @@ class SketchSolve(Scheme):
         return Code("dealt", self.nonzeros)
 
     def __post_init__(self) -> None:
-        check_mixing(self.name, self.mixing)
+        check_mixing(self.name, self.mixing, self.bits)
         _ = self.code  # raises InputError for an unknown code
         if self.setup_deadline is not None and not 0 < self.setup_deadline < np.inf:
             raise InputError(
@@ -143,7 +148,7 @@ class SketchSolve(Scheme):
         if state.blocks:
             return None
         wait: Wait = Everyone() if self.setup_deadline is None else Until(self.setup_deadline)
-        return Ask(BlockParity(self.code, self.mixing), wait, combine=EACH, setup=True)
+        return Ask(BlockParity(self.code, self.mixing, self.bits), wait, combine=EACH, setup=True)
 
     def receive(self, state: SketchState, inbox: Inbox) -> SketchState:
         """Solve, with the ridge that leaves the smallest leave-one-out loss."""
