@@ -16,7 +16,8 @@ demo: $(READY) ## All schemes on embedded data; the report is demo/run/report.ht
 	$(BIN)/codedfedl plan paper --redundancy 0.1 --figure demo/plan.png
 	$(BIN)/codedfedl demo --out demo/run
 
-test: lint types imports docs tests ## All checks: lint, format, types, import directions, docs, tests
+test: $(DEV) ## All checks: lint, format, types, import directions, docs, tests
+	@$(MAKE) --no-print-directory -j2 -Oline lint types imports docs tests
 
 lint: $(DEV)
 	$(BIN)/ruff check .

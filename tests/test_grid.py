@@ -1,7 +1,6 @@
 """Grids: which settings they are made of, that they share what they can, and which is best."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -355,16 +354,18 @@ class TestSweep:
         assert columns["training.step"] == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_an_interrupt_says_how_to_continue(tmp_path: Path) -> None:
+def test_an_interrupt_says_how_to_continue(run: Run, tmp_path: Path) -> None:
     """As a person would: Ctrl-C, then the same command with --resume; and all is as without."""
-    command = [sys.executable, "-m", "codedfedl", "sweep", "--json", "--seeds", "3"]
-    command += ["--set", "features.n_components=100", "--set", "training.target=0.8"]
-    command += ["--set", "training.epochs=40"]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    command = ["sweep", "--json", "--seeds", "2", "--vary", "redundancy=0.1,0.3"]
+    for key in ("features.n_components=100", "fleet.clients=6", "training.epochs=40"):
+        command += ["--set", key]
     out, whole = tmp_path / "stopped", tmp_path / "whole"
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # which in the background is ignored
     process = subprocess.Popen(
-        [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-m", "codedfedl", *command, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     signal.signal(signal.SIGINT, before)
     for _ in range(6000):
@@ -380,12 +381,7 @@ def test_an_interrupt_says_how_to_continue(tmp_path: Path) -> None:
     assert (status["state"], status["error"]) == ("failed", "interrupted")
     assert "Traceback" not in err
     for folder, more in ((out, ["--resume"]), (whole, [])):
-        subprocess.run(
-            [*command, "--out", str(folder), *more],
-            check=True,
-            capture_output=True,
-            env=environment,
-        )
+        assert run(*command, "--out", folder, *more)[0] == 0
     for path in sorted(whole.iterdir()):
         if path.name not in ("checkpoint.npz", "status.json"):  # which have times in them
             assert path.read_bytes() == (out / path.name).read_bytes(), path.name

@@ -186,7 +186,7 @@ def _with_missing(
     """Return θ and the availability, with what never came back as absent or late."""
     total = came + missing.times.sum(-1)
     known = np.isfinite(missing.limit)
-    load, limit, times = missing.load[known], missing.limit[known], missing.times[..., known]
+    (load, limit), times = _alike(missing, known)
     availability = np.broadcast_to(np.minimum(came / total, _SURELY), spread.shape)
     if not known.any():
         return spread, np.broadcast_to(came / total, spread.shape)
@@ -203,6 +203,14 @@ def _with_missing(
         if np.all(np.abs(spread - before) <= _EM_CONVERGED * spread):
             break
     return spread, availability
+
+
+def _alike(missing: Missing, known: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+    """Return the different pairs of load and limit, and how often each counts: (2, k), (…, k)."""
+    pairs = np.stack([missing.load[known], missing.limit[known]])
+    different, group = np.unique(pairs, axis=1, return_inverse=True)
+    belongs = group.reshape(-1)[:, None] == np.arange(different.shape[1])
+    return different, missing.times[..., known] @ belongs.astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
