@@ -30,6 +30,7 @@ __all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding", 
 _BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
 _SLOWEST = 0.02  # progress that the damping allows however little parity there is
 _NEVER = 10**9
+_UNLUCKY = 3.0  # times the mean: with α = 2, one processor in a thousand takes longer
 _GOOD_ENOUGH = 1.05  # rounds cost messages: the fewest whose time is within 5% of the shortest
 
 
@@ -245,8 +246,8 @@ class _Planner:
         )
 
     def budgets(self) -> FloatArray:
-        """Return set-up deadlines from the first parity row to everybody's last."""
-        first = self.earliest()
+        """Return set-up deadlines from the first parity row, with bad luck, to everybody's last."""
+        first = _UNLUCKY * self.earliest()
         last = first
         able = self.held >= self.setup.mixing
         while (self.embedded(last) < self.held)[able].any():
