@@ -285,4 +285,5 @@ class _Planner:
 
     @staticmethod
     def _deadlines(replies: FloatArray) -> FloatArray:
-        return np.geomspace(replies.min(), max(replies.max(), 1.01 * replies.min()), _DEADLINES)
+        least = replies.min() / 2  # shorter rounds would bring answers no sooner
+        return np.geomspace(least, max(replies.max(), 1.01 * least), _DEADLINES)
