@@ -31,7 +31,7 @@ from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.owners import dealt, fleet_of
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
-from codedfedl.learning.features import FeatureMap, feature_map, typical_sigma
+from codedfedl.learning.features import FeatureMap, Tiles, feature_map, typical_sigma
 from codedfedl.learning.training import Schedule
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
@@ -60,6 +60,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         features: str = "fourier",
         n_components: int = 500,
         sigma: float | None = None,
+        image: tuple[int, int, int] | None = None,
         ridge: float = 1e-4,
         epochs: int = 100,
         step: float = 1.0,
@@ -71,6 +72,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.features = features
         self.n_components = n_components
         self.sigma = sigma
+        self.image = image
         self.ridge = ridge
         self.epochs = epochs
         self.step = step
@@ -83,7 +85,8 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         """Simulate the federation on these points, and keep the results."""
         seed = self._check_parameters()
         # Far from 0, float32 would not tell points apart; an RBF kernel does not mind the move.
-        kind = feature_map(self.features, self.n_components, 1.0, seed)
+        tiles = Tiles(self.image)
+        kind = feature_map(self.features, self.n_components, 1.0, seed, tiles)
         self.center_ = points.mean(axis=0) * kind.shift_invariant
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
@@ -92,7 +95,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         parts = mini_batches(shards, self.batches)
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
-        given = feature_map(self.features, self.n_components, self.sigma_, seed)
+        given = feature_map(self.features, self.n_components, self.sigma_, seed, tiles)
         self.feature_map_: FeatureMap = scheme.features or given
         schedule = Schedule(self.step, 1.0, ())
         task = task_of(
@@ -180,11 +183,14 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         thirty, or as many as `fit` names, or fewer where there is little data; from the fastest
         processor and link of the paper's to the slowest.
     features
-        ``fourier``, ``structured`` (cheaper on the clients) or ``identity`` (a linear model).
+        ``fourier``, ``structured`` (cheaper on the clients), ``patches`` (of images) or
+        ``identity`` (a linear model).
     n_components
-        How many features.
+        How many features; ``patches`` has as many as its grid allows, and no more.
     sigma
         Width of the RBF kernel; half the typical distance between two points if None.
+    image : (height, width, channels)
+        Of the images that ``patches`` cuts; None for squares of one channel.
     ridge
         λ, per point.
     epochs, step, batches

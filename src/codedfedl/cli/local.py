@@ -109,6 +109,7 @@ def local_command(
     table = _scheme_table(scheme, redundancy)
     experiment = _experiment(table, given | places, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
+    experiment = experiment.with_image(loaded.image)
     if keys is not None:
         Keys(keys).check("127.0.0.1", [node_name(j) for j in range(clients)])
     directory = RunDirectory(out)

@@ -1,6 +1,7 @@
 """`Dataset`: inputs and labels to train on and to test with, checked once."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ class Dataset:
         Class numbers from 0, kept as int64, or the numbers to predict, kept as float64.
     classes
         How many classes there are; None stands for regression.
+    image
+        Height, width and channels, where a point is an image: its pixels row by row, and the
+        channels of a pixel side by side.
 
     Examples
     --------
@@ -40,6 +44,7 @@ class Dataset:
     test_inputs: npt.NDArray[np.float32]
     test_labels: IntArray | FloatArray
     classes: int | None
+    image: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.classes < 1:
@@ -54,6 +59,11 @@ class Dataset:
                 )
             object.__setattr__(self, f"{part}inputs", inputs)
             object.__setattr__(self, f"{part}labels", labels)
+        if self.image is not None and prod(self.image) != self.inputs.shape[1]:
+            raise InputError(
+                f"image is {self.image} where inputs has {self.inputs.shape[1]} columns: give "
+                "height, width and channels whose product they are, or None"
+            )
         for field in ("inputs", "labels"):
             shape, test = getattr(self, field).shape[1:], getattr(self, f"test_{field}").shape[1:]
             if shape != test:

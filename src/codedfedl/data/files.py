@@ -17,16 +17,22 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.io.tables import check_columns, load_table
 
-__all__ = ["TABLES", "read_npz", "read_points"]
+__all__ = ["TABLES", "Image", "read_npz", "read_points"]
 
 TABLES = (".csv", ".parquet")
 _ARRAYS = ("inputs", "labels", "test_inputs", "test_labels")
 
 Array = npt.NDArray[Any]
+Image = tuple[int, int, int]
+"""Height, width and channels."""
 
 
-def read_npz(path: Path) -> dict[str, Array]:
-    """Return the arrays of a file: finite inputs of shape (n, d), and as many labels."""
+def read_npz(path: Path) -> tuple[dict[str, Array], Image | None]:
+    """Return the arrays of a file: finite inputs of shape (n, d), and as many labels.
+
+    Inputs of shape (n, height, width) or (n, height, width, channels) are images, whose shape is
+    returned too.
+    """
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
     try:
@@ -39,6 +45,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             f"{path} holds {', '.join(arrays) or 'nothing'}: it needs the arrays inputs and "
             "labels, and may have both test_inputs and test_labels"
         )
+    image = _image(arrays["inputs"])
     for part in [name.removesuffix("labels") for name in arrays if name.endswith("labels")]:
         inputs, labels = f"{part}inputs", f"{part}labels"
         arrays[inputs] = _rows(f"{path}: {inputs}", arrays[inputs])
@@ -47,7 +54,14 @@ def read_npz(path: Path) -> dict[str, Array]:
                 f"{path}: {inputs} has {len(arrays[inputs])} rows and {labels} has shape "
                 f"{arrays[labels].shape}: give every point one label"
             )
-    return arrays
+    return arrays, image
+
+
+def _image(inputs: Array) -> Image | None:
+    if inputs.ndim not in (3, 4):
+        return None
+    height, width, *channels = inputs.shape[1:]
+    return height, width, channels[0] if channels else 1
 
 
 def _rows(name: str, values: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from codedfedl._types import IntArray
 from codedfedl.data.dataset import Dataset, check_finite, real_numbers
-from codedfedl.data.files import TABLES, read_npz, read_points
+from codedfedl.data.files import TABLES, Image, read_npz, read_points
 from codedfedl.data.idx import IDX_NAMES, load_idx
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
@@ -37,7 +37,8 @@ def load_dataset(
         ``digits``, ``digits-halves`` (the lower half of each digit as the label of its upper half:
         a regression with 32 columns), ``mnist``, ``fashion-mnist``, or the path of a file. An
         ``.npz`` file holds the arrays ``inputs`` and ``labels``, and may hold ``test_inputs`` and
-        ``test_labels``. A ``.csv`` or ``.parquet`` file holds a line per point. Whole numbers or
+        ``test_labels``; inputs of shape (n, height, width) or (n, height, width, channels) are
+        images. A ``.csv`` or ``.parquet`` file holds a line per point. Whole numbers or
         words as labels mean classes, and words are numbered in sorted order. Decimal numbers mean
         regression, and so do several label columns.
     directory
@@ -53,7 +54,8 @@ def load_dataset(
     Notes
     -----
     Where a file's training inputs are not all in [0, 1], each column is moved and scaled so that
-    its training values span [0, 1]. Test inputs follow, and may lie outside.
+    its training values span [0, 1]; the pixels of images, all alike. Test inputs follow, and may
+    lie outside.
     """
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}: must be above 0 and below 1")
@@ -64,10 +66,10 @@ def load_dataset(
         return load_idx(str(name), directory)
     if name == "digits":
         inputs, labels = _digits()
-        return _split("digits", inputs, labels, test_share, seed)
+        return _split("digits", inputs, labels, test_share, seed, (8, 8, 1))
     if name == "digits-halves":
         inputs, _ = _digits()
-        return _split(name, inputs[:, :32], inputs[:, 32:], test_share, seed)
+        return _split(name, inputs[:, :32], inputs[:, 32:], test_share, seed, (4, 8, 1))
     if suffix == ".npz":
         return _load_npz(Path(name), test_share, seed)
     if suffix in TABLES:
@@ -87,18 +89,18 @@ def _digits() -> tuple[Array, Array]:
 
 
 def _load_npz(path: Path, test_share: float, seed: int) -> Dataset:
-    arrays = read_npz(path)
+    arrays, image = read_npz(path)
     inputs, labels = arrays["inputs"], arrays["labels"]
     if "test_inputs" not in arrays:
-        return _split(path.stem, inputs, labels, test_share, seed)
+        return _split(path.stem, inputs, labels, test_share, seed, image)
     test_inputs, test_labels = arrays["test_inputs"], arrays["test_labels"]
     if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
         raise InputError(f"{path}: labels and test_labels differ in kind: write both alike")
     numbers, classes = _numbered(path.stem, np.concatenate([labels, test_labels]))
     labels, test_labels = numbers[: len(labels)], numbers[len(labels) :]
     if inputs.shape[1] == test_inputs.shape[1]:  # `Dataset` refuses the rest
-        inputs, test_inputs = _to_unit(inputs, test_inputs)
-    return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes)
+        inputs, test_inputs = _to_unit(inputs, test_inputs, image)
+    return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes, image)
 
 
 def _kind(labels: Array) -> str:
@@ -125,7 +127,14 @@ def _numbered(name: str, labels: Array) -> tuple[Array, int | None]:
     return labels.astype(np.int64), int(labels.max()) + 1
 
 
-def _split(name: str, inputs: Array, labels: Array, test_share: float, seed: int) -> Dataset:
+def _split(
+    name: str,
+    inputs: Array,
+    labels: Array,
+    test_share: float,
+    seed: int,
+    image: Image | None = None,
+) -> Dataset:
     numbers, classes = _numbered(name, labels)
     test = _test_rows(np.zeros(len(labels), int) if classes is None else numbers, test_share, seed)
     if not test.any():
@@ -133,8 +142,8 @@ def _split(name: str, inputs: Array, labels: Array, test_share: float, seed: int
             f"test_share is {test_share}, which leaves none of the {len(labels)} points of {name} "
             "to test with: raise it, or add points"
         )
-    train_inputs, test_inputs = _to_unit(inputs[~test], inputs[test])
-    return Dataset(name, train_inputs, numbers[~test], test_inputs, numbers[test], classes)
+    train_inputs, test_inputs = _to_unit(inputs[~test], inputs[test], image)
+    return Dataset(name, train_inputs, numbers[~test], test_inputs, numbers[test], classes, image)
 
 
 def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool_]:
@@ -149,8 +158,9 @@ def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool
     return test
 
 
-def _to_unit(inputs: Array, test_inputs: Array) -> tuple[Array, Array]:
-    low, high = inputs.min(axis=0), inputs.max(axis=0)
+def _to_unit(inputs: Array, test_inputs: Array, image: Image | None) -> tuple[Array, Array]:
+    together = 0 if image is None else None  # all pixels have one scale
+    low, high = inputs.min(axis=together), inputs.max(axis=together)
     if low.min() >= 0 and high.max() <= 1:
         return inputs, test_inputs
     low, high = low.astype(np.float64), high.astype(np.float64)

@@ -88,7 +88,7 @@ def read_shard(path: str | Path, label: str | None = None) -> Shard:
     """
     path = Path(path)
     if path.suffix == ".npz":
-        arrays = read_npz(path)
+        arrays, _ = read_npz(path)
         return Shard(arrays["inputs"], arrays["labels"])
     if path.suffix in TABLES:
         return Shard(*read_points(path, label))
