@@ -145,11 +145,11 @@ def test_length_is_bounded(seed: int, sigma: float) -> None:
 @pytest.mark.parametrize(
     ("image", "patch", "stride", "cells"),
     [
-        ((28, 28, 1), 8, 2, (5, 5)),
-        ((32, 32, 3), 8, 2, (5, 5)),
+        ((28, 28, 1), 8, 2, (6, 6)),
+        ((32, 32, 3), 8, 2, (6, 6)),
         ((8, 8, 1), 4, 1, (5, 5)),
-        ((4, 8, 1), 2, 1, (3, 5)),
-        ((224, 160, 3), 8, 2, (5, 5)),
+        ((4, 8, 1), 2, 1, (3, 6)),
+        ((224, 160, 3), 8, 2, (6, 6)),
     ],
 )
 def test_defaults(
@@ -160,21 +160,30 @@ def test_defaults(
 
 
 def test_size_is_the_largest_multiple_of_the_cells() -> None:
-    assert [Patches(n).size(784) for n in (1, 25, 49, 50, 2000, 2024)] == [25, 25, 25, 50] + [
-        2000
-    ] * 2
+    sizes = [Patches(n).size(784) for n in (1, 36, 71, 72, 2016, 2051)]
+    assert sizes == [36, 36, 36, 72, 2016, 2016]
+
+
+def additions(n: int, wanted: int) -> int:
+    """Count the additions of a Hadamard transform, of which the first numbers are wanted."""
+    if n == 1:
+        return 0
+    if wanted <= n // 2:  # of the sum of both halves
+        return n // 2 + additions(n // 2, wanted)
+    return n + 2 * additions(n // 2, n // 2)
 
 
 def test_costs() -> None:
-    """11×11 patches of 64 pixels: mean, three transforms for two blocks, three a filter."""
-    one_patch = 2 * 64 + 3 * 64 * 6 + 3 * 80
-    assert Patches(2000).macs(784) == 121 * one_patch + 2000
-    colour = Patches(2000, tiles=Tiles((32, 32, 3), stride=4))  # 192 numbers, padded to 256
-    assert colour.macs(3072) == 49 * (2 * 192 + 2 * 256 * 8 + 3 * 80) + 2000
+    """11×11 patches of 64 pixels; 80 filters are a block of 64, and one of which 16 are wanted."""
+    a_patch = 4 + 2 * additions(64, 64) + additions(64, 16) + 4 * 80
+    assert Patches(2000, tiles=Tiles(pool=5)).macs(784) == 3 * 784 + 121 * a_patch + 2000
+    colour = Patches(2000, tiles=Tiles((32, 32, 3), stride=4, pool=5))  # 192 numbers of 256
+    a_patch = 4 + additions(256, 256) + additions(256, 80) + 4 * 80
+    assert colour.macs(3072) == 3 * 3072 + 49 * a_patch + 2000
 
 
 def test_a_seed_means_the_same_everywhere() -> None:
-    omega, delta = Patches(50, 1.0, 7).frequencies(784)
+    omega, delta = Patches(50, 1.0, 7, Tiles(pool=5)).frequencies(784)
     np.testing.assert_allclose(omega.sum(axis=0), 0, atol=1e-12)
     found = [omega[3, 0], omega[40, 1], delta[0], delta[1]]
     pinned = [8.5859375, 1.6953125, 3.723382232502898, 1.4773050882981802]

@@ -10,7 +10,28 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 
-__all__ = ["Dataset", "chance_of", "check_finite", "real_numbers"]
+__all__ = ["Dataset", "Origin", "chance_of", "check_finite", "real_numbers"]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What the file said that the data come from; empty where it said nothing.
+
+    Attributes
+    ----------
+    columns, labels
+        Names of the input columns, and of the label columns.
+    classes
+        The words that stood for the classes, in their order.
+    low, span : arrays of shape (d,)
+        Inputs are (what the file says − low) / span.
+    """
+
+    columns: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    low: FloatArray | None = None
+    span: FloatArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +51,8 @@ class Dataset:
     image
         Height, width and channels, where a point is an image: its pixels row by row, and the
         channels of a pixel side by side.
+    origin
+        What the file said that they come from.
 
     Examples
     --------
@@ -45,6 +68,7 @@ class Dataset:
     test_labels: IntArray | FloatArray
     classes: int | None
     image: tuple[int, int, int] | None = None
+    origin: Origin = Origin()
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.classes < 1:

@@ -91,7 +91,8 @@ def read_shard(path: str | Path, label: str | None = None) -> Shard:
         arrays, _ = read_npz(path)
         return Shard(arrays["inputs"], arrays["labels"])
     if path.suffix in TABLES:
-        return Shard(*read_points(path, label))
+        found = read_points(path, label)
+        return Shard(found.inputs, found.labels)
     if not path.is_dir():
         raise InputError(
             f"cannot read {path}: give an .npz, .csv or .parquet file, or a folder with inputs.npy "

@@ -15,7 +15,7 @@ from codedfedl.learning.features.fourier import LEAST_WIDTH, check_settings
 
 __all__ = ["Patches", "Tiles", "Tiling"]
 
-_PATCH, _POOL = 8, 5
+_PATCH, _POOL = 8, 6
 _NUMBERS_AT_ONCE = 1 << 19  # of all patches of some points: what stays in a core's cache
 _NUMBERS_AT_ONCE_ON_GPU = 1 << 26
 
@@ -34,7 +34,7 @@ class Tiles:
     stride : pixels
         From one patch to the next: a quarter of a patch.
     pool
-        Averages are taken over a grid of so many cells a side: 5, or as many as there are patches.
+        Averages are taken over a grid of so many cells a side: 6, or as many as there are patches.
     """
 
     image: tuple[int, int, int] | None = None
@@ -154,10 +154,12 @@ class Patches:
 
     Notes
     -----
-    A patch costs two operations a number for its mean; n·log₂n additions for each transform, of
-    which the first is shared by all blocks of n filters; and three operations a filter: scale and
-    phase, a cosine, which counts as one, and the average's addition. It is computed as one product
-    with all filters, which an array library does faster than the transforms.
+    What a client is charged, an addition or a cosine counting as a multiply-accumulate: for an
+    image, its scale and two running sums, of which the mean of a patch takes four more; for a
+    patch, n·log₂n for the first transform, which all filters share, and as much for every block of
+    n filters, or (n − m) + m·log₂m where m = 2^k filters are enough; for a filter, the mean's
+    share, the phase, the cosine and the sum over the cell; and at last the averages. It is computed
+    as one product with all filters, which an array library does faster than the transforms.
     """
 
     n_components: int = 2000
@@ -180,12 +182,13 @@ class Patches:
         return self.filters(inputs) * self.tiles.on(inputs).cell_count
 
     def macs(self, inputs: int) -> int:
-        """Return the operations of all patches; an addition counts as a multiply-accumulate."""
+        """Return the operations of a point; see the notes above."""
         tiling, filters = self.tiles.on(inputs), self.filters(inputs)
-        passes = 1 + -(-filters // tiling.width)
-        transforms = passes * tiling.width * (tiling.width.bit_length() - 1)
-        scaling = self.size(inputs)
-        return tiling.patch_count * (2 * tiling.patch_numbers + transforms + 3 * filters) + scaling
+        whole, rest = divmod(filters, tiling.width)
+        transforms = (1 + whole) * _transform_macs(tiling.width, tiling.width)
+        transforms += _transform_macs(tiling.width, rest) if rest else 0
+        a_patch = 4 + transforms + 4 * filters
+        return 3 * inputs + tiling.patch_count * a_patch + self.size(inputs)
 
     def frequencies(self, inputs: int) -> tuple[FloatArray, FloatArray]:
         """Draw ω, shape (numbers of a patch, filters), and δ, shape (filters,).
@@ -229,6 +232,15 @@ class Patches:
         """Return how many points are cut at a time, so that memory stays bounded."""
         most = _NUMBERS_AT_ONCE if on_host else _NUMBERS_AT_ONCE_ON_GPU
         return max(1, most // (tiling.patch_count * max(filters, tiling.patch_numbers)))
+
+
+def _transform_macs(n: int, wanted: int) -> int:
+    """Return the additions of a Hadamard transform of n numbers, of which the first are wanted.
+
+    The first m = 2^k are the transform of the sums of n/m parts.
+    """
+    m = 1 << (wanted - 1).bit_length()
+    return (n - m) + m * (m.bit_length() - 1)
 
 
 def _pooled(waves: Array, tiling: Tiling) -> Array:
