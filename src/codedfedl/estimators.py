@@ -33,6 +33,8 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
 from codedfedl.learning.features import FeatureMap, Tiles, feature_map, typical_sigma
 from codedfedl.learning.training import Schedule
+from codedfedl.models.files import map_settings, save_model
+from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.schemes import Scheme, scheme_for
@@ -113,6 +115,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         for _ in simulation.run():
             pass
         self._keep(simulation.settings[0], fleet)
+        self._calibrate(near[scored], labels[scored], classes)
 
     def _check_parameters(self) -> int:
         """Refuse what cannot be, before any work, and return the seed.
@@ -158,6 +161,49 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.training_hours_ = float(told["training_hours"][-1])
         self.total_hours_ = float(told["total_hours"][-1])
         self.n_iter_ = int(self.history_["round"][-1])
+
+    def _calibrate(self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None) -> None:
+        """Fit the temperature of probabilities to the points that every round is scored on."""
+        scores = np.asarray(self.feature_map_.transform(points) @ self.coef_)
+        usable = classes is not None and np.isfinite(scores).all()
+        self._temperature = fitted_temperature(scores, labels) if usable else None
+        self._points_seen = len(points)
+
+    def to_model(self) -> Model:
+        """Return what was learned as a model that stands alone."""
+        check_is_fitted(self)
+        classes = getattr(self, "classes_", None)
+        if classes is not None and classes.dtype == object:
+            classes = classes.astype(str)
+        calibrated = f"{self._points_seen:,} of the training points"
+        card = {
+            "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.name,
+            "features": map_settings(self.feature_map_),
+            "clients": len(self.fleet_.points),
+            "rounds": self.n_iter_,
+            "training_hours": self.training_hours_,
+            "total_hours": self.total_hours_,
+            "simulated": True,
+            "epsilon": None,
+            "calibrated_on": None if self._temperature is None else calibrated,
+            "temperature": self._temperature,
+        }
+        return Model(
+            features=self.feature_map_,
+            weights=self.coef_,
+            inputs=self.n_features_in_,
+            classes=classes,
+            columns=tuple(getattr(self, "feature_names_in_", ())),
+            center=self.center_,
+            offset=getattr(self, "offset_", None),
+            scale=getattr(self, "scale_", None),
+            temperature=self._temperature,
+            card=card,
+        )
+
+    def save_model(self, path: str | Path) -> None:
+        """Write the model to an ``.npz`` file, which `codedfedl.load_model` reads."""
+        save_model(self.to_model(), path)
 
     def _outputs(self, points: Any) -> FloatArray:
         """Return the model's numbers for raw points, shape (n, c), some rows at a time."""

@@ -115,6 +115,13 @@ class Structured(_Fourier):
         lengths = np.sqrt(random.chisquare(n, self.n_components)) / self.sigma
         return shared, own, lengths, random.uniform(0, 2 * np.pi, self.n_components)
 
+    def frequencies(self, inputs: int) -> tuple[FloatArray, FloatArray]:
+        """Return ω, shape (d, q), and δ, shape (q,), for whoever wants them written out."""
+        shared, own, lengths, delta = self.draws(inputs)
+        blocks, n = own.shape
+        mixed = hadamard(hadamard(np.eye(inputs, n) * shared)[:, None, :] * own)
+        return mixed.reshape(inputs, blocks * n)[:, : self.n_components] * lengths / n, delta
+
     def transform(self, points: Array) -> Array:
         """Return √(2/q)·cos(xω + δ) without ever forming ω."""
         points = floating(points)

@@ -127,6 +127,16 @@ class Tiling:
         chosen = windows[:: self.stride, :: self.stride]  # (down, across, channels, patch, patch)
         return chosen.transpose(0, 1, 3, 4, 2).reshape(self.patch_count, self.patch_numbers)
 
+    def averages(self) -> FloatArray:
+        """Return the matrix that averages patches over cells, shape (cells, patches)."""
+        sides = []
+        for axis, count in enumerate(self.positions):
+            side = np.zeros((self.cells[axis], count))
+            for cell, (a, b) in enumerate(self.edges(axis)):
+                side[cell, a:b] = 1 / (b - a)
+            sides.append(side)
+        return np.asarray(np.kron(*sides), dtype=np.float64)
+
     def edges(self, axis: int) -> list[tuple[int, int]]:
         """Return where each cell of the grid begins and ends, in patches."""
         count, cells = self.positions[axis], self.cells[axis]
