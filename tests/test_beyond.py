@@ -57,6 +57,15 @@ def test_cold_start_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> 
         assert (job.out / f"coldstart-{name}" / "report.html").is_file()
 
 
+def test_cold_start_has_rows_for_patches(job: beyond.Reproduction) -> None:
+    """For a target of their own and for the paper's, with fewer features; each scheme once."""
+    rows = [row for row in beyond.cold_start(job)["rows"] if row["features"] == "patches"]
+    assert [row["scheme"] for row in rows] == ["one-shot", "sketch-solve", "coded-newton"] * 4
+    experiment = built_in("coldstart-patches-mnist")
+    assert (experiment.training.target, experiment.features.n_components) == (0.97, 1728)
+    assert built_in("coldstart-patches-fashion-mnist").training.target == 0.86
+
+
 def test_settings_tell_all_schemes(
     job: beyond.Reproduction, caplog: pytest.LogCaptureFixture
 ) -> None:

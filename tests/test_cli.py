@@ -257,6 +257,8 @@ class TestSimulate:
             "settings.parquet",
             "timeline.parquet",
             "checkpoint.npz",
+            "model.npz",
+            "models",
             "report.html",
             "status.json",
         }
@@ -268,12 +270,13 @@ class TestSimulate:
     def test_another_configuration(self, run: Run, toml: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         run("simulate", toml, "--out", out)
-        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        before = {path: path.read_bytes() for path in out.rglob("*.*") if path.is_file()}
         change = ("--set", "training.epochs=6")
         code, _, err = run("simulate", toml, "--out", out, "--resume", *change)
         assert code == 2
         assert "holds a run with training" in err
-        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+        after = {path: path.read_bytes() for path in out.rglob("*.*") if path.is_file()}
+        assert after == before
 
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from codedfedl.fleet.measured import MeasuredDelays, read_measured
     from codedfedl.fleet.mixed import MixedDelays
     from codedfedl.fleet.paper import paper_devices, paper_fleet
+    from codedfedl.models import Model, load_model
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
     from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
@@ -78,6 +79,7 @@ __all__ = [
     "InputError",
     "MeasuredDelays",
     "MixedDelays",
+    "Model",
     "Next",
     "OneShot",
     "Plan",
@@ -99,6 +101,7 @@ __all__ = [
     "expected_return",
     "fit",
     "load_dataset",
+    "load_model",
     "minimum_deadline",
     "paper_devices",
     "paper_fleet",
@@ -129,6 +132,7 @@ _MODULES = {
     "fleet.measured": ("MeasuredDelays", "read_measured"),
     "fleet.mixed": ("MixedDelays",),
     "fleet.paper": ("paper_devices", "paper_fleet"),
+    "models": ("Model", "load_model"),
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
     "planning.plan": ("Plan", "Server", "cheapest_plan", "plan"),

@@ -31,8 +31,10 @@ from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.owners import dealt, fleet_of, known_clients
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
-from codedfedl.learning.features import FeatureMap, feature_map, typical_sigma
+from codedfedl.learning.features import FeatureMap, Tiles, feature_map, typical_sigma
 from codedfedl.learning.training import Schedule
+from codedfedl.models.files import map_settings, save_model
+from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.schemes import Scheme, scheme_for
@@ -60,6 +62,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         features: str = "fourier",
         n_components: int = 500,
         sigma: float | None = None,
+        image: tuple[int, int, int] | None = None,
         ridge: float = 1e-4,
         epochs: int = 100,
         step: float = 1.0,
@@ -71,6 +74,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.features = features
         self.n_components = n_components
         self.sigma = sigma
+        self.image = image
         self.ridge = ridge
         self.epochs = epochs
         self.step = step
@@ -83,7 +87,8 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         """Simulate the federation on these points, and keep the results."""
         seed = self._check_parameters()
         # Far from 0, float32 would not tell points apart; an RBF kernel does not mind the move.
-        kind = feature_map(self.features, self.n_components, 1.0, seed)
+        tiles = Tiles(self.image)
+        kind = feature_map(self.features, self.n_components, 1.0, seed, tiles)
         self.center_ = points.mean(axis=0) * kind.shift_invariant
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
@@ -93,7 +98,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         parts = mini_batches(shards, self.batches)
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
-        given = feature_map(self.features, self.n_components, self.sigma_, seed)
+        given = feature_map(self.features, self.n_components, self.sigma_, seed, tiles)
         self.feature_map_: FeatureMap = scheme.features or given
         schedule = Schedule(self.step, 1.0, ())
         task = task_of(
@@ -111,6 +116,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         for _ in simulation.run():
             pass
         self._keep(simulation.settings[0], fleet)
+        self._calibrate(near[scored], labels[scored], classes)
 
     def _check_parameters(self) -> int:
         """Refuse what cannot be, before any work, and return the seed.
@@ -157,6 +163,49 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.total_hours_ = float(told["total_hours"][-1])
         self.n_iter_ = int(self.history_["round"][-1])
 
+    def _calibrate(self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None) -> None:
+        """Fit the temperature of probabilities to the points that every round is scored on."""
+        scores = np.asarray(self.feature_map_.transform(points) @ self.coef_)
+        usable = classes is not None and np.isfinite(scores).all()
+        self._temperature = fitted_temperature(scores, labels) if usable else None
+        self._points_seen = len(points)
+
+    def to_model(self) -> Model:
+        """Return what was learned as a model that stands alone."""
+        check_is_fitted(self)
+        classes = getattr(self, "classes_", None)
+        if classes is not None and classes.dtype == object:
+            classes = classes.astype(str)
+        calibrated = f"{self._points_seen:,} of the training points"
+        card = {
+            "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.name,
+            "features": map_settings(self.feature_map_),
+            "clients": len(self.fleet_.points),
+            "rounds": self.n_iter_,
+            "training_hours": self.training_hours_,
+            "total_hours": self.total_hours_,
+            "simulated": True,
+            "epsilon": None,
+            "calibrated_on": None if self._temperature is None else calibrated,
+            "temperature": self._temperature,
+        }
+        return Model(
+            features=self.feature_map_,
+            weights=self.coef_,
+            inputs=self.n_features_in_,
+            classes=classes,
+            columns=tuple(getattr(self, "feature_names_in_", ())),
+            center=self.center_,
+            offset=getattr(self, "offset_", None),
+            scale=getattr(self, "scale_", None),
+            temperature=self._temperature,
+            card=card,
+        )
+
+    def save_model(self, path: str | Path) -> None:
+        """Write the model to an ``.npz`` file, which `codedfedl.load_model` reads."""
+        save_model(self.to_model(), path)
+
     def _outputs(self, points: Any) -> FloatArray:
         """Return the model's numbers for raw points, shape (n, c), some rows at a time."""
         check_is_fitted(self)
@@ -181,11 +230,14 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         thirty, or as many as `fit` names, or fewer where there is little data; from the fastest
         processor and link of the paper's to the slowest.
     features
-        ``fourier``, ``structured`` (cheaper on the clients) or ``identity`` (a linear model).
+        ``fourier``, ``structured`` (cheaper on the clients), ``patches`` (of images) or
+        ``identity`` (a linear model).
     n_components
-        How many features.
+        How many features; ``patches`` has as many as its grid allows, and no more.
     sigma
         Width of the RBF kernel; half the typical distance between two points if None.
+    image : (height, width, channels)
+        Of the images that ``patches`` cuts; None for squares of one channel.
     ridge
         λ, per point.
     epochs, step, batches

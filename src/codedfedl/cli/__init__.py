@@ -11,6 +11,7 @@ from codedfedl import __version__
 from codedfedl.cli.federate import federate
 from codedfedl.cli.fit import fit_command
 from codedfedl.cli.plan import plan_command
+from codedfedl.cli.predict import export_command, predict_command
 from codedfedl.cli.reproduce import reproduce_command
 from codedfedl.cli.simulate import demo_command, report_command, simulate_command
 from codedfedl.cli.sweep import sweep_command
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 _START, _PLAN = "Start here", "Plan a fleet"
 _SIMULATE, _REAL = "Simulate, on a virtual clock", "Train on real clients"
+_USE = "Use a model"
 app.command("demo", rich_help_panel=_START)(demo_command)
 app.command("plan", rich_help_panel=_PLAN)(plan_command)
 app.command("fit", rich_help_panel=_PLAN)(fit_command)
@@ -34,6 +36,8 @@ app.command("simulate", rich_help_panel=_SIMULATE)(simulate_command)
 app.command("sweep", rich_help_panel=_SIMULATE)(sweep_command)
 app.command("report", rich_help_panel=_SIMULATE)(report_command)
 app.command("reproduce", rich_help_panel=_SIMULATE)(reproduce_command)
+app.command("predict", rich_help_panel=_USE)(predict_command)
+app.command("export", rich_help_panel=_USE)(export_command)
 app.add_typer(federate, name="federate", rich_help_panel=_REAL)
 
 
@@ -53,6 +57,7 @@ def tour(
       codedfedl sweep --fleet fleet.csv   which redundancy is best for it
       codedfedl simulate my.toml          your own data, fleet and schemes
       codedfedl report RUN RUN            runs compared, in one page
+      codedfedl predict MODEL DATA        predictions with a run's model
       codedfedl reproduce table1          the paper's Table 1 beside ours
       codedfedl federate local            real processes and sockets, here
     """

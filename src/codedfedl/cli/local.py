@@ -164,6 +164,7 @@ def local_command(
     given = {"data.name": dataset} | training.changes | places
     experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
+    experiment = experiment.with_image(loaded.image)
     names = [node_name(j) for j in range(training.clients)]
     security.check_keys(names)
     directory = RunDirectory(out)

@@ -89,12 +89,21 @@ def simulate_command(
     data: Data = None,
     device: Device = "cpu",
     resume: Resume = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The scheme or setting whose model is kept as model.npz; by default the one with "
+            "the lowest training objective.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
 
     The run directory holds config.toml, environment.json, rounds.parquet, clients.parquet,
-    settings.parquet, status.json, checkpoint.npz and report.html. A run that was killed continues
+    settings.parquet, status.json, checkpoint.npz, report.html and model.npz, which predicts; the
+    models of all other settings and seeds are in its folder models. A run that was killed continues
     with --resume, and ends bit by bit as if it had not been.
 
     With --replay RUN, a federation's model is computed once more from who arrived in each round;
@@ -112,7 +121,7 @@ def simulate_command(
     chosen = named_experiment(experiment, parse_overrides(overrides or []))
     with with_resume_hint(out, resume):
         run_experiment(
-            chosen.model_copy(update={"federation": None}), directory, data, device, resume
+            chosen.model_copy(update={"federation": None}), directory, data, device, resume, model
         )
         _finish(directory, as_json)
 
@@ -216,11 +225,24 @@ def _note_unfinished(directory: RunDirectory) -> None:
 
 
 def run_experiment(
-    experiment: Experiment, directory: RunDirectory, data: str | None, device: str, resume: bool
+    experiment: Experiment,
+    directory: RunDirectory,
+    data: str | None,
+    device: str,
+    resume: bool,
+    model: str | None = None,
 ) -> None:
     """Run with a progress bar."""
     with _shown() as watch:
-        simulate(experiment, directory, data=data, device=device, resume=resume, watch=watch)
+        simulate(
+            experiment,
+            directory,
+            data=data,
+            device=device,
+            resume=resume,
+            model=model,
+            watch=watch,
+        )
 
 
 def _finish(directory: RunDirectory, as_json: bool) -> None:

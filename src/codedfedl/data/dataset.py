@@ -1,6 +1,7 @@
 """`Dataset`: inputs and labels to train on and to test with, checked once."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,28 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 
-__all__ = ["Dataset", "chance_of", "check_finite", "real_numbers"]
+__all__ = ["Dataset", "Origin", "chance_of", "check_finite", "real_numbers"]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What the file said that the data come from; empty where it said nothing.
+
+    Attributes
+    ----------
+    columns, labels
+        Names of the input columns, and of the label columns.
+    classes
+        The words that stood for the classes, in their order.
+    low, span : arrays of shape (d,)
+        Inputs are (what the file says − low) / span.
+    """
+
+    columns: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    low: FloatArray | None = None
+    span: FloatArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +48,11 @@ class Dataset:
         Class numbers from 0, kept as int64, or the numbers to predict, kept as float64.
     classes
         How many classes there are; None stands for regression.
+    image
+        Height, width and channels, where a point is an image: its pixels row by row, and the
+        channels of a pixel side by side.
+    origin
+        What the file said that they come from.
     bits
         Of an input number where it comes from: 8 for the pixels of an image, say.
 
@@ -42,6 +69,8 @@ class Dataset:
     test_inputs: npt.NDArray[np.float32]
     test_labels: IntArray | FloatArray
     classes: int | None
+    image: tuple[int, int, int] | None = None
+    origin: Origin = Origin()
     bits: int = 32
 
     def __post_init__(self) -> None:
@@ -57,6 +86,11 @@ class Dataset:
                 )
             object.__setattr__(self, f"{part}inputs", inputs)
             object.__setattr__(self, f"{part}labels", labels)
+        if self.image is not None and prod(self.image) != self.inputs.shape[1]:
+            raise InputError(
+                f"image is {self.image} where inputs has {self.inputs.shape[1]} columns: give "
+                "height, width and channels whose product they are, or None"
+            )
         for field in ("inputs", "labels"):
             shape, test = getattr(self, field).shape[1:], getattr(self, f"test_{field}").shape[1:]
             if shape != test:

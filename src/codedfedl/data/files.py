@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,16 +17,31 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.io.tables import check_columns, load_table
 
-__all__ = ["TABLES", "read_npz", "read_points"]
+__all__ = [
+    "TABLES",
+    "Image",
+    "Points",
+    "label_column",
+    "label_names",
+    "number_columns",
+    "read_npz",
+    "read_points",
+]
 
 TABLES = (".csv", ".parquet")
 _ARRAYS = ("inputs", "labels", "test_inputs", "test_labels")
 
 Array = npt.NDArray[Any]
+Image = tuple[int, int, int]
+"""Height, width and channels."""
 
 
-def read_npz(path: Path) -> dict[str, Array]:
-    """Return the arrays of a file: finite inputs of shape (n, d), and as many labels."""
+def read_npz(path: Path) -> tuple[dict[str, Array], Image | None]:
+    """Return the arrays of a file: finite inputs of shape (n, d), and as many labels.
+
+    Inputs of shape (n, height, width) or (n, height, width, channels) are images, whose shape is
+    returned too.
+    """
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
     try:
@@ -39,6 +54,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             f"{path} holds {', '.join(arrays) or 'nothing'}: it needs the arrays inputs and "
             "labels, and may have both test_inputs and test_labels"
         )
+    image = _image(arrays["inputs"])
     for part in [name.removesuffix("labels") for name in arrays if name.endswith("labels")]:
         inputs, labels = f"{part}inputs", f"{part}labels"
         arrays[inputs] = _rows(f"{path}: {inputs}", arrays[inputs])
@@ -47,7 +63,14 @@ def read_npz(path: Path) -> dict[str, Array]:
                 f"{path}: {inputs} has {len(arrays[inputs])} rows and {labels} has shape "
                 f"{arrays[labels].shape}: give every point one label"
             )
-    return arrays
+    return arrays, image
+
+
+def _image(inputs: Array) -> Image | None:
+    if inputs.ndim not in (3, 4):
+        return None
+    height, width, *channels = inputs.shape[1:]
+    return height, width, channels[0] if channels else 1
 
 
 def _rows(name: str, values: Array) -> Array:
@@ -59,10 +82,24 @@ def _rows(name: str, values: Array) -> Array:
     return rows
 
 
-def read_points(path: Path, label: str | Sequence[str] | None) -> tuple[Array, Array]:
-    """Return the features of a table, shape (n, d), and its labels, shape (n,) or (n, c)."""
+class Points(NamedTuple):
+    """The inputs of a table, shape (n, d), its labels, shape (n,) or (n, c), and their names."""
+
+    inputs: Array
+    labels: Array
+    columns: tuple[str, ...]
+    label_columns: tuple[str, ...]
+
+
+def label_names(label: str | Sequence[str] | None) -> list[str]:
+    """Return the label columns that somebody names: ``label`` by default."""
     given = label.split(",") if isinstance(label, str) else label or ["label"]
-    names = list(dict.fromkeys(name.strip() for name in given))
+    return list(dict.fromkeys(name.strip() for name in given))
+
+
+def read_points(path: Path, label: str | Sequence[str] | None) -> Points:
+    """Read the points of a table and their labels."""
+    names = label_names(label)
     table = load_table(path)
     found = table.column_names
     for name in names:
@@ -72,10 +109,15 @@ def read_points(path: Path, label: str | Sequence[str] | None) -> tuple[Array, A
     features = [name for name in found if name not in names]
     if table.num_rows == 0 or not features:
         raise InputError(f"{path} has no points or no features: add a line per point")
-    inputs = np.column_stack([_number_column(path, name, table[name]) for name in features])
-    if len(names) == 1:
-        return inputs, _label_column(path, names[0], table[names[0]])
-    return inputs, np.column_stack([_number_column(path, name, table[name]) for name in names])
+    inputs = number_columns(path, table, features)
+    one = len(names) == 1
+    labels = label_column(path, table, names[0]) if one else number_columns(path, table, names)
+    return Points(inputs, labels, tuple(features), tuple(names))
+
+
+def number_columns(path: Path, table: pa.Table, names: Sequence[str]) -> FloatArray:
+    """Return some columns side by side, shape (n, d), refusing cells that are no numbers."""
+    return np.column_stack([_number_column(path, name, table[name]) for name in names])
 
 
 def _number_column(path: Path, name: str, column: pa.ChunkedArray) -> FloatArray:
@@ -85,8 +127,9 @@ def _number_column(path: Path, name: str, column: pa.ChunkedArray) -> FloatArray
     return numbers
 
 
-def _label_column(path: Path, name: str, column: pa.ChunkedArray) -> Array:
+def label_column(path: Path, table: pa.Table, name: str) -> Array:
     """Return whole numbers, decimal numbers or words; a CSV file's cells say which they are."""
+    column = table[name]
     cells = column.to_pylist()
     empty = np.array([cell is None or cell == "" for cell in cells])
     if empty.any():

@@ -35,14 +35,22 @@ Bytes = npt.NDArray[np.uint8]
 def load_idx(name: str, directory: str | Path | None) -> Dataset:
     """Read a data set of 10 classes from its four IDX files, with inputs in [0, 1]."""
     files = find_files(name, directory, MIRRORS[name], CHECKSUMS[name])
-    inputs, labels = _read_part(files[0], files[1])
-    test_inputs, test_labels = _read_part(files[2], files[3])
+    images, labels = _read_part(files[0], files[1])
+    test_images, test_labels = _read_part(files[2], files[3])
     held = _TEST_LABELS.get(zlib.crc32(test_labels.astype(np.uint8).tobytes()), name)
     if held != name:
         raise InputError(
             f"{files[3].parent} holds {held}, not {name}: put each into a folder of its own name"
         )
-    return Dataset(name, inputs, labels, test_inputs, test_labels, CLASSES, bits=8)
+    image = (images.shape[1], images.shape[2], 1)
+    inputs, test_inputs = (_flat(part) for part in (images, test_images))
+    return Dataset(name, inputs, labels, test_inputs, test_labels, CLASSES, image, bits=8)
+
+
+def _flat(images: Bytes) -> npt.NDArray[np.float32]:
+    """Return a row of numbers in [0, 1] for every image."""
+    flat = images.reshape(len(images), prod(images.shape[1:]))
+    return flat.astype(np.float32) / np.float32(255)
 
 
 def find_files(
@@ -126,7 +134,7 @@ def _content(path: Path) -> bytes:
         raise InputError(f"cannot read {path}: {error}; {_AGAIN}") from None
 
 
-def _read_part(image_file: Path, label_file: Path) -> tuple[npt.NDArray[np.float32], IntArray]:
+def _read_part(image_file: Path, label_file: Path) -> tuple[Bytes, IntArray]:
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if len(images) != len(labels):
         raise InputError(
@@ -139,5 +147,4 @@ def _read_part(image_file: Path, label_file: Path) -> tuple[npt.NDArray[np.float
             f"{label_file} has the label {labels[wrong][0]} at position {np.argmax(wrong)}: "
             f"labels are 0 to {CLASSES - 1}; {_AGAIN}"
         )
-    flat = images.reshape(len(images), prod(images.shape[1:]))
-    return flat.astype(np.float32) / np.float32(255), labels.astype(np.int64)
+    return images, labels.astype(np.int64)

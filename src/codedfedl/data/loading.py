@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import IntArray
-from codedfedl.data.dataset import Dataset, check_finite, real_numbers
-from codedfedl.data.files import TABLES, read_npz, read_points
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.data.dataset import Dataset, Origin, check_finite, real_numbers
+from codedfedl.data.files import TABLES, Image, read_npz, read_points
 from codedfedl.data.idx import IDX_NAMES, load_idx
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 
-__all__ = ["DATASET_NAMES", "load_dataset"]
+__all__ = ["DATASET_NAMES", "load_dataset", "scaled"]
 
 DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
 
@@ -38,7 +38,8 @@ def load_dataset(
         ``digits``, ``digits-halves`` (the lower half of each digit as the label of its upper half:
         a regression with 32 columns), ``mnist``, ``fashion-mnist``, or the path of a file. An
         ``.npz`` file holds the arrays ``inputs`` and ``labels``, and may hold ``test_inputs`` and
-        ``test_labels``. A ``.csv`` or ``.parquet`` file holds a line per point. Whole numbers or
+        ``test_labels``; inputs of shape (n, height, width) or (n, height, width, channels) are
+        images. A ``.csv`` or ``.parquet`` file holds a line per point. Whole numbers or
         words as labels mean classes, and words are numbered in sorted order. Decimal numbers mean
         regression, and so do several label columns.
     directory
@@ -54,7 +55,8 @@ def load_dataset(
     Notes
     -----
     Where a file's training inputs are not all in [0, 1], each column is moved and scaled so that
-    its training values span [0, 1]. Test inputs follow, and may lie outside.
+    its training values span [0, 1]; the pixels of images, all alike. Test inputs follow, and may
+    lie outside.
     """
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}: must be above 0 and below 1")
@@ -65,15 +67,17 @@ def load_dataset(
         return load_idx(str(name), directory)
     if name == "digits":
         inputs, labels = _digits()
-        return replace(_split("digits", inputs, labels, test_share, seed), bits=8)
+        return replace(_split("digits", inputs, labels, test_share, seed, (8, 8, 1)), bits=8)
     if name == "digits-halves":
-        inputs, _ = _digits()
-        return replace(_split(name, inputs[:, :32], inputs[:, 32:], test_share, seed), bits=8)
+        upper, lower = np.split(_digits()[0], 2, axis=1)
+        return replace(_split(name, upper, lower, test_share, seed, (4, 8, 1)), bits=8)
     if suffix == ".npz":
         return _load_npz(Path(name), test_share, seed)
     if suffix in TABLES:
-        inputs, labels = read_points(Path(name), label)
-        return _split(Path(name).stem, inputs, labels, test_share, seed)
+        found = read_points(Path(name), label)
+        origin = Origin(found.columns, found.label_columns)
+        stem = Path(name).stem
+        return _split(stem, found.inputs, found.labels, test_share, seed, origin=origin)
     raise InputError(
         f"the data set {str(name)!r} is neither a file that ends in .npz, .csv or .parquet nor a "
         f"known name: {nearest(str(name), DATASET_NAMES)}"
@@ -88,54 +92,68 @@ def _digits() -> tuple[Array, Array]:
 
 
 def _load_npz(path: Path, test_share: float, seed: int) -> Dataset:
-    arrays = read_npz(path)
+    arrays, image = read_npz(path)
     inputs, labels = arrays["inputs"], arrays["labels"]
     if "test_inputs" not in arrays:
-        return _split(path.stem, inputs, labels, test_share, seed)
+        return _split(path.stem, inputs, labels, test_share, seed, image)
     test_inputs, test_labels = arrays["test_inputs"], arrays["test_labels"]
     if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
         raise InputError(f"{path}: labels and test_labels differ in kind: write both alike")
-    numbers, classes = _numbered(path.stem, np.concatenate([labels, test_labels]))
+    numbers, classes, words = _numbered(path.stem, np.concatenate([labels, test_labels]))
     labels, test_labels = numbers[: len(labels)], numbers[len(labels) :]
+    low, span = None, None
     if inputs.shape[1] == test_inputs.shape[1]:  # `Dataset` refuses the rest
-        inputs, test_inputs = _to_unit(inputs, test_inputs)
-    return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes)
+        low, span = _unit_scale(inputs, image)
+        inputs, test_inputs = scaled(inputs, low, span), scaled(test_inputs, low, span)
+    origin = Origin(classes=words, low=low, span=span)
+    return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes, image, origin)
 
 
 def _kind(labels: Array) -> str:
     return {"U": "words", "S": "words", "f": "decimal"}.get(labels.dtype.kind, "whole")
 
 
-def _numbered(name: str, labels: Array) -> tuple[Array, int | None]:
-    """Return labels as numbers, and how many classes they are; None for regression."""
+def _numbered(name: str, labels: Array) -> tuple[Array, int | None, tuple[str, ...]]:
+    """Return labels as numbers, how many classes they are (None: regression), and their words."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if _kind(labels) == "words" and labels.ndim == 1:
         words, numbers = np.unique(labels, return_inverse=True)
-        return numbers, len(words)
+        return numbers, len(words), tuple(map(str, words))
     labels = real_numbers(f"{name}: labels", labels)
     check_finite(f"{name}: labels", labels)
     if _kind(labels) == "decimal" or labels.ndim > 1:
-        return labels, None
+        return labels, None, ()
     for extreme in (labels.min(), labels.max()):
         if not 0 <= extreme < len(labels):
             raise InputError(
                 f"{name} has the label {extreme} among {len(labels)} points: number the classes "
                 "0, 1, …, or write decimal numbers for regression"
             )
-    return labels.astype(np.int64), int(labels.max()) + 1
+    return labels.astype(np.int64), int(labels.max()) + 1, ()
 
 
-def _split(name: str, inputs: Array, labels: Array, test_share: float, seed: int) -> Dataset:
-    numbers, classes = _numbered(name, labels)
+def _split(
+    name: str,
+    inputs: Array,
+    labels: Array,
+    test_share: float,
+    seed: int,
+    image: Image | None = None,
+    origin: Origin | None = None,
+) -> Dataset:
+    numbers, classes, words = _numbered(name, labels)
     test = _test_rows(np.zeros(len(labels), int) if classes is None else numbers, test_share, seed)
     if not test.any():
         raise InputError(
             f"test_share is {test_share}, which leaves none of the {len(labels)} points of {name} "
             "to test with: raise it, or add points"
         )
-    train_inputs, test_inputs = _to_unit(inputs[~test], inputs[test])
-    return Dataset(name, train_inputs, numbers[~test], test_inputs, numbers[test], classes)
+    low, span = _unit_scale(inputs[~test], image)
+    train_inputs, test_inputs = (scaled(inputs[rows], low, span) for rows in (~test, test))
+    origin = replace(origin or Origin(), classes=words, low=low, span=span)
+    train, tested = numbers[~test], numbers[test]
+    return Dataset(name, train_inputs, train, test_inputs, tested, classes, image, origin)
 
 
 def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool_]:
@@ -150,11 +168,20 @@ def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool
     return test
 
 
-def _to_unit(inputs: Array, test_inputs: Array) -> tuple[Array, Array]:
-    low, high = inputs.min(axis=0), inputs.max(axis=0)
+def _unit_scale(inputs: Array, image: Image | None) -> tuple[FloatArray | None, FloatArray | None]:
+    """Return the lowest value of each column and its span; None where all are in [0, 1]."""
+    low, high = inputs.min(axis=0).astype(np.float64), inputs.max(axis=0).astype(np.float64)
     if low.min() >= 0 and high.max() <= 1:
-        return inputs, test_inputs
-    low, high = low.astype(np.float64), high.astype(np.float64)
+        return None, None
+    if image is not None:  # all pixels have one scale
+        low, high = np.full_like(low, low.min()), np.full_like(high, high.max())
+    with np.errstate(over="ignore"):  # `Dataset` refuses what overflows
+        return low, np.where(high > low, high - low, 1)  # a constant column becomes 0
+
+
+def scaled(inputs: Array, low: FloatArray | None, span: FloatArray | None) -> Array:
+    """Return (inputs − low) / span, or the inputs where there is no scale."""
+    if low is None or span is None:
+        return inputs
     with np.errstate(over="ignore", invalid="ignore"):  # `Dataset` refuses what overflows
-        span = np.where(high > low, high - low, 1)  # a constant column becomes 0
-        return (inputs - low) / span, (test_inputs - low) / span
+        return (inputs - low) / span

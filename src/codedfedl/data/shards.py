@@ -88,10 +88,11 @@ def read_shard(path: str | Path, label: str | None = None) -> Shard:
     """
     path = Path(path)
     if path.suffix == ".npz":
-        arrays = read_npz(path)
+        arrays, _ = read_npz(path)
         return Shard(arrays["inputs"], arrays["labels"])
     if path.suffix in TABLES:
-        return Shard(*read_points(path, label))
+        found = read_points(path, label)
+        return Shard(found.inputs, found.labels)
     if not path.is_dir():
         raise InputError(
             f"cannot read {path}: give an .npz, .csv or .parquet file, or a folder with inputs.npy "

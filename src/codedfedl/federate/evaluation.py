@@ -36,6 +36,10 @@ class Evaluation:
         chance = chance_of(labels, self._shard.is_classification)
         return {"chance": chance, "test_points": float(len(labels))}
 
+    def points(self) -> tuple[Any, Any] | None:
+        """Return the test points and their labels, where there are some."""
+        return None if self._shard is None else (self._shard.inputs, self._shard.labels)
+
     def metric(self, model: Any) -> float:
         """Return accuracy or R²; NaN without test points."""
         if self._shard is None:

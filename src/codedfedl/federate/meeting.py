@@ -141,7 +141,10 @@ def _greeted(
     node = f"{facts['name']} ({node})"
     if not batches <= facts["points"] <= _MOST_POINTS:
         raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
-    width = features.size(max(facts["inputs"], 1))
+    try:
+        width = features.size(max(facts["inputs"], 1))
+    except InputError as error:  # other images than ours, or none
+        raise RefusedError(f"{node}: {error}") from None
     for key in ("inputs", "columns"):
         if not 1 <= facts[key] <= _MOST_NUMBERS // width:
             raise RefusedError(f"{node} has {key} = {facts[key]}, which cannot be")
@@ -188,4 +191,5 @@ def job_of(experiment: Experiment, key: str, columns: int = 0) -> Job:
         seed=experiment.seeds[0],
         batches=experiment.data.batches,
         columns=columns,
+        tiles=asdict(config.tiles()),
     )

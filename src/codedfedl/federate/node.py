@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache as once
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from codedfedl.federate.cache import Cache
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
-from codedfedl.learning.features import FeatureMap, feature_map, fingerprint
+from codedfedl.learning.features import FeatureMap, Tiles, feature_map, fingerprint
 from codedfedl.learning.gradients import gradient
 
 __all__ = ["NAME", "QUESTIONS", "Job", "Node"]
@@ -51,6 +51,8 @@ class Job:
         The federation's own name, which names the cache folder.
     columns
         Label columns (c), once all nodes have said what they hold; 0 until then.
+    tiles
+        How images are cut into patches, where the feature map does that: `Tiles` as a mapping.
     """
 
     key: str
@@ -60,6 +62,7 @@ class Job:
     seed: int
     batches: int
     columns: int = 0
+    tiles: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{32}", self.key):  # it becomes part of a path
@@ -68,7 +71,8 @@ class Job:
     @cached_property
     def features(self) -> FeatureMap:
         """The feature map."""
-        return feature_map(self.kind, self.n_components, self.sigma, self.seed)
+        tiles = Tiles(**self.tiles)
+        return feature_map(self.kind, self.n_components, self.sigma, self.seed, tiles)
 
 
 class Node:

@@ -18,6 +18,7 @@ from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
 from codedfedl.federate.ending import Ending, write_records
 from codedfedl.federate.evaluation import Evaluation
 from codedfedl.federate.meeting import Say, job_of, meet, wait_for
+from codedfedl.federate.models import trained_model
 from codedfedl.federate.probe import probe
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Transport
@@ -85,6 +86,9 @@ def federate(
         )
         directory.save({"model": model, "round": np.array(driver.played)})
         write_records(directory, experiment, journal, ending)
+        if np.isfinite(model).all():
+            trained = trained_model(experiment, ending, evaluation, journal)
+            directory.save_model("model.npz", trained)
         say(f"done: {directory.path}")
 
 

@@ -27,6 +27,8 @@ class Outcome:
         The curves of the setting, and of the one that gains are over.
     run
         The name of the run, where several are compared.
+    features
+        The kind of feature map; empty where a run does not say.
     """
 
     dataset: str
@@ -34,6 +36,7 @@ class Outcome:
     seeds: Sequence[Curve]
     reference_seeds: Sequence[Curve]
     run: str = ""
+    features: str = ""
 
     @property
     def cell(self) -> str:
@@ -182,7 +185,8 @@ def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outco
         reference = by_cell[references[seeds[0].group]]
         wanted = config.training.target if target is None else target
         wanted = _reached(reference) if wanted is None else wanted
-        summary.append(Outcome(config.data.name, wanted, seeds, reference))
+        features = "" if known is None else known.features
+        summary.append(Outcome(config.data.name, wanted, seeds, reference, features=features))
     return summary
 
 

@@ -20,6 +20,7 @@ def _row(o: Outcome) -> dict[str, Any]:
         "dataset": o.dataset,
         "setting": o.setting,
         "scheme": o.scheme,
+        "features": o.features or None,
         "redundancy": o.seeds[0].redundancy,
         "target": o.target,
         "metric": o.metric,

@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
+    PositiveInt,
     field_validator,
 )
 
@@ -17,7 +18,7 @@ from codedfedl._types import IntArray
 from codedfedl.data import partition
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.features import FEATURES, FeatureMap, feature_map, safe_step
+from codedfedl.learning.features import FEATURES, FeatureMap, Tiles, feature_map, safe_step
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
@@ -66,11 +67,22 @@ class FleetConfig(_Table):
 
 
 class FeaturesConfig(_Table):
-    """The feature map; a `sigma` of ``auto`` is taken from the data."""
+    """The feature map; a `sigma` of ``auto`` is taken from the data.
+
+    `image`, `patch`, `stride` and `pool` are of ``patches``: see `learning.features.Tiles`.
+    """
 
     kind: FeatureKind = "fourier"
     n_components: int = Field(500, ge=1)
     sigma: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    patch: PositiveInt | None = None
+    stride: PositiveInt | None = None
+    pool: PositiveInt | None = None
+
+    def tiles(self, image: tuple[int, int, int] | None = None) -> Tiles:
+        """Return how images are cut; `image` is what the data say of their shape."""
+        return Tiles(self.image or image, self.patch, self.stride, self.pool)
 
     @property
     def known_sigma(self) -> float:
@@ -203,16 +215,33 @@ class Experiment(_Table):
         nested = {f"{key}.{name}": v for key, table in tables.items() for name, v in table.items()}
         return {key: values for key, values in grid.items() if key not in tables} | nested
 
-    def feature_map(self, seed: int, scheme: SchemeConfig) -> FeatureMap:
-        """Return the feature map of a scheme: its own kind, or the experiment's."""
+    def feature_map(
+        self, seed: int, scheme: SchemeConfig, image: tuple[int, int, int] | None = None
+    ) -> FeatureMap:
+        """Return the feature map of a scheme: its own kind, or the experiment's.
+
+        Parameters
+        ----------
+        image
+            Height, width and channels of the data's images, where they say so.
+        """
         kind, config = scheme.features or self.features.kind, self.features
-        return feature_map(kind, config.n_components, config.known_sigma, seed)
+        tiles = config.tiles(image)
+        return feature_map(kind, config.n_components, config.known_sigma, seed, tiles)
 
     def with_sigma(self, sigma: float) -> "Experiment":
         """Return the experiment with a σ, where it leaves that to the data."""
         if self.features.sigma != "auto":
             return self
         features = self.features.model_copy(update={"sigma": sigma})
+        return self.model_copy(update={"features": features})
+
+    def with_image(self, image: tuple[int, int, int] | None) -> "Experiment":
+        """Return the experiment with the shape of the data's images, where it cuts images."""
+        kind = self.schemes[0].features or self.features.kind
+        if kind != "patches" or self.features.image is not None or image is None:
+            return self
+        features = self.features.model_copy(update={"image": image})
         return self.model_copy(update={"features": features})
 
     def schedule(

@@ -24,6 +24,7 @@ import tomli_w
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.tables import write_table
+from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import check
 from codedfedl.runs.status import StatusFile, reason
@@ -228,6 +229,11 @@ class RunDirectory:
                 np.savez(file, **checkpoint)  # type: ignore[arg-type]
 
         self._replace("checkpoint.npz", write)
+
+    def save_model(self, name: str, model: Model) -> None:
+        """Write a model, such as ``model.npz``."""
+        make_folder((self.path / name).parent)
+        save_model(model, self.path / name)
 
     def write(self, name: str, columns: Mapping[str, npt.ArrayLike]) -> None:
         """Write a table, such as ``rounds.parquet``."""

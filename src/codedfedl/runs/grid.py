@@ -56,10 +56,17 @@ class Cell:
         return self.experiment.schemes[0]
 
     @property
+    def features(self) -> str:
+        """The kind of its feature map: the experiment's, the scheme's, or a class of its own."""
+        own = scheme_class(self.scheme.name).features
+        if own is not None:
+            return type(own).__name__.lower()
+        return self.scheme.features or self.experiment.features.kind
+
+    @property
     def as_in_paper(self) -> bool:
         """Whether the features and the code are the paper's own, and the fleet not a real one."""
-        kind = self.scheme.features or self.experiment.features.kind
-        fourier = kind == "fourier" and scheme_class(self.scheme.name).features is None
+        fourier = self.features == "fourier"
         gaussian = self.scheme.settings.get("code", "gaussian") == "gaussian"
         return fourier and gaussian and self.experiment.federation is None
 

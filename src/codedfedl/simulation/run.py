@@ -16,6 +16,7 @@ from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.runs.status import StatusFile
 from codedfedl.simulation.engine import Progress, Simulation
+from codedfedl.simulation.models import check_model, endings, write_models
 from codedfedl.simulation.problem import Problem, embedded
 from codedfedl.simulation.records import restore, snapshot, stories, write_units
 from codedfedl.simulation.units import Unit, datasets, deal, entries_of, fleets, units
@@ -35,6 +36,7 @@ def simulate(
     data: str | None = None,
     device: str = "cpu",
     resume: bool = False,
+    model: str | None = None,
     watch: Watch = lambda _what, _progress: None,
 ) -> None:
     """Run an experiment, once everything that it needs is known to be right.
@@ -47,6 +49,8 @@ def simulate(
         ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
     resume
         Continue from the directory's checkpoint.
+    model
+        The scheme, or setting, whose model is kept as ``model.npz``: see `write_models`.
     watch
         Called with what is being done, and after every round.
     """
@@ -58,6 +62,7 @@ def simulate(
         )
     to_device(np.zeros(1), device)
     settings = cells(experiment)
+    check_model(model, settings)
     loaded = datasets(settings, data)
     every = list(units(settings, experiment.seeds, loaded, fleets(settings)))
     for unit in every:
@@ -78,6 +83,7 @@ def simulate(
             restore(simulation, checkpoint, place)
             _play(simulation, place, directory, checkpoint, tell)
         write_units(directory, every, checkpoint)
+        write_models(directory, every, checkpoint, model)
 
 
 def _play(
@@ -95,7 +101,7 @@ def _play(
             directory.save(checkpoint | snapshot(simulation, place))
             saved = time.monotonic()
     checkpoint |= snapshot(simulation, place) | {f"{place}/done": np.array(True)}
-    checkpoint |= stories(simulation, place)
+    checkpoint |= stories(simulation, place) | endings(simulation, place)
     directory.save(checkpoint)
 
 

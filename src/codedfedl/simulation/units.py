@@ -92,7 +92,7 @@ def units(
                 raise InputError(f"scheme {name!r} has features of its own: leave features out")
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
-                features = sized.feature_map(seed, cell.scheme)
+                features = sized.feature_map(seed, cell.scheme, loaded[data].image)
             groups.setdefault((data, _count(one.fleet, fleets), features), []).append(cell)
         for (data, _, features), members in groups.items():
             for first in range(0, len(members), _SETTINGS_AT_ONCE):

@@ -1,0 +1,101 @@
+"""Feature maps: what the clients train on in place of their raw data (section 3.1).
+
+Clients receive a map's few settings, the seed among them, never its frequencies.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl._types import FloatArray
+from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
+from codedfedl.learning.features.base import FeatureMap, Identity
+from codedfedl.learning.features.fourier import RandomFourier, Structured
+from codedfedl.learning.features.patches import Patches, Tiles
+from codedfedl.streams import stream
+
+__all__ = [
+    "FEATURES",
+    "FeatureMap",
+    "Identity",
+    "Patches",
+    "RandomFourier",
+    "Structured",
+    "Tiles",
+    "feature_map",
+    "fingerprint",
+    "safe_step",
+    "typical_sigma",
+]
+
+_ROWS_AT_ONCE = 512
+
+FEATURES: dict[str, Callable[[int, float, int, Tiles], FeatureMap]] = {
+    "fourier": lambda components, sigma, seed, _: RandomFourier(components, sigma, seed),
+    "structured": lambda components, sigma, seed, _: Structured(components, sigma, seed),
+    "patches": Patches,
+    "identity": lambda _components, _sigma, _seed, _: Identity(),
+}
+"""Every kind of feature map, made from the number of features, σ, a seed and how images are cut."""
+
+
+def feature_map(
+    kind: str, n_components: int, sigma: float, seed: int, tiles: Tiles | None = None
+) -> FeatureMap:
+    """Return a feature map by its kind, one of `FEATURES`; only ``patches`` cuts images."""
+    if kind not in FEATURES:
+        raise InputError(f"features.kind is {kind!r}: {nearest(kind, list(FEATURES))}")
+    return FEATURES[kind](n_components, sigma, seed, tiles or Tiles())
+
+
+def typical_sigma(points: npt.NDArray[Any]) -> float:
+    """Return a σ that suits the points: half the root mean square distance between two of them.
+
+    It needs the columns' sums and sums of squares alone, which clients could add up. On MNIST it
+    is 5.1, where the paper has 5. Points that are all the same have a σ of 1.
+    """
+    mean = points.mean(axis=0, dtype=np.float64)
+    starts = range(0, len(points), _ROWS_AT_ONCE)
+    squares = (((points[start : start + _ROWS_AT_ONCE] - mean) ** 2).sum() for start in starts)
+    return float((sum(squares) / len(points) / 2) ** 0.5) or 1.0
+
+
+def safe_step(features: FeatureMap, ridge: float, points: npt.NDArray[Any] | None = None) -> float:
+    """Return a step size at which no mini-batch's gradient step diverges: 1/(R² + λ).
+
+    R² is the largest squared norm of a mapped point, and no Hessian of a mean over points, however
+    they are chosen, has a larger eigenvalue: a mini-batch or a client of one class is safe too. A
+    step is stable up to 2/(R² + λ). Where the map itself bounds R², half the bound is taken, which
+    for Fourier features is the mean: at the bound the step is still stable.
+
+    Parameters
+    ----------
+    points : array of shape (n, d), optional
+        All inputs, which only ``identity`` needs.
+    """
+    if np.isfinite(features.largest_square):
+        return 1 / (features.largest_square / 2 + ridge)
+    if points is None:
+        raise InputError(
+            "training.step is 'auto', which needs all data in one place where features.kind is "
+            "'identity': give a number, at most 1 over the largest squared norm of a point"
+        )
+    starts = range(0, len(points), _ROWS_AT_ONCE)
+    mapped = (features.transform(points[start : start + _ROWS_AT_ONCE]) for start in starts)
+    largest = max(float((rows.astype(np.float64) ** 2).sum(axis=1).max()) for rows in mapped)
+    return 1 / (largest + ridge) if largest + ridge > 0 else 1.0
+
+
+def fingerprint(features: FeatureMap, inputs: int) -> FloatArray:
+    """Return a few numbers that two machines share, up to rounding, if their maps are the same.
+
+    They are signed sums over all features of three fixed points: a map that differs anywhere
+    differs here.
+    """
+    points = stream(0, "subset", inputs).random((3, inputs))
+    mapped = np.asarray(features.transform(points), dtype=np.float64)
+    signs = 1 - 2 * stream(0, "subset", inputs, 1).integers(0, 2, (mapped.shape[1], 4))
+    return np.asarray(mapped @ signs)

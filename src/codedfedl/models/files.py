@@ -1,0 +1,146 @@
+"""A model in one `.npz` file: arrays and JSON, never a pickled object."""
+
+import json
+import platform
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl import __version__
+from codedfedl.errors import InputError
+from codedfedl.io.files import replacing
+from codedfedl.learning.features import FEATURES, FeatureMap, Tiles, feature_map
+from codedfedl.models.model import Model
+
+__all__ = ["FORMAT", "load_model", "map_settings", "save_model"]
+
+FORMAT = 1
+_KIND = "codedfedl model"
+_OPTIONAL = ("classes", "low", "span", "center", "offset", "scale")
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def map_settings(features: FeatureMap) -> dict[str, Any] | None:
+    """Return what makes a feature map anew; None for one that is not the package's."""
+    names = ("n_components", "sigma", "seed")
+    settings = {name: getattr(features, name, 1) for name in names}
+    tiles = getattr(features, "tiles", Tiles())
+    for kind in FEATURES:
+        if feature_map(kind, **settings, tiles=tiles) == features:
+            return {"kind": kind, **settings, "tiles": asdict(tiles)}
+    return None
+
+
+def save_model(model: Model, path: str | Path) -> None:
+    """Write a model to an ``.npz`` file, with the versions and the date in its card."""
+    path, settings = Path(path), map_settings(model.features)
+    if settings is None:
+        raise InputError(
+            f"cannot write {path}: the feature map {type(model.features).__name__} is not one of "
+            f"the package's, which are {', '.join(FEATURES)}"
+        )
+    versions = {"codedfedl": __version__, "numpy": np.__version__}
+    versions["python"] = platform.python_version()
+    card = {**model.card, "versions": versions}
+    card.setdefault("created", datetime.now(UTC).isoformat(timespec="seconds"))
+    facts = {
+        "features": settings,
+        "inputs": model.inputs,
+        "columns": model.columns,
+        "labels": model.labels,
+        "temperature": model.temperature,
+    }
+    optional = {name: getattr(model, name) for name in _OPTIONAL}
+    arrays: Arrays = {
+        "kind": np.array(_KIND),
+        "format": np.array(FORMAT),
+        "facts": np.array(json.dumps(facts)),
+        "card": np.array(json.dumps(card)),
+        "weights": np.asarray(model.weights),
+        **{name: np.asarray(array) for name, array in optional.items() if array is not None},
+    }
+    if any(array.dtype.hasobject for array in arrays.values()):
+        raise InputError(f"cannot write {path}: classes are neither numbers nor words; rename them")
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_model(path: str | Path) -> Model:
+    """Read a model that `save_model` or a run wrote.
+
+    Examples
+    --------
+    >>> model = load_model("runs/run/model.npz")  # doctest: +SKIP
+    >>> model.predict(points)  # doctest: +SKIP
+    """
+    path = Path(path)
+    arrays = _read(path)
+    try:
+        facts = json.loads(str(arrays["facts"]))
+        how = facts["features"]
+        tiles = Tiles(**how["tiles"])
+        features = feature_map(how["kind"], how["n_components"], how["sigma"], how["seed"], tiles)
+        return Model(
+            features=features,
+            weights=_floats(arrays["weights"]),
+            inputs=int(facts["inputs"]),
+            columns=tuple(facts["columns"]),
+            labels=tuple(facts["labels"]),
+            temperature=facts["temperature"],
+            card=_card(arrays),
+            **{name: arrays[name] for name in _OPTIONAL if name in arrays},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise InputError(f"{path}: {error}") from None
+        raise InputError(
+            f"{path} is a model that lacks or garbles {error}: copy it again, or train it again"
+        ) from None
+
+
+def _read(path: Path) -> Arrays:
+    """Return a file's arrays, if it is a model of a format that is known."""
+    if not path.is_file():
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise InputError(f"cannot read {path}: {what}; a run leaves its model in model.npz")
+    try:
+        with path.open("rb") as stream:
+            stored = np.load(stream, allow_pickle=False)
+            arrays = dict(stored) if isinstance(stored, Mapping) else {}  # else one bare array
+    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
+        raise InputError(
+            f"cannot read {path}: {error}; it may be truncated: copy it again, or train it again"
+        ) from None
+    if str(arrays.get("kind")) != _KIND:
+        held = ", ".join(list(arrays)[:5]) or "no named arrays"
+        raise InputError(
+            f"{path} is not a model (it holds {held}): give the model.npz of a run, or a file of "
+            "its models folder"
+        )
+    if arrays["format"].tolist() != FORMAT:
+        card = _card(arrays)
+        by = card.get("versions", {}).get("codedfedl", "unknown")
+        raise InputError(
+            f"{path} has the format {arrays['format']} of codedfedl {by}, and {__version__} reads "
+            f"format {FORMAT}: install that version, or train it again"
+        )
+    return arrays
+
+
+def _card(arrays: Arrays) -> dict[str, Any]:
+    card = json.loads(str(arrays["card"])) if "card" in arrays else {}
+    return card if isinstance(card, dict) else {}
+
+
+def _floats(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if weights.dtype.kind != "f":
+        raise InputError(f"weights holds {weights.dtype}, not floating point: train it again")
+    return weights

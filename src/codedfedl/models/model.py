@@ -1,0 +1,187 @@
+"""`Model`: everything that a prediction needs, and nothing of the data it was trained on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from codedfedl._types import FloatArray
+from codedfedl.errors import InputError
+from codedfedl.learning.features import FeatureMap
+
+__all__ = ["Model"]
+
+_ROWS_AT_ONCE = 4096
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A linear model on the features of a map.
+
+    It predicts for inputs as it was trained on them: those of `load_dataset`, or of an estimator's
+    `fit`. `raw` brings what a file says into that form.
+
+    Parameters
+    ----------
+    features
+        The feature map.
+    weights : array of shape (q, c)
+    inputs
+        How many numbers a point has.
+    classes : array of shape (c,), optional
+        What the classes are called, in the order of the outputs; None stands for regression.
+    columns, labels
+        Names of the input columns and of the label columns, where they are known.
+    low, span : arrays of shape (d,), optional
+        A file's values become inputs as (value − low) / span.
+    center : array of shape (d,), optional
+        What is taken off every input first.
+    offset, scale : arrays of shape (c,), optional
+        Outputs are predictions / scale − offset, where the labels were scaled for training.
+    temperature
+        By what outputs are divided for probabilities; None where nothing was calibrated.
+    card
+        Facts about the model, for people: data, scheme, fleet, accuracy, versions, date.
+    """
+
+    features: FeatureMap
+    weights: FloatArray
+    inputs: int
+    classes: Array | None = None
+    columns: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    low: FloatArray | None = None
+    span: FloatArray | None = None
+    center: FloatArray | None = None
+    offset: FloatArray | None = None
+    scale: FloatArray | None = None
+    temperature: float | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        expected = self.features.size(self.inputs)
+        if self.weights.ndim != 2 or len(self.weights) != expected:
+            raise InputError(
+                f"weights has shape {self.weights.shape} where the map has {expected} features: "
+                "give a row for each"
+            )
+        if not np.isfinite(self.weights).all():
+            raise InputError("weights is not finite: the training diverged; choose a smaller step")
+        if self.classes is not None and self.classes.shape != self.weights.shape[1:]:
+            raise InputError(
+                f"classes has shape {self.classes.shape} and weights {self.weights.shape}: "
+                "name every column"
+            )
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether it predicts classes."""
+        return self.classes is not None
+
+    def raw(self, values: npt.ArrayLike) -> Array:
+        """Return a file's values as inputs: scaled as the training data were."""
+        given = self._points(values)
+        if self.low is None or self.span is None:
+            return given
+        return (given - self.low) / self.span
+
+    def scores(self, points: npt.ArrayLike) -> FloatArray:
+        """Return the model's outputs, shape (n, c), some rows at a time."""
+        given = self._points(points)
+        if self.center is not None:
+            given = given - self.center
+        outputs = np.empty((len(given), self.weights.shape[1]))
+        for start in range(0, len(given), _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            outputs[rows] = self.features.transform(given[rows]) @ self.weights
+        if self.offset is not None and self.scale is not None:
+            return outputs * self.scale + self.offset
+        return outputs
+
+    def predict(self, points: npt.ArrayLike) -> Array:
+        """Return a class for every point, shape (n,), or numbers, shape (n,) or (n, c)."""
+        scores = self.scores(points)
+        if self.classes is not None:
+            return np.asarray(self.classes[scores.argmax(axis=1)])
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict_proba(self, points: npt.ArrayLike) -> FloatArray:
+        """Return the probability of every class, shape (n, c): softmax(scores / temperature).
+
+        The card says under ``calibrated_on`` which points the temperature was fitted to.
+        """
+        self._check_classifier("probabilities")
+        if self.temperature is None:
+            raise InputError(
+                "the model has no probabilities, since nobody calibrated it: say "
+                "model.calibrated(points, labels, 'which points these are')"
+            )
+        return np.asarray(softmax(self.scores(points) / self.temperature, axis=1))
+
+    def calibrated(self, points: npt.ArrayLike, labels: npt.ArrayLike, on: str) -> "Model":
+        """Return the model with the temperature that makes these labels the most likely.
+
+        Parameters
+        ----------
+        labels : array of shape (n,)
+            Classes, by the names in `classes`.
+        on
+            Which points these are, for the card.
+        """
+        self._check_classifier("probabilities")
+        assert self.classes is not None
+        places = {name: place for place, name in enumerate(self.classes.tolist())}
+        given = np.asarray(labels).tolist()
+        if unknown := [label for label in given if label not in places]:
+            raise InputError(f"labels holds {unknown[0]!r}: the model's classes are {list(places)}")
+        temperature = fitted_temperature(
+            self.scores(points), np.array([places[label] for label in given])
+        )
+        card = {**self.card, "calibrated_on": on, "temperature": temperature}
+        return replace(self, temperature=temperature, card=card)
+
+    def _check_classifier(self, what: str) -> None:
+        if self.classes is None:
+            raise InputError(f"the model predicts numbers, and has no {what}: ask for predictions")
+
+    def _points(self, values: npt.ArrayLike) -> Array:
+        given = np.asarray(values)
+        if given.ndim > 2:  # images
+            given = given.reshape(len(given), -1)
+        if given.ndim != 2 or given.dtype.kind not in "biuf":
+            raise InputError(
+                f"inputs has shape {given.shape} and holds {given.dtype}: give a row of "
+                f"{self.inputs} numbers for every point"
+            )
+        if given.shape[1] != self.inputs:
+            raise InputError(
+                f"inputs has {given.shape[1]} numbers a point where the model was trained on "
+                f"{self.inputs}: give points of that size{self._image_hint()}"
+            )
+        if not np.isfinite(given).all():
+            raise InputError("inputs is not finite: replace what is missing, or leave it out")
+        return given
+
+    def _image_hint(self) -> str:
+        tiles = getattr(self.features, "tiles", None)
+        if tiles is None:
+            return ""
+        height, width, channels = tiles.on(self.inputs).image
+        return f", images of {height}×{width} with {channels} channels"
+
+
+def fitted_temperature(scores: FloatArray, places: npt.NDArray[np.int64]) -> float:
+    """Return the temperature that maximises the likelihood of the classes at these places."""
+    rows = np.arange(len(places))
+
+    def loss(log_temperature: float) -> float:
+        logs = log_softmax(scores / np.exp(log_temperature), axis=1)
+        return -float(logs[rows, places].mean())
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-7.0, 3.0), method="bounded").x))
