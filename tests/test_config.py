@@ -101,7 +101,6 @@ def test_missing_file(tmp_path: Path) -> None:
 def test_built_in_experiments_are_valid(name: str) -> None:
     schemes = built_in(name).build_schemes()
     assert schemes
-    assert any(scheme.name == "coded" for scheme in schemes.values())
 
 
 def test_the_papers_settings() -> None:

@@ -45,6 +45,7 @@ class Item(StrEnum):
     ROBUSTNESS = "robustness"
     QUALITY = "quality"
     SETTINGS = "settings"
+    FRONTIER = "frontier"
 
 
 _DATASETS = {
@@ -67,6 +68,16 @@ def reproduce_command(
     alpha: Annotated[
         float, typer.Option(help="α of figure 1, which the paper does not give.")
     ] = 20.0,
+    fleet: Annotated[
+        str | None,
+        typer.Option(help="Of frontier, one fleet: paper, homogeneous or thousand."),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Of frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds."
+        ),
+    ] = None,
     data: Data = None,
     device: Device = "cpu",
     as_json: Json = False,
@@ -83,12 +94,24 @@ def reproduce_command(
     coldstart: every scheme's hours to the paper's accuracy with the set-up charged. robustness:
     what slower clients than planned do to it. quality: rounds to exact ridge regression with a
     third of the clients late. settings: a regression, a homogeneous fleet, a thousand clients.
+
+    frontier: every scheme at its best, hours to the target against what leaves a client.
     """
     if seeds is None:
         seeds = 5 if item is Item.COLDSTART else 3
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: must be at least 1")
     client = figure_1_client(alpha)
+    if item is not Item.FRONTIER and (fleet or dataset):
+        raise InputError("--fleet and --dataset do a part of frontier: leave them out")
+    if item is Item.FRONTIER:
+        from codedfedl.cli.frontier import frontier
+
+        job = Reproduction(out, seeds, data, device, as_json)
+        document_of_frontier = frontier(job, fleet, dataset)
+        if as_json:
+            print_json(document_of_frontier)
+        return
     if item in BEYOND:
         found_beyond = BEYOND[item](Reproduction(out, seeds, data, device, as_json))
         if as_json:

@@ -252,6 +252,9 @@ class Scheme(ABC):
     baseline: ClassVar[str] = ""
     """What a gain over this scheme is called a gain over; empty where gains are over others."""
 
+    solver: ClassVar[str] = "gd"
+    """How it lowers the objective, where no setting `optimiser` says so."""
+
     disclosure: ClassVar[Disclosed] = frozenset()
     """What leaves a client, to the server or to peers."""
 

@@ -96,7 +96,11 @@ class FeaturesConfig(_Table):
 
 
 class TrainingConfig(_Table):
-    """How long and in which steps; a `step` of ``auto`` is as large as is safe: `safe_step`."""
+    """How long and in which steps; a `step` of ``auto`` is as large as is safe: `safe_step`.
+
+    With `objective`, the training objective of every scheme is followed, not only of those that aim
+    at its minimum.
+    """
 
     epochs: int = Field(100, ge=1)
     step: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -104,6 +108,7 @@ class TrainingConfig(_Table):
     decay_epochs: list[int] = []
     ridge: float = Field(1e-4, ge=0)
     target: float | None = None
+    objective: bool | None = None
 
 
 class FederationConfig(_Table):

@@ -98,6 +98,7 @@ class CodedNewton(Scheme):
     featured: ClassVar[bool] = True
     solves: ClassVar[bool] = True
     descends: ClassVar[bool] = False
+    solver: ClassVar[str] = "newton"
     renamed: ClassVar[Mapping[str, str]] = {"round_deadline": "deadline"}
 
     def __post_init__(self) -> None:

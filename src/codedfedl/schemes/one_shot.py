@@ -24,6 +24,7 @@ class OneShot(Scheme):
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.STATISTICS})
     solves: ClassVar[bool] = True
     descends: ClassVar[bool] = False
+    solver: ClassVar[str] = "exact"
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""

@@ -112,6 +112,7 @@ class SketchSolve(Scheme):
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED})
     solves: ClassVar[bool] = True
     descends: ClassVar[bool] = False
+    solver: ClassVar[str] = "exact"
     renamed: ClassVar[Mapping[str, str]] = {"deadline": "setup_deadline"}
 
     @property

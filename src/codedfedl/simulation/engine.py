@@ -34,7 +34,8 @@ __all__ = ["Entry", "Progress", "Setting", "Simulation", "entries"]
 class Entry:
     """A scheme that takes part: its task, the fleet it plans for, and that on which time passes.
 
-    Either is a `Fleet`, or any other delay model.
+    Either is a `Fleet`, or any other delay model. Where it is `followed`, how far its objective is
+    off the minimum is recorded, as it is for every scheme that aims at it.
     """
 
     label: str
@@ -42,6 +43,7 @@ class Entry:
     task: Task
     fleet: Fleet | DelayModel
     actual: Fleet | DelayModel
+    followed: bool = False
 
     def check(self) -> None:
         """Plan without computing, and refuse what cannot be played."""
@@ -72,6 +74,7 @@ class Setting:
     label: str
     driver: Driver
     timeline: Timeline
+    followed: bool = False
     records: list[Record] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
     models: dict[int, Array] = field(default_factory=dict)
@@ -124,7 +127,8 @@ class Simulation:
                 clocks[key] = Clock(entry.actual, entry.task, seed)
             state = entry.scheme.start(entry.task, entry.fleet, self._zero)
             driver = Driver(entry.scheme, state, entry.task.rounds)
-            setting = Setting(entry.label, driver, Timeline(clocks[key]))
+            followed = entry.followed or entry.scheme.solves
+            setting = Setting(entry.label, driver, Timeline(clocks[key]), followed)
             self._set_up(setting)
             self.settings.append(setting)
 
@@ -170,7 +174,7 @@ class Simulation:
         while (ask := setting.driver.ask()) is not None and ask.setup:
             self._play([(setting, ask)])
             setting.facts = setting.scheme.facts(setting.state)
-            if setting.scheme.solves and setting.records[-1].has_model:
+            if setting.followed and setting.records[-1].has_model:
                 task = setting.state.task
                 loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))
                 setting.facts["start_loss"] = loss
@@ -236,7 +240,7 @@ class Simulation:
 
     def _record(self, setting: Setting, exchange: Exchange) -> Record:
         excess, has_model = np.nan, setting.state.model is not self._zero
-        if setting.scheme.solves and has_model:
+        if setting.followed and has_model:
             excess = self.objective(setting.state.task).excess(setting.state.model)
         shown = setting.driver.played <= SHOWN_ROUNDS
         return Record(

@@ -126,7 +126,8 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
         scheme = scheme_for(cell.scheme.name, cell.scheme.settings, most)
-        found.append(Entry(cell.label, scheme, *made[key]))
+        followed = bool(training.objective)
+        found.append(Entry(cell.label, scheme, *made[key], followed=followed))
     return found
 
 

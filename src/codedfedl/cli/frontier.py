@@ -1,0 +1,136 @@
+"""`codedfedl reproduce frontier`: every scheme at its best, against what it discloses."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from codedfedl.cli.beyond import Reproduction
+from codedfedl.cli.output import messages, results, save_pictures
+from codedfedl.core.disclosure import listed
+from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
+from codedfedl.report.frontier import Place, frontier_figure, frontier_rows, places
+from codedfedl.report.results import outcomes, written
+
+__all__ = ["DATASETS", "FLEETS", "frontier"]
+
+FLEETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "homogeneous": {"fleet.k1": 1.0, "fleet.k2": 1.0},
+    "thousand": {
+        "fleet.clients": 1000,
+        "fleet.k1": 0.99846,  # 0.95^(30/1000)
+        "fleet.k2": 0.99333,  # 0.8^(30/1000)
+        "data.batches": 1,
+        "training.epochs": 500,
+        "training.decay_epochs": [200, 325],
+    },
+}
+"""Fleets by name: the paper's, thirty equal clients, and a thousand with sixty points each."""
+
+_TABLE = {"features.sigma": "auto", "training.step": "auto", "training.decay_epochs": []}
+DATASETS: dict[str, dict[str, Any]] = {
+    "mnist": {},
+    "fashion-mnist": {"training.target": 0.842},
+    "digits-halves": _TABLE
+    | {"features.n_components": 500, "data.batches": 1, "training.ridge": 1e-4},
+    "diamonds": _TABLE
+    | {"features.n_components": 400, "data.batches": 1, "training.ridge": 1e-5}
+    | {"data.label": "cut", "data.partition": "iid"},
+}
+"""Data sets by name, with what differs from MNIST."""
+
+_FULL = ("frontier", "frontier-events")
+_IN_FULL = ("mnist", "fashion-mnist")
+
+
+def frontier(job: Reproduction, fleet: str | None, dataset: str | None) -> dict[str, Any]:
+    """Run what is asked for, or everything; print the table and draw the picture."""
+    for name, given, known in (("fleet", fleet, FLEETS), ("dataset", dataset, DATASETS)):
+        if given is not None and given not in known:
+            raise InputError(f"--{name} {given}: {nearest(given, list(known))}")
+    rows, skipped = [], []
+    for one in [fleet] if fleet else list(FLEETS):
+        panels = []
+        for data in [dataset] if dataset else _of(one):
+            try:
+                found = _places(job, one, data)
+            except InputError as error:
+                if dataset is not None:
+                    raise
+                messages.print(f"{data} is skipped: {error}", soft_wrap=True)
+                skipped.append({"dataset": data, "fleet": one, "reason": str(error)})
+                continue
+            panels.append((f"{data}, {_words(found)}", found))
+            rows += frontier_rows(found)
+            if not job.quiet:
+                results.print(Text(f"\n{data}, {one} fleet", style="bold"), _table(found))
+        drawn = [panel for panel in panels if any(place.hours is not None for place in panel[1])]
+        if drawn:
+            save_pictures(frontier_figure(drawn), job.out / f"frontier-{one}")
+    return {"rows": rows, "skipped": skipped}
+
+
+def _of(fleet: str) -> Sequence[str]:
+    return list(DATASETS) if fleet == "paper" else _IN_FULL[:1]
+
+
+def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
+    changes: Mapping[str, Any] = FLEETS[fleet] | DATASETS[dataset]
+    full = fleet == "paper" and dataset in _IN_FULL
+    name = _file(dataset, job.data)
+    runs = []
+    for experiment in _FULL if full else ("frontier-short",):
+        own = {"data.name": name} | changes
+        if dataset not in _IN_FULL:
+            own |= {"training.target": None}
+        if experiment == "frontier-events":
+            own = {key: value for key, value in own.items() if key != "training.epochs"}
+        folder = f"{experiment}-{fleet}-{dataset}"
+        runs += outcomes(job.run(folder, job.built_in(experiment, own)))
+    return places(fleet, runs)
+
+
+def _file(dataset: str, folder: str | None) -> str:
+    """Return where a data set is that is not one of the package's own: a table in the folder."""
+    if dataset != "diamonds":
+        return dataset
+    import os
+
+    place = Path(folder or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
+    if not place.is_file():
+        raise InputError(
+            f"{place} is not there: take diamonds.csv from the source package of pydataset"
+        )
+    return str(place)
+
+
+def _words(found: Sequence[Place]) -> str:
+    first = found[0].outcome
+    return f"{first.metric} {written(first.metric, first.target)}"
+
+
+def _table(found: Sequence[Place]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("setting", "leaves a client", "points a row", "hours", "over seeds", "final"):
+        table.add_column(name)
+    table.add_column("best rival that discloses no more")
+    table.add_column("gain")
+    for place in sorted(found, key=lambda one: one.hours or float("inf")):
+        one = place.outcome
+        met = [t for t in one.total_hours if t is not None]
+        final = sorted(one.final)[len(one.final) // 2]
+        table.add_row(
+            one.setting,
+            listed(one.disclosure),
+            "" if one.points_per_parity_row is None else f"{one.points_per_parity_row:.0f}",
+            "not met" if place.hours is None else f"{place.hours:.3g}",
+            f"{min(met):.3g} – {max(met):.3g}" if met else "",
+            written(one.metric, final),
+            "" if place.rival is None else place.rival.setting,
+            "–" if place.gain is None else f"{place.gain:.2f}×",
+        )
+    return table
