@@ -1,5 +1,7 @@
 """`codedfedl reproduce frontier`: every scheme at its best, against what it discloses."""
 
+import csv
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from codedfedl.cli.beyond import Reproduction
 from codedfedl.cli.output import messages, results, save_pictures
 from codedfedl.core.disclosure import listed
 from codedfedl.errors import InputError
+from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
 from codedfedl.report.frontier import Place, frontier_figure, frontier_rows, places
 from codedfedl.report.results import outcomes, written
@@ -43,6 +46,10 @@ DATASETS: dict[str, dict[str, Any]] = {
 }
 """Data sets by name, with what differs from MNIST."""
 
+_ORDERED = {  # from the worst to the best
+    "color": list("JIHGFED"),
+    "clarity": ["I1", "SI2", "SI1", "VS2", "VS1", "VVS2", "VVS1", "IF"],
+}
 _FULL = ("frontier", "frontier-events")
 _IN_FULL = ("mnist", "fashion-mnist")
 
@@ -81,10 +88,10 @@ def _of(fleet: str) -> Sequence[str]:
 def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
     changes: Mapping[str, Any] = FLEETS[fleet] | DATASETS[dataset]
     full = fleet == "paper" and dataset in _IN_FULL
-    name = _file(dataset, job.data)
+    name = dataset if dataset != "diamonds" else _diamonds(job)
     runs = []
     for experiment in _FULL if full else ("frontier-short",):
-        own = {"data.name": name} | changes
+        own: dict[str, Any] = {"data.name": name, **changes}
         if dataset not in _IN_FULL:
             own |= {"training.target": None}
         if experiment == "frontier-events":
@@ -94,18 +101,27 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
     return places(fleet, runs)
 
 
-def _file(dataset: str, folder: str | None) -> str:
-    """Return where a data set is that is not one of the package's own: a table in the folder."""
-    if dataset != "diamonds":
-        return dataset
-    import os
+def _diamonds(job: Reproduction) -> str:
+    """Return the table of diamonds with its ordered words as numbers, and without its row numbers.
 
-    place = Path(folder or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
-    if not place.is_file():
+    It is beside the other data, `diamonds.csv` as the source package of pydataset has it.
+    """
+    source = Path(job.data or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
+    if not source.is_file():
         raise InputError(
-            f"{place} is not there: take diamonds.csv from the source package of pydataset"
+            f"{source} is not there: take diamonds.csv from the source package of pydataset"
         )
-    return str(place)
+    with source.open(newline="") as file:
+        (_, *names), *lines = csv.reader(file)
+    made = job.out / "diamonds.csv"
+    make_folder(job.out)
+    with replacing(made) as place, place.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(names)
+        for _, *values in lines:
+            cells = zip(names, values, strict=True)
+            table.writerow([_ORDERED[n].index(v) if n in _ORDERED else v for n, v in cells])
+    return str(made)
 
 
 def _words(found: Sequence[Place]) -> str:

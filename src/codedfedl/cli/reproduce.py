@@ -121,13 +121,13 @@ def reproduce_command(
     if item in (Item.FIG1, Item.ALL):
         document |= _fig1(client, out, quiet=as_json)
     found: list[Outcome] = []
-    for dataset in _DATASETS[item]:
-        directory = RunDirectory(out / dataset)
-        experiment = built_in(f"table1-{dataset}", {"seeds": list(range(seeds))})
+    for name in _DATASETS[item]:
+        directory = RunDirectory(out / name)
+        experiment = built_in(f"table1-{name}", {"seeds": list(range(seeds))})
         with with_resume_hint(directory.path, resumes=True):
             run_experiment(experiment, directory, data, device, resume=True)
         found += outcomes(directory)
-        _draw_curves(directory, out / _FIGURES[dataset])
+        _draw_curves(directory, out / _FIGURES[name])
     if found:
         document |= _table1(found, quiet=as_json)
     if as_json:

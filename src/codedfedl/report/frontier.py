@@ -137,7 +137,7 @@ def _panel(ax: Axes, title: str, drawn: Sequence[tuple[int, Place]]) -> None:
         times = [t for t in outcome.total_hours if t is not None]
         times += [t for pair in outcome.hours_interval for t in pair if t is not None]
         ax.plot([min(times), max(times)], [line, line], color=colour, lw=2, alpha=0.4)
-        ax.plot(place.hours, line, "o", color=colour, ms=6)
+        ax.plot([place.hours or 0.0], [line], "o", color=colour, ms=6)
         ax.annotate(
             f"{place.hours:.3g} h",
             (max(times), line),
