@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from codedfedl._types import IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient, Parity
 from codedfedl.core.descent import Descent
@@ -14,9 +15,10 @@ from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import Code, warn_of_thin_rows
+from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.optimisers import optimiser
+from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, plan
 
 __all__ = ["Coded", "CodedState"]
@@ -24,10 +26,18 @@ __all__ = ["Coded", "CodedState"]
 
 @dataclass(frozen=True, eq=False)
 class CodedState(Descent):
-    """The plans of all mini-batches, and the parity as quadratics once it is there."""
+    """The plans of all mini-batches, and the parity as quadratics once it is there.
+
+    Attributes
+    ----------
+    promised
+        Hours and excess, where the plan is for hours.
+    """
 
     plans: tuple[Plan, ...] = ()
     parity: tuple[Quadratic, ...] = ()
+    code: Code = GAUSSIAN
+    promised: tuple[float, float] = (np.nan, np.nan)
 
     @property
     def checkpointed(self) -> bool:
@@ -49,6 +59,11 @@ class Coded(Scheme):
         Rows that a point goes into, for a sparse code.
     deadline : seconds
         Of every round; the smallest that the parity allows, if not given.
+    planned
+        ``rule``: the paper's, by which the deadline follows from the redundancy. ``hours``: both,
+        and `nonzeros` of a sparse code, for the smallest time with the set-up charged.
+    excess
+        Relative excess that code and arrivals may leave, for ``hours``.
     optimiser
         ``gd`` or ``nesterov``.
     """
@@ -58,6 +73,8 @@ class Coded(Scheme):
     nonzeros: int = 8
     deadline: float | None = None
     optimiser: str = "gd"
+    planned: str = "rule"
+    excess: float = 0.5
 
     name: ClassVar[str] = "coded"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
@@ -75,20 +92,50 @@ class Coded(Scheme):
                 "use 'sparse'"
             )
         optimiser(self.name, self.optimiser, same_points=False)
+        if self.planned not in ("rule", "hours"):
+            raise InputError(f"{self.name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for delays that follow no formula."""
-        rows = int(np.ceil(self.redundancy * task.points.sum(1).max()))
-        mixed = Code(self.code, self.nonzeros).points_per_row(int(task.points.min()), rows)
-        warn_of_thin_rows(self.name, mixed)
         held = {points.tobytes(): points for points in task.points}  # often the same in all
-        plans = {
-            key: plan(fleet, self.redundancy, points=points, deadline=self.deadline)
-            for key, points in held.items()
-        }
         chosen = optimiser(self.name, self.optimiser, same_points=False)
+        if self.planned == "hours":
+            by_hours = {key: self._for_hours(task, fleet, held[key]) for key in held}
+            first = by_hours[task.points[0].tobytes()]
+            plans = {key: one.plan for key, one in by_hours.items()}
+            code = Code(self.code, max(one.nonzeros for one in by_hours.values()))
+            promised = (first.seconds / 3600, first.excess)
+        else:
+            plans = {
+                key: plan(fleet, self.redundancy, points=points, deadline=self.deadline)
+                for key, points in held.items()
+            }
+            code, promised = Code(self.code, self.nonzeros), (np.nan, np.nan)
         mine = tuple(plans[p.tobytes()] for p in task.points)
-        return CodedState(task, model, optimiser=chosen, plans=mine)
+        rows = max(p.parity_rows for p in mine)
+        warn_of_thin_rows(self.name, code.points_per_row(int(task.points.min()), rows))
+        return CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
+
+    def _for_hours(
+        self, task: Task, fleet: Fleet | DelayDistribution, points: IntArray
+    ) -> HoursPlan:
+        if not isinstance(fleet, Fleet):
+            raise InputError(
+                f"{self.name}.planned is 'hours', which needs a Fleet: measured delays do not say "
+                "how long the set-up takes; use 'rule'"
+            )
+        rounds = task.rounds / 2
+        if self.optimiser == "nesterov":  # accelerated: the square root, up to a factor
+            rounds = 3 * rounds**0.5
+        training = Training(
+            task.workload,
+            task.feature_macs,
+            task.batches,
+            round(rounds),
+            task.schedule.step,
+            LEAST_MIXING if self.code == "sparse" else 0,
+        )
+        return plan_hours(Fleet.of(fleet, points), training, self.excess)
 
     def within(self, limits: Limits) -> "Coded":
         """Take the operator's deadline; without any, enough clients must be there to plan one."""
@@ -115,7 +162,7 @@ class Coded(Scheme):
                 [p.parity_rows for p in state.plans],
                 np.array([p.loads for p in state.plans]),
                 np.array([p.return_probabilities for p in state.plans]),
-                Code(self.code, self.nonzeros),
+                state.code,
             )
             return Ask(work, Everyone(), setup=True)
         batch = state.task.batch(state.round)
@@ -146,9 +193,9 @@ class Coded(Scheme):
         fewest = int(state.task.points.min(initial=2**53))
         return {
             "parity_rows": float(sum(rows)),
-            "points_per_parity_row": Code(self.code, self.nonzeros).points_per_row(
-                fewest, max(rows)
-            ),
+            "points_per_parity_row": state.code.points_per_row(fewest, max(rows)),
+            "planned_hours": state.promised[0],
+            "planned_excess": state.promised[1],
             "round_deadline_s": state.plans[0].deadline,
             "expected_return": state.plans[0].expected_return,
         }
