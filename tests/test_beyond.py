@@ -62,7 +62,7 @@ def test_cold_start_has_rows_for_patches(job: beyond.Reproduction) -> None:
     rows = [row for row in beyond.cold_start(job)["rows"] if row["features"] == "patches"]
     assert [row["scheme"] for row in rows] == ["one-shot", "sketch-solve", "coded-newton"] * 4
     experiment = built_in("coldstart-patches-mnist")
-    assert (experiment.training.target, experiment.features.n_components) == (0.97, 1728)
+    assert (experiment.training.target, experiment.features.n_components) == (0.97, 1980)
     assert built_in("coldstart-patches-fashion-mnist").training.target == 0.86
 
 
