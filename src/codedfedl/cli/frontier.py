@@ -39,10 +39,11 @@ DATASETS: dict[str, dict[str, Any]] = {
     "mnist": {},
     "fashion-mnist": {"training.target": 0.842},
     "digits-halves": _TABLE
-    | {"features.n_components": 500, "data.batches": 1, "training.ridge": 1e-4},
+    | {"features.n_components": 500, "data.batches": 1, "training.ridge": 1e-4}
+    | {"training.epochs": 2000},
     "diamonds": _TABLE
     | {"features.n_components": 400, "data.batches": 1, "training.ridge": 1e-5}
-    | {"data.label": "cut", "data.partition": "iid"},
+    | {"data.label": "cut", "data.partition": "iid", "training.epochs": 2000},
 }
 """Data sets by name, with what differs from MNIST."""
 
@@ -50,7 +51,7 @@ _ORDERED = {  # from the worst to the best
     "color": list("JIHGFED"),
     "clarity": ["I1", "SI2", "SI1", "VS2", "VS1", "VVS2", "VVS1", "IF"],
 }
-_FULL = ("frontier", "frontier-events")
+_FULL = ("frontier", "frontier-tables", "frontier-events")
 _IN_FULL = ("mnist", "fashion-mnist")
 
 
@@ -94,8 +95,6 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
         own: dict[str, Any] = {"data.name": name, **changes}
         if dataset not in _IN_FULL:
             own |= {"training.target": None}
-        if experiment == "frontier-events":
-            own = {key: value for key, value in own.items() if key != "training.epochs"}
         folder = f"{experiment}-{fleet}-{dataset}"
         runs += outcomes(job.run(folder, job.built_in(experiment, own)))
     return places(fleet, runs)

@@ -17,7 +17,7 @@ from codedfedl.report.rows import outcome_rows
 
 __all__ = ["Place", "at_their_best", "frontier_figure", "frontier_rows", "places"]
 
-_TRAINED = 0.3  # relative excess of the training objective, by which knobs are compared
+_TRAINED = 0.2  # relative excess of the training objective, by which knobs are compared
 _BANDS = (  # who may see what, the most telling first
     ({"raw"}, "raw points leave"),
     ({"mixed", "statistics"}, "parity or Gram matrices leave"),
@@ -51,7 +51,7 @@ class Place:
 def at_their_best(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Keep of each scheme, optimiser and mixing the setting that trains fastest.
 
-    It is the first to bring the *training* objective within 30% of its minimum, in the median over
+    It is the first to bring the *training* objective within 20% of its minimum, in the median over
     seeds; or the one that comes closest to it. Test points play no part.
     """
     kept: dict[tuple[Any, ...], Outcome] = {}
@@ -139,7 +139,7 @@ def _panel(ax: Axes, title: str, drawn: Sequence[tuple[int, Place]]) -> None:
         ax.plot([min(times), max(times)], [line, line], color=colour, lw=2, alpha=0.4)
         ax.plot([place.hours or 0.0], [line], "o", color=colour, ms=6)
         ax.annotate(
-            f"{place.hours:.3g} h",
+            _hours(place.hours or 0.0),
             (max(times), line),
             xytext=(6, 0),
             textcoords="offset points",
@@ -163,6 +163,10 @@ def _panel(ax: Axes, title: str, drawn: Sequence[tuple[int, Place]]) -> None:
     log_axis(ax)
     low, high = ax.get_xlim()
     ax.set_xlim(low, high * 4)  # room for the words
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.2g} h"
 
 
 def _label(outcome: Outcome) -> str:

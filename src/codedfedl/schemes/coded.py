@@ -63,7 +63,8 @@ class Coded(Scheme):
         ``rule``: the paper's, by which the deadline follows from the redundancy. ``hours``: both,
         and `nonzeros` of a sparse code, for the smallest time with the set-up charged.
     excess
-        Relative excess that code and arrivals may leave, for ``hours``.
+        Relative excess that code and arrivals may leave, for ``hours``. It is a bound, and a wide
+        one: what is found is a fraction of it.
     optimiser
         ``gd`` or ``nesterov``.
     """
@@ -74,7 +75,7 @@ class Coded(Scheme):
     deadline: float | None = None
     optimiser: str = "gd"
     planned: str = "rule"
-    excess: float = 0.5
+    excess: float = 1.0
 
     name: ClassVar[str] = "coded"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
