@@ -16,6 +16,7 @@ __all__ = [
     "answered_by",
     "arrived_by",
     "geometric_sum",
+    "langevin",
     "late_mass",
     "late_mass_derivatives",
     "mean_transmissions",
@@ -102,7 +103,7 @@ def late_mass(
     scale, log_ratio, terms, whole, one = _geometric(
         time, transmissions, inverse_compute, alpha, packet_time, erasure
     )
-    spread = terms * _langevin(terms * log_ratio, whole) - _langevin(log_ratio, one)
+    spread = terms * langevin(terms * log_ratio, whole) - langevin(log_ratio, one)
     return scale * (terms + 1 + spread) / 2
 
 
@@ -185,7 +186,7 @@ def _geometric(
     return (1 - erasure) ** 2 * largest * (whole / one), log_ratio, terms, whole, one
 
 
-def _langevin(s: FloatArray, decay: FloatArray) -> FloatArray:
+def langevin(s: FloatArray, decay: FloatArray) -> FloatArray:
     """L(s/2) with L(y) = coth y − 1/y, to 12 digits for every s; `decay` is 1 − exp(−|s|)."""
     size = np.abs(s)
     square = s * s
@@ -214,4 +215,4 @@ def _langevin_derivatives(
         -size * (1 / 15 - square * (1 / 189 - square / 3600)),
         2 * (coth * csch_square - inverse * inverse_square),
     )
-    return _langevin(s, decay), slope, np.copysign(1.0, s) * curvature
+    return langevin(s, decay), slope, np.copysign(1.0, s) * curvature
