@@ -15,7 +15,6 @@ __all__ = [
     "NEGLIGIBLE",
     "answered_by",
     "arrived_by",
-    "geometric_sum",
     "langevin",
     "late_mass",
     "late_mass_derivatives",
@@ -71,12 +70,6 @@ def mean_transmissions(erasure: FloatArray, transmissions: FloatArray) -> FloatA
     # Near p = 1 the subtraction loses its digits; the mean is at least 2 whatever it leaves.
     third = np.maximum(1 - tail - 1e-14, 0.0)
     return np.clip(2 / q * third / arrived_by(p, k), 2.0, k)
-
-
-def geometric_sum(log_ratio: FloatArray, terms: FloatArray) -> FloatArray:
-    """Σ_{j<K} exp(−j·|s|): a geometric sum divided by its largest term."""
-    size = np.maximum(np.abs(log_ratio), _TINY)  # at s = 0 the ratio has its limit, K
-    return np.expm1(-terms * size) / np.expm1(-size)
 
 
 def late_mass(

@@ -44,7 +44,7 @@ class AsymmetricLinks:
         search = _Search(self, t)
         search.run()
         chance = self.fleet.availability * search.answered
-        slope = self.fleet.availability * self.fleet.alpha * self.fleet.rate * search.late
+        slope = self.fleet.availability * search.alpha * self.fleet.rate * search.late
         asked = chance > 0  # who cannot answer is not asked
         return BestLoads(np.where(asked, search.loads, 0.0), chance, np.where(asked, slope, 0.0))
 
