@@ -19,7 +19,8 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.fleet.devices import DelayParameters
 from codedfedl.fleet.round_time import asymmetric_parts
 from codedfedl.fleet.transmissions import LARGEST_ALPHA
-from codedfedl.planning.concave_pieces import BestLoads, peak_share
+from codedfedl.planning.concave_pieces import BestLoads
+from codedfedl.planning.piece_ranges import peak_share
 
 __all__ = ["AsymmetricLinks"]
 
