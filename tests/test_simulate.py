@@ -79,7 +79,7 @@ def final_of(setting: Setting) -> float:
 def test_labels_far_from_zero_cost_no_rounds(far: float) -> None:
     """A regression is centred: moving all labels moves all predictions, and changes no score."""
     rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(300, 4))
+    inputs = rng.normal(size=(300, 4)).astype(np.float32)
     labels = np.sin(inputs[:, :2]) + 0.1 * rng.normal(size=(300, 2))
     experiment = small(schemes=[{"name": "uncoded"}, {"name": "coded", "redundancy": 0.2}])
     scores, means = [], []
