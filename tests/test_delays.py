@@ -5,6 +5,7 @@ from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
 from codedfedl._types import FloatArray
+from codedfedl.fleet import round_time
 from codedfedl.fleet.round_time import asymmetric_cdf, asymmetric_parts
 from codedfedl.planning import theorem
 from tests import naive
@@ -223,3 +224,29 @@ class TestMeasured:
     ) -> None:
         with pytest.raises(InputError, match=message):
             MeasuredDelays(per_point, fixed, client=[0, 1])
+
+
+@pytest.mark.parametrize("erasure", [0.9, 0.99, 0.9999])
+def test_long_sums_equal_those_attempt_by_attempt(
+    erasure: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times from the first attempt to long after the last that counts, links alike and unlike."""
+    rng = np.random.default_rng(11)
+    n = 300
+    fleet = Fleet(
+        points=rng.integers(1, 1000, n),
+        rate=10 ** rng.uniform(-1, 1, n),
+        alpha=10 ** rng.uniform(-1, 1, n),
+        packet_time=10 ** rng.uniform(-2, 2, n),
+        erasure=erasure,
+        packet_time_up=10 ** rng.uniform(-2, 2, n),
+        erasure_up=rng.uniform(0.5, erasure, n),
+    )
+    time, compute = 10 ** rng.uniform(1, 5, n), fleet.points / fleet.rate
+    found = asymmetric_parts(fleet, time, compute)
+    monkeypatch.setattr(round_time, "_FEW", np.inf)
+    expected = asymmetric_parts(fleet, time, compute)
+    seconds = [np.ones(n)] * 3 + [time]
+    for ours, theirs, scale in zip(found, expected, seconds, strict=True):
+        np.testing.assert_allclose(ours / scale, theirs / scale, atol=1e-12)
+    assert any((ours != theirs).any() for ours, theirs in zip(found, expected, strict=True))

@@ -6,9 +6,9 @@ import numpy as np
 
 from codedfedl._types import FloatArray, IntArray, Mask
 from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.long_sums import Link, long_sums
 from codedfedl.fleet.transmissions import (
     LARGEST_ALPHA,
-    NEGLIGIBLE,
     answered_by,
     langevin,
     transmissions_within,
@@ -18,8 +18,7 @@ from codedfedl.fleet.transmissions import (
 __all__ = ["Parts", "asymmetric_cdf", "asymmetric_parts", "symmetric_cdf"]
 
 _BLOCK = 1 << 12  # elements of a temporary array: what stays in a core's cache
-_LOG_NEGLIGIBLE = np.log(NEGLIGIBLE)
-_NEVER_LOST = -690.0  # log p of a link that loses nothing, or nearly so
+_FEW = 32  # attempts: fewer are summed one by one
 _INSTANT = 1e-150  # seconds: what a load of 0 points takes
 
 
@@ -58,11 +57,50 @@ def asymmetric_parts(fleet: DelayParameters, time: FloatArray, compute: FloatArr
     rows = (time, np.maximum(compute, _INSTANT), np.minimum(fleet.alpha, LARGEST_ALPHA))
     broadcast = np.broadcast_arrays(*rows, *(column for link in links for column in link))
     shape = broadcast[0].shape
-    time, compute, alpha, *both = (column.ravel() for column in broadcast)
-    down, up = _Link.of(*both[:2]), _Link.of(*both[2:])
+    time, compute, alpha, *flat = (column.ravel() for column in broadcast)
+    down, up = Link.of(*flat[:2]), Link.of(*flat[2:])
     counts = [one.attempts(time - compute - other.tau) for one, other in ((down, up), (up, down))]
     count = np.minimum(*counts).astype(np.int64)
     outer, inner = down.where(counts[0] <= counts[1], up), up.where(counts[0] <= counts[1], down)
+    sums = np.zeros((4, len(time)))
+    beta = alpha / compute
+    many = _many(count, time * beta, inner.log_p + beta * inner.tau)
+    for part, method in ((many, _long), (~many, _short)):
+        who = np.flatnonzero(part)
+        both = outer.take(who), inner.take(who)
+        sums[:, who] = method(time[who], compute[who], alpha[who], *both, count[who])
+    answered, sent, late, moment = (part.reshape(shape) for part in sums)
+    return Parts(np.minimum(answered, 1.0), sent, late, moment)
+
+
+def _many(count: IntArray, exponent: FloatArray, log_ratio: FloatArray) -> Mask:
+    """Say for whom `long_sums` pays, and loses no digits."""
+    return (count > _FEW) & (exponent < 1e5) & (np.abs(log_ratio) > 1e-3)
+
+
+def _long(
+    time: FloatArray,
+    compute: FloatArray,
+    alpha: FloatArray,
+    outer: Link,
+    inner: Link,
+    count: IntArray,
+) -> FloatArray:
+    sent, late, spare = long_sums(
+        time - compute, alpha / compute, outer, inner, count.astype(np.float64)
+    )
+    return np.stack([np.maximum(sent - late, 0.0), sent, late, spare + compute * late])
+
+
+def _short(
+    time: FloatArray,
+    compute: FloatArray,
+    alpha: FloatArray,
+    outer: Link,
+    inner: Link,
+    count: IntArray,
+) -> FloatArray:
+    """Sum the four parts over the attempts, some clients at a time."""
     columns = np.stack([time, compute, *outer, *_One.of(compute, alpha, inner)])
     ends = np.cumsum(count)
     sums = np.zeros((4, len(time)))
@@ -72,28 +110,7 @@ def asymmetric_parts(fleet: DelayParameters, time: FloatArray, compute: FloatArr
         final = max(int(np.searchsorted(ends, done + _BLOCK)), first + 1)
         sums[:, first:final] = _summed(columns[:, first:final], count[first:final])
         first = final
-    answered, sent, late, moment = (part.reshape(shape) for part in sums)
-    return Parts(np.minimum(answered, 1.0), sent, late, moment)
-
-
-class _Link(NamedTuple):
-    """A link: its packet time, log p, and the attempts after which the rest is negligible."""
-
-    tau: FloatArray
-    log_p: FloatArray
-    useful: FloatArray
-
-    @classmethod
-    def of(cls, tau: FloatArray, p: FloatArray) -> "_Link":
-        log_p = np.log(np.maximum(np.where(tau > 0, p, 0.0), 1e-300))
-        return cls(tau, log_p, np.where(log_p > _NEVER_LOST, np.ceil(_LOG_NEGLIGIBLE / log_p), 1.0))
-
-    def where(self, chosen: Mask, other: "_Link") -> "_Link":
-        return _Link(*(np.where(chosen, *both) for both in zip(self, other, strict=True)))
-
-    def attempts(self, spare: FloatArray) -> FloatArray:
-        """Return how many attempts are counted: those that fit and are not negligible."""
-        return np.minimum(transmissions_within(spare, self.tau), self.useful)
+    return sums
 
 
 class _One(NamedTuple):
@@ -110,7 +127,7 @@ class _One(NamedTuple):
     langevin: FloatArray  # of log_ratio
 
     @classmethod
-    def of(cls, compute: FloatArray, alpha: FloatArray, link: _Link) -> "_One":
+    def of(cls, compute: FloatArray, alpha: FloatArray, link: Link) -> "_One":
         inverse = 1 / compute
         # Beyond e^±1000 one term is all of the sum.
         log_ratio = np.clip(link.log_p + alpha * link.tau * inverse, -1e3, 1e3)

@@ -7,7 +7,8 @@ As in `concave_pieces`, a client's expected return divided by μ is
 where b is what the attempts on both links leave of t, with probability h_b. There may be as many
 pieces as pairs of attempts. So loads are bisected, and an interval from x₀ to x₁ is bounded without
 its pieces: the terms that are still alive at x₁ are concave on all of it, and lie below their
-tangent there; each of the others is at most the peak of f at the largest b that it may have.
+tangent there; each of the others is at most the peak of f at the largest b that it may have, and at
+most α(b − x).
 """
 
 from dataclasses import dataclass
@@ -104,14 +105,17 @@ class _Search:
 
     def bounds(self, who: IntArray, low: _At, high: _At) -> FloatArray:
         """Bound the return of every whole load between two, both excluded."""
-        rate = self.fleet.rate[who]
+        rate, alpha = self.fleet.rate[who], self.alpha[who]
         least = low.load + 1
-        alive = high.load * high.answered + np.maximum(-high.slope, 0.0) * (high.load - least)
+        returned = high.load * high.answered
+        at_least = returned - high.slope * (high.load - least)  # on the tangent
+        dying = np.maximum(low.sent - high.sent, 0.0)
         cap = np.minimum(high.load, self.longest[who] * rate)
         at = np.clip(self.peak[who] * cap, least, np.maximum(cap, least))
-        peak = at * -np.expm1(-self.alpha[who] * np.maximum(cap / at - 1, 0.0))
-        others = np.maximum(low.sent - high.sent, 0.0) * peak
-        bound = np.minimum(alive + others, (high.load - 1) * low.answered)
+        peak = at * -np.expm1(-alpha * np.maximum(cap / at - 1, 0.0))
+        apart = np.maximum(at_least, returned) + dying * peak
+        line = np.maximum(at_least + dying * alpha * np.maximum(cap - least, 0.0), returned)
+        bound = np.minimum(np.minimum(apart, line), (high.load - 1) * low.answered)
         return np.asarray(bound, dtype=np.float64)
 
 
