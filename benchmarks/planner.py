@@ -17,7 +17,12 @@ from codedfedl import Fleet, FleetDelays, minimum_deadline, plan
 SCIPY_CLIENTS = 200
 
 
-def random_fleet(n: int, erasure: tuple[float, float], packet_time: tuple[float, float]) -> Fleet:
+def random_fleet(
+    n: int,
+    erasure: tuple[float, float],
+    packet_time: tuple[float, float],
+    own_uplink: bool = False,
+) -> Fleet:
     """Draw rates over two decades, α over one and a half, and log-uniform packet times."""
     rng = np.random.default_rng(0)
 
@@ -30,6 +35,8 @@ def random_fleet(n: int, erasure: tuple[float, float], packet_time: tuple[float,
         alpha=spread(0.3, 10),
         packet_time=spread(*packet_time),
         erasure=rng.uniform(*erasure, n),
+        packet_time_up=spread(*packet_time) if own_uplink else None,
+        erasure_up=rng.uniform(*erasure, n) if own_uplink else None,
     )
 
 
@@ -65,12 +72,22 @@ def growth(largest: int) -> None:
         print(f"  {n:10,} clients  {seconds:7.3f} s  {seconds / n * 1e6:6.2f} µs a client")
 
 
+def links_that_differ(largest: int) -> None:
+    print("Uplinks of their own")
+    for n, erasure in ((largest, (0.0, 0.3)), (largest // 3, (0.99, 0.99))):
+        seconds = seconds_to_plan(random_fleet(n, erasure, (0.1, 10), own_uplink=True))
+        print(f"  {n:10,} clients, erasure up to {erasure[1]}  {seconds:7.3f} s")
+
+
 def main(n: int = 1_000_000) -> None:
     against_scipy("Erasure up to 0.3", random_fleet(n, (0.0, 0.3), (0.1, 10)))
     slow_links = random_fleet(n, (0.0, 0.3), (30, 300))
     against_scipy("Erasure up to 0.3, packets that take long", slow_links)
     lossy = random_fleet(n, (0.9, 0.9), (0.005, 0.5))
     against_scipy("Erasure 0.9, packet times far below the deadline", lossy, 5)
+    lossier = random_fleet(n, (0.99, 0.99), (0.1, 10))
+    against_scipy("Erasure 0.99, thousands of transmissions", lossier, 2)
+    links_that_differ(n // 10)
     growth(n)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"Peak memory of this run: {peak:.2f} GiB")

@@ -72,6 +72,36 @@ def deadline_by_scipy(fleet: Fleet, target: float, root_finder: RootFinder = bre
     return float(root_finder(gap, high / 4 if high > 1 else 1e-9, high, rtol=DEADLINE_TOLERANCE))
 
 
+def asymmetric_cdf(client: Fleet, load: float, t: float) -> float:
+    """P(T ≤ t) of one client that takes part: every pair of attempts, one row at a time."""
+    compute = load / float(client.rate[0])
+    spare = t - float(client.overhead[0]) - compute
+    links = (
+        (client.packet_time, client.erasure),
+        (client.packet_time_up, client.erasure_up),
+    )
+    (down, p_down), (up, p_up) = (
+        (float(tau[0]), float(p[0]) if tau[0] > 0 else 0.0) for tau, p in links
+    )
+    downs = np.arange(1, _attempts(down, p_down, spare) + 1)
+    ups = np.arange(1, _attempts(up, p_up, spare) + 1)
+    chance_up = (1 - p_up) * p_up ** (ups - 1.0)
+    total = 0.0
+    for k in downs:
+        left = spare - k * down - ups * up
+        exponent = np.minimum(client.alpha * np.maximum(left, 0.0) / compute, 1e3)
+        total += (1 - p_down) * p_down ** (k - 1.0) * float(chance_up @ -np.expm1(-exponent))
+    return total
+
+
+def _attempts(tau: float, p: float, spare: float) -> int:
+    """Attempts that fit and are not beyond rounding; a packet without time arrives at once."""
+    if tau == 0:
+        return 1 if spare > 0 else 0
+    useful = 1 if p == 0 else math.ceil(math.log(1e-19) / math.log(p))
+    return max(min(useful, math.ceil(min(spare / tau, 1e6))), 0)
+
+
 def truncated_sums(
     t: float, last: int, compute: float, alpha: float, tau: float, p: float
 ) -> FloatArray:

@@ -23,18 +23,23 @@ def fleets(
     max_erasure: float = 0.95,
     max_alpha: float = 1e6,
     always_there: bool = True,
+    own_uplink: bool = False,
 ) -> Fleet:
     n = draw(st.integers(1, max_clients))
 
     def column(values: st.SearchStrategy[float]) -> list[float]:
         return draw(st.lists(values, min_size=n, max_size=n))
 
+    packet_times = _with_zero(_spread(1e-4, 1e4))
+    erasures = _with_zero(st.floats(1e-6, max_erasure))
     return Fleet(
         points=column(st.integers(min_points, max_points).map(float)),
         rate=column(_spread(1e-3, 1e3)),
         alpha=column(_spread(1e-6, max_alpha)),
-        packet_time=column(_with_zero(_spread(1e-4, 1e4))),
-        erasure=column(_with_zero(st.floats(1e-6, max_erasure))),
+        packet_time=column(packet_times),
+        erasure=column(erasures),
+        packet_time_up=column(packet_times) if own_uplink else None,
+        erasure_up=column(erasures) if own_uplink else None,
         overhead=column(_with_zero(_spread(1e-2, 1e2))),
         availability=1.0 if always_there else column(st.floats(0.2, 1.0)),
     )

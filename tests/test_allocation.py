@@ -160,6 +160,31 @@ class TestNearlyDeterministicProcessor:
         assert minimum_deadline(FleetDelays(fleet), 300).t == pytest.approx(153.5, rel=1e-6)
 
 
+@settings(max_examples=200)
+@given(
+    fleet=fleets(own_uplink=True, max_erasure=0.99, always_there=False, max_alpha=1e17), t=times()
+)
+def test_asymmetric_loads_against_every_load(fleet: Fleet, t: float) -> None:
+    """Lossless links and links that lose 99 of 100, links that take no time, any α."""
+    model = FleetDelays(fleet)
+    loads = np.arange(1, fleet.points.max() + 1)[:, None]
+    returned = expected_return(model, loads, t) * (loads <= fleet.points)
+    found = best_loads(model, t)
+    np.testing.assert_allclose(
+        found.loads * found.return_probabilities, returned.max(0), rtol=2e-9, atol=1e-12
+    )
+    assert found.slope >= 0
+
+
+@settings(max_examples=40)
+@given(fleet=fleets(own_uplink=True, max_clients=3), share=st.floats(0.05, 0.95))
+def test_asymmetric_deadline_is_the_smallest(fleet: Fleet, share: float) -> None:
+    model, target = FleetDelays(fleet), share * fleet.total_points
+    found = minimum_deadline(model, target)
+    assert found.expected_return >= target
+    assert best_loads(model, found.t * (1 - 1e-6)).expected_return < target
+
+
 class TestAnyModel:
     def asymmetric(self) -> Fleet:
         rng = np.random.default_rng(2)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from codedfedl import Fleet, FleetDelays, best_loads, expected_return
 from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
 from codedfedl.planning import theorem
-from codedfedl.planning.concave_pieces import ConcavePieces, peak_share, piece_peaks
+from codedfedl.planning.concave_pieces import piece_peaks
+from codedfedl.planning.piece_ranges import Ranges, SymmetricClients, peak_share
 from tests.strategies import fleets, times
 
 
@@ -69,11 +70,13 @@ def test_continuous_optimum_is_on_the_best_piece(fleet: Fleet, t: float) -> None
     assert found.expected_return == pytest.approx(best, rel=1e-9, abs=1e-12)
 
 
-def test_jensen_bound_holds_on_every_range_of_pieces() -> None:
+@pytest.mark.parametrize("points", [10**6, 11])
+def test_bounds_hold_on_every_range_of_pieces(points: int) -> None:
+    """Jensen's, and the tangent anywhere in the range; with all points and below a cap."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         client = Fleet(
-            points=[10**6],
+            points=[points],
             rate=1,
             alpha=10 ** rng.uniform(-3, 3),
             packet_time=1,
@@ -82,18 +85,17 @@ def test_jensen_bound_holds_on_every_range_of_pieces() -> None:
         t = rng.uniform(4, 30)
         first = int(rng.integers(2, int(t) + 1))
         final = int(rng.integers(first, int(t) + 1))
-        bound = _bound(client, t, first, final)
-        loads = np.linspace(max(t - final - 1, 0), t - first, 500)
-        inside = expected_return(FleetDelays(client), loads[:, None], t)
-        assert inside.max() <= bound * (1 + 1e-12)
-
-
-def _bound(client: Fleet, t: float, first: int, final: int) -> float:
-    from codedfedl.planning.concave_pieces import _Ranges
-
-    pieces = ConcavePieces.of(client, client.points)
-    columns = (np.array([float(value)]) for value in (t, int(t), first, final))
-    return float(_Ranges(pieces, np.array([0]), *columns).bounds()[0][0])
+        columns = (np.array([float(value)]) for value in (t, int(t), first, final))
+        clients = SymmetricClients.of(client, client.points)
+        ranges = Ranges(clients, np.array([0]), *columns)
+        low, high = (end[0] for end in ranges.interval())
+        if low >= high:
+            continue
+        loads = np.linspace(low, high, 500)
+        inside = expected_return(FleetDelays(client), loads[:, None], t).max()
+        at = ranges.bounds()[1], np.array([rng.uniform(low + 1e-9, high)])
+        for bound in (ranges.bounds()[0], *map(ranges.tangent_bounds, at)):
+            assert inside <= bound[0] * (1 + 1e-12)
 
 
 def test_pieces_are_concave_and_slopes_jump_up_between_them() -> None:

@@ -193,16 +193,18 @@ def test_nobody_is_first_where_all_diverge(run: Run, minimal: Path) -> None:
 
 
 @pytest.mark.parametrize("minimal", ["wine"], indirect=True)
-def test_a_reference_at_chance_sets_no_target(run: Run, minimal: Path) -> None:
+def test_exact_ridge_sets_the_target_where_the_reference_diverges(run: Run, minimal: Path) -> None:
+    """It met the target on its way, and still nothing can be gained over it."""
     step, both = "training.step=60", 'schemes=[{name="uncoded"},{name="coded-newton"}]'
     out = minimal.parent / "run"
     code, text, _ = run("simulate", minimal, "--out", out, "--set", step, "--set", both)
     assert code == 0
-    assert "There is no target: uncoded, which sets it by default, is not above chance" in text
-    low = simulated(run, minimal, "--set", step, "--set", both, "--set", "training.target=0.3")
-    assert low["coded-newton"]["above_chance"]
-    assert not low["uncoded"]["above_chance"]
-    assert low["coded-newton"]["gain_total"] is None  # over whom nothing can be gained
+    assert "99% of the way from chance to exact" in text
+    assert "coded-newton is first" in text
+    rows = {row["scheme"]: row for row in json.loads(run("report", out, "--json")[1])["rows"]}
+    assert rows["coded-newton"]["above_chance"]
+    assert not rows["uncoded"]["above_chance"]
+    assert rows["coded-newton"]["gain_total"] is None
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "[data]\n[training]\n"])

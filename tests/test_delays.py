@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
 from codedfedl._types import FloatArray
-from codedfedl.fleet.round_time import asymmetric_cdf
+from codedfedl.fleet import round_time
+from codedfedl.fleet.round_time import asymmetric_cdf, asymmetric_parts
 from codedfedl.planning import theorem
+from tests import naive
 from tests.strategies import fleets, times
 
 
@@ -95,6 +97,35 @@ def test_asymmetric_link_by_convolution() -> None:
                 chance = 0.7 * 0.3 ** (down - 1) * 0.4 * 0.6 ** (up - 1)
                 total += chance * -np.expm1(-1.5 * spare / x)
     assert FleetDelays(fleet).cdf(100, t)[0] == pytest.approx(total, abs=1e-14)
+
+
+@settings(max_examples=200)
+@given(fleet=fleets(max_clients=1, max_erasure=0.99, own_uplink=True), t=times())
+def test_asymmetric_cdf_against_every_pair_of_attempts(fleet: Fleet, t: float) -> None:
+    """Lossless links and links that lose 99 of 100, links that take no time, α from 1e-6 to 1e6."""
+    time, compute = t - fleet.overhead, fleet.points / fleet.rate
+    found = asymmetric_cdf(fleet, time, compute)[0]
+    expected = naive.asymmetric_cdf(fleet, fleet.points[0], t)
+    # a large α multiplies the rounding of the time that is left
+    assert found == pytest.approx(expected, rel=1e-7, abs=1e-12)
+
+
+@given(fleet=fleets(own_uplink=True, max_erasure=0.9), t=times())
+def test_asymmetric_sums_are_the_slopes_in_time_and_load(fleet: Fleet, t: float) -> None:
+    """dP/dt = (α/x)·late and, with F = x·P, F'(x) = P − (α/x)·moment, both times their argument."""
+    time, x, step = t - fleet.overhead, fleet.points / fleet.rate, 1e-6
+    parts = asymmetric_parts(fleet, time, x)
+    later, sooner = (asymmetric_parts(fleet, time + s * t, x) for s in (step, -step))
+    more, less = (asymmetric_parts(fleet, time, x * (1 + s)) for s in (step, -step))
+    in_time = (later.answered - sooner.answered) / (2 * step)
+    in_load = (more.answered * (1 + step) - less.answered * (1 - step)) / (2 * step)
+    # No attempt comes or goes in between, and the exponent is not all rounding.
+    smooth = (later.sent == sooner.sent) & (more.sent == less.sent) & (fleet.alpha * t / x < 1e3)
+    by_sums = parts.answered - fleet.alpha / x * parts.moment
+    np.testing.assert_allclose(
+        (fleet.alpha / x * parts.late * t)[smooth], in_time[smooth], 1e-3, 1e-6
+    )
+    np.testing.assert_allclose(by_sums[smooth], in_load[smooth], 1e-3, 1e-6)
 
 
 def test_cdf_broadcasts_and_is_monotone() -> None:
@@ -193,3 +224,29 @@ class TestMeasured:
     ) -> None:
         with pytest.raises(InputError, match=message):
             MeasuredDelays(per_point, fixed, client=[0, 1])
+
+
+@pytest.mark.parametrize("erasure", [0.9, 0.99, 0.9999])
+def test_long_sums_equal_those_attempt_by_attempt(
+    erasure: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times from the first attempt to long after the last that counts, links alike and unlike."""
+    rng = np.random.default_rng(11)
+    n = 300
+    fleet = Fleet(
+        points=rng.integers(1, 1000, n),
+        rate=10 ** rng.uniform(-1, 1, n),
+        alpha=10 ** rng.uniform(-1, 1, n),
+        packet_time=10 ** rng.uniform(-2, 2, n),
+        erasure=erasure,
+        packet_time_up=10 ** rng.uniform(-2, 2, n),
+        erasure_up=rng.uniform(0.5, erasure, n),
+    )
+    time, compute = 10 ** rng.uniform(1, 5, n), fleet.points / fleet.rate
+    found = asymmetric_parts(fleet, time, compute)
+    monkeypatch.setattr(round_time, "_FEW", np.inf)
+    expected = asymmetric_parts(fleet, time, compute)
+    seconds = [np.ones(n)] * 3 + [time]
+    for ours, theirs, scale in zip(found, expected, seconds, strict=True):
+        np.testing.assert_allclose(ours / scale, theirs / scale, atol=1e-12)
+    assert any((ours != theirs).any() for ours, theirs in zip(found, expected, strict=True))

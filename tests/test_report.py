@@ -20,7 +20,7 @@ from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
-from tests.test_simulate import small
+from tests.test_simulate import simulation, small
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +135,10 @@ def test_what_diverges_is_told_so(tmp_path: Path, step: float) -> None:
     found = outcomes(directory)
     (told,) = verdict(found)
     assert told.startswith("Every setting diverged, so no setting is called first")
-    assert "since the reference diverged" in render_report(directory)
-    assert json.loads(json.dumps(outcome_rows(found), allow_nan=False))[0]["target"] is None
+    assert "from chance to exact ridge regression" in render_report(directory)
+    row = json.loads(json.dumps(outcome_rows(found), allow_nan=False))[0]
+    assert row["target"] > 0.9
+    assert (row["gain"], row["above_chance"]) == (None, False)
 
 
 def test_a_negative_r_squared_is_no_target(tmp_path: Path) -> None:
@@ -220,3 +222,38 @@ def test_runs_that_race_with_one_another(run: RunDirectory, tmp_path: Path) -> N
     simulate(small(seeds=[0], schemes=schemes[:1], training=training), alone)
     both = render_report(other, alone)
     assert "1.0 times sooner" not in both
+
+
+class TestAutomaticTarget:
+    """99% of the way from chance to exact ridge regression, on the worst seed."""
+
+    def test_a_reference_that_has_not_converged_is_not_lenient(self, tmp_path: Path) -> None:
+        """Exact ridge by NumPy on the problem itself, after one epoch of the reference."""
+        experiment = small(
+            training={"epochs": 1, "step": 0.1, "ridge": 1e-4}, schemes=[{"name": "uncoded"}]
+        )
+        directory = RunDirectory(tmp_path / "run")
+        simulate(experiment, directory)
+        (found,) = outcomes(directory)
+        run = simulation(experiment)
+        x, y = (
+            np.concatenate([getattr(batch, name) for batch in run.problem.batches])
+            for name in ("features", "targets")
+        )
+        gram = x.T @ x + 1e-4 * len(x) * np.eye(x.shape[1])
+        model = np.linalg.solve(gram.astype(np.float64), x.T @ y)
+        guessed = (run.problem.test_features @ model).argmax(1)
+        exact = float((guessed == run.problem.test_classes).mean())
+        chance = found.chance or 0.0
+        assert found.target == pytest.approx(chance + 0.99 * (exact - chance), abs=2e-3)
+        assert found.target > found.final[0]
+        assert found.rounds == [None]
+        assert "exact ridge regression" in found.target_source
+
+    def test_a_given_target_is_taken_as_it_is(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        training = {"epochs": 1, "step": 2.0, "target": 0.25}
+        simulate(small(training=training, schemes=[{"name": "uncoded"}]), directory)
+        (found,) = outcomes(directory)
+        assert (found.target, found.target_source) == (0.25, "")
+        assert found.fact("exact_metric") == [None]

@@ -7,7 +7,6 @@ from codedfedl._types import FloatArray
 from codedfedl.fleet.transmissions import (
     NEGLIGIBLE,
     arrived_by,
-    geometric_sum,
     late_mass,
     late_mass_derivatives,
     mean_transmissions,
@@ -58,9 +57,3 @@ def test_what_is_left_out_is_negligible(p: float) -> None:
     tail = p ** (last - 1) * (p + last * (1 - p))
     assert tail <= 2 * NEGLIGIBLE
     assert last <= 2 or p ** (last - 3) * (p + (last - 2) * (1 - p)) > NEGLIGIBLE / 2
-
-
-@given(s=st.floats(-50, 50), terms=st.integers(1, 400))
-def test_geometric_sum(s: float, terms: int) -> None:
-    expected = np.exp(-abs(s) * np.arange(terms)).sum()
-    assert geometric_sum(one(s), one(terms))[0] == pytest.approx(expected, rel=1e-12)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from codedfedl import Fleet, InputError
 from codedfedl.core.client import Gradient
 from codedfedl.core.waiting import Everyone, Fastest, Next, Until, Wait, arrivals
-from codedfedl.data import load_dataset
+from codedfedl.data import Dataset, load_dataset
 from codedfedl.learning.features import RandomFourier
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.runs.config import Experiment
@@ -73,6 +73,31 @@ def seconds_of(setting: Setting) -> list[float]:
 
 def final_of(setting: Setting) -> float:
     return float(setting.records[-1].metric)
+
+
+@pytest.mark.parametrize("far", [100.0, 1e6])
+def test_labels_far_from_zero_cost_no_rounds(far: float) -> None:
+    """A regression is centred: moving all labels moves all predictions, and changes no score."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(300, 4)).astype(np.float32)
+    labels = np.sin(inputs[:, :2]) + 0.1 * rng.normal(size=(300, 2))
+    experiment = small(schemes=[{"name": "uncoded"}, {"name": "coded", "redundancy": 0.2}])
+    scores, means = [], []
+    for offset in (0.0, far):
+        moved = labels + offset
+        data = Dataset("sines", inputs[:200], moved[:200], inputs[200:], moved[200:], None)
+        features = RandomFourier(60, 2.0, 0)
+        problem, task, fleet = prepare(experiment, data, 0, features, "cpu")
+        run = Simulation(problem, entries(task, fleet, experiment.build_schemes()), 0)
+        for _ in run.run():
+            pass
+        scores.append([final_of(setting) for setting in run.settings])
+        means.append(problem.target_mean)
+        centred = np.concatenate([batch.targets for batch in problem.batches]).mean(0)
+        np.testing.assert_allclose(centred, 0, atol=1e-6)
+    np.testing.assert_allclose(means[1] - means[0], far)
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-4)
+    assert min(scores[0]) > 0.1
 
 
 class TestEvaluator:

@@ -67,7 +67,7 @@ FACTS = (
 )
 """What a scheme says once of a setting and seed; NaN where it does not apply."""
 
-RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points")
+RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points", "exact_metric")
 """What the runtime adds to a scheme's facts."""
 
 CLIENT_COLUMNS = (

@@ -15,7 +15,7 @@ __all__ = [
     "NEGLIGIBLE",
     "answered_by",
     "arrived_by",
-    "geometric_sum",
+    "langevin",
     "late_mass",
     "late_mass_derivatives",
     "mean_transmissions",
@@ -72,12 +72,6 @@ def mean_transmissions(erasure: FloatArray, transmissions: FloatArray) -> FloatA
     return np.clip(2 / q * third / arrived_by(p, k), 2.0, k)
 
 
-def geometric_sum(log_ratio: FloatArray, terms: FloatArray) -> FloatArray:
-    """Σ_{j<K} exp(−j·|s|): a geometric sum divided by its largest term."""
-    size = np.maximum(np.abs(log_ratio), _TINY)  # at s = 0 the ratio has its limit, K
-    return np.expm1(-terms * size) / np.expm1(-size)
-
-
 def late_mass(
     time: FloatArray,
     transmissions: FloatArray,
@@ -102,7 +96,7 @@ def late_mass(
     scale, log_ratio, terms, whole, one = _geometric(
         time, transmissions, inverse_compute, alpha, packet_time, erasure
     )
-    spread = terms * _langevin(terms * log_ratio, whole) - _langevin(log_ratio, one)
+    spread = terms * langevin(terms * log_ratio, whole) - langevin(log_ratio, one)
     return scale * (terms + 1 + spread) / 2
 
 
@@ -185,7 +179,7 @@ def _geometric(
     return (1 - erasure) ** 2 * largest * (whole / one), log_ratio, terms, whole, one
 
 
-def _langevin(s: FloatArray, decay: FloatArray) -> FloatArray:
+def langevin(s: FloatArray, decay: FloatArray) -> FloatArray:
     """L(s/2) with L(y) = coth y − 1/y, to 12 digits for every s; `decay` is 1 − exp(−|s|)."""
     size = np.abs(s)
     square = s * s
@@ -214,4 +208,4 @@ def _langevin_derivatives(
         -size * (1 / 15 - square * (1 / 189 - square / 3600)),
         2 * (coth * csch_square - inverse * inverse_square),
     )
-    return _langevin(s, decay), slope, np.copysign(1.0, s) * curvature
+    return langevin(s, decay), slope, np.copysign(1.0, s) * curvature

@@ -23,6 +23,7 @@ from codedfedl.fleet.delays import (
     delays_of,
 )
 from codedfedl.fleet.devices import DelayParameters
+from codedfedl.planning.asymmetric import AsymmetricLinks
 from codedfedl.planning.concave_pieces import ConcavePieces
 
 __all__ = ["Allocation", "best_loads", "expected_return", "minimum_deadline"]
@@ -179,9 +180,19 @@ def _solver(
             return _in_chunks(model.fleet, points, whole)
         if whole and symmetric.any():
             return _in_two_parts(model, points, symmetric)
+        if whole:
+            return _of_asymmetric(AsymmetricLinks.of(model.fleet, points))
     if not whole:
         raise InputError("continuous loads need symmetric links and the paper's delay model")
     return lambda t: _by_bisection(model, points, t)
+
+
+def _of_asymmetric(clients: AsymmetricLinks) -> Callable[[float], Allocation]:
+    def solve(t: float) -> Allocation:
+        loads, probabilities, slopes = clients.best_loads(t)
+        return Allocation(t, loads, probabilities, float(slopes.sum()))
+
+    return solve
 
 
 def _in_two_parts(
@@ -192,10 +203,12 @@ def _in_two_parts(
 
     def solve(t: float) -> Allocation:
         loads, probabilities = np.zeros((2, len(points)))
+        slope = 0.0
         for who, solve_part in parts:
             found = solve_part(t)
             loads[who], probabilities[who] = found.loads, found.return_probabilities
-        return Allocation(t, loads, probabilities, 0.0)
+            slope += found.slope
+        return Allocation(t, loads, probabilities, slope)
 
     return solve
 

@@ -11,11 +11,11 @@ concave in ν too, Jensen's inequality bounds a piece by a single term that has 
 
     F(x) ≤ P(N ≤ k)·f_ν̄(x),    ν̄ = E[N | N ≤ k].
 
-So ranges of pieces are bounded, split and discarded, and Newton's method runs on the few that are
-left: one or two for most clients.
+So ranges of pieces are bounded, split and discarded (`piece_ranges`), and Newton's method runs on
+the few that are left: one or two for most clients.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -23,21 +23,10 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.fleet.devices import DelayParameters, Fleet
-from codedfedl.fleet.transmissions import (
-    LARGEST_ALPHA,
-    answered_by,
-    arrived_by,
-    late_mass_derivatives,
-    mean_transmissions,
-    transmissions_within,
-    useful_transmissions,
-)
+from codedfedl.fleet.transmissions import answered_by, transmissions_within
+from codedfedl.planning.piece_ranges import Ranges, SymmetricClients
 
-__all__ = ["BestLoads", "ConcavePieces", "peak_share", "piece_peaks"]
-
-_TINY = 1e-300
-_NEWTON_STEPS = 60
-_NEWTON_TOLERANCE = 1e-5  # of the last step; the error left is its square
+__all__ = ["BestLoads", "ConcavePieces", "piece_peaks"]
 
 
 class BestLoads(NamedTuple):
@@ -48,157 +37,32 @@ class BestLoads(NamedTuple):
     slopes: FloatArray
 
 
-def peak_share(alpha: FloatArray) -> FloatArray:
-    """Return ℓ*(t, ν)/(μ(t − ντ)), the closed maximum of f_ν (eq. 14), for any α.
-
-    The paper writes it −α/(W₋₁(−e^−(1+α)) + 1). With v = −W₋₁ − 1 that is α/v where
-    v − log(1 + v) = α, which Newton's method solves without under- or overflow.
-    """
-    v = alpha + np.sqrt(2 * alpha)  # above the root, and the function is convex
-    for _ in range(_NEWTON_STEPS):
-        step = (v - np.log1p(v) - alpha) * (1 + v) / v
-        v -= step
-        if (np.abs(step) <= 1e-9 * v).all():  # the error left is its square
-            break
-    return alpha / v
-
-
 @dataclass(frozen=True)
 class ConcavePieces:
-    """Symmetric clients, ready to be solved for any t. Every array has shape (n,)."""
+    """Symmetric clients, ready to be solved for any t."""
 
-    points: FloatArray
-    rate: FloatArray
-    alpha: FloatArray
-    packet_time: FloatArray
-    erasure: FloatArray
-    overhead: FloatArray
-    availability: FloatArray
-    cap: FloatArray  # seconds that all points take at least
-    last: FloatArray  # the ν beyond which the tail is negligible
-    peak: FloatArray  # peak_share(alpha)
+    clients: SymmetricClients
 
     @classmethod
     def of(cls, fleet: DelayParameters, points: FloatArray) -> Self:
         """Compute once what does not depend on t."""
-        erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
-        alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
-        return cls(
-            points,
-            fleet.rate,
-            alpha,
-            fleet.packet_time,
-            erasure,
-            fleet.overhead,
-            fleet.availability,
-            points / fleet.rate,
-            useful_transmissions(erasure),
-            peak_share(alpha),
-        )
-
-    def take(self, clients: IntArray | slice) -> Self:
-        """Return some of the clients."""
-        return type(self)(*(getattr(self, column.name)[clients] for column in fields(self)))
+        return cls(SymmetricClients.of(fleet, points))
 
     def best_loads(self, t: float, *, whole: bool = True) -> BestLoads:
         """Maximise every client's expected return within t seconds."""
-        search = _Search(self, t, whole)
+        clients = self.clients
+        search = _Search(clients, t, whole)
         search.run()
-        chance = self.availability * search.answered
-        slope = self.availability * self.alpha * self.rate * search.late
+        chance = clients.availability * search.answered
+        slope = clients.availability * clients.alpha * clients.rate * search.late
         asked = chance > 0  # who cannot answer is not asked
         return BestLoads(np.where(asked, search.loads, 0.0), chance, np.where(asked, slope, 0.0))
-
-
-@dataclass(frozen=True)
-class _Ranges:
-    """Ranges of neighbouring pieces, `first` to `final` transmissions, of the clients `who`."""
-
-    clients: ConcavePieces
-    who: IntArray
-    time: FloatArray
-    last: FloatArray
-    first: FloatArray
-    final: FloatArray
-
-    def take(self, which: IntArray) -> "_Ranges":
-        return _Ranges(
-            self.clients.take(which),
-            self.who[which],
-            self.time[which],
-            self.last[which],
-            self.first[which],
-            self.final[which],
-        )
-
-    def where(self, condition: npt.NDArray[np.bool_]) -> "_Ranges":
-        return self.take(np.flatnonzero(condition))
-
-    def interval(self) -> tuple[FloatArray, FloatArray]:
-        """Seconds of compute with which at least `first` and at most `final` transmissions fit."""
-        c = self.clients
-        low = np.where(self.final < self.last, self.time - (self.final + 1) * c.packet_time, 0.0)
-        return low, np.minimum(self.time - self.first * c.packet_time, c.cap)
-
-    def bounds(self) -> tuple[FloatArray, FloatArray]:
-        """Bound the expected return by Jensen's inequality, and say at which x it would be."""
-        c = self.clients
-        low, high = self.interval()
-        mean = self.time - mean_transmissions(c.erasure, self.first) * c.packet_time
-        x = np.maximum(np.minimum(c.peak * mean, high), low)
-        f = x * -np.expm1(-c.alpha * np.maximum(mean / x - 1, 0.0))
-        reached = arrived_by(c.erasure, self.final) * c.rate * f
-        return np.where(low < high, reached, 0.0), x
-
-    def peaks(self, start: FloatArray) -> FloatArray:
-        """Find the x of the largest expected return, on ranges of a single piece.
-
-        Newton's method for F'(x) = P(N ≤ k) − E(r) = 0 with r = 1/x and E = A − rA', on log E,
-        which is nearly linear: three or four steps from Jensen's guess.
-        """
-        x = np.empty_like(start)
-        todo, left, at = self, np.arange(len(x)), start
-        low, high = self.interval()
-        # Every term rises up to its own peak, and the last one's is the first.
-        c = self.clients
-        first_peak = c.peak * (self.time - self.final * c.packet_time)
-        low = np.minimum(np.maximum(low, first_peak), high)
-        for _ in range(_NEWTON_STEPS):
-            new = np.clip(todo.newton_step(at, high), low, high)
-            x[left] = new
-            moving = np.flatnonzero(np.abs(new - at) > _NEWTON_TOLERANCE * new)
-            if not len(moving):
-                break
-            at = new
-            if len(moving) < len(new) / 2:  # dropping the others costs as much as half a step
-                todo, left, at = todo.take(moving), left[moving], at[moving]
-                low, high = low[moving], high[moving]
-        return x
-
-    def newton_step(self, x: FloatArray, highest: FloatArray) -> FloatArray:
-        c, r = self.clients, 1 / x
-        late, slope, curvature = late_mass_derivatives(
-            self.time, self.final, r, c.alpha, c.packet_time, c.erasure
-        )
-        missed = np.maximum(late - r * slope, _TINY)  # 0 far left of the peak
-        excess = np.log(missed / arrived_by(c.erasure, self.final))
-        step = missed * excess / np.maximum(r * curvature, _TINY)
-        return 1 / np.maximum(r + step, 1 / highest)
-
-    def halves(self) -> "_Ranges":
-        middle = np.floor((self.first + self.final) / 2)
-        twice = self.take(np.tile(np.arange(len(self.who)), 2))
-        return replace(
-            twice,
-            first=np.concatenate([self.first, middle + 1]),
-            final=np.concatenate([middle, self.final]),
-        )
 
 
 class _Search:
     """Branch and bound over the ranges of pieces, for all clients at once."""
 
-    def __init__(self, clients: ConcavePieces, t: float, whole: bool) -> None:
+    def __init__(self, clients: SymmetricClients, t: float, whole: bool) -> None:
         self.clients, self.whole = clients, whole
         self.time = t - clients.overhead
         fit = transmissions_within(self.time, clients.packet_time)
@@ -210,15 +74,16 @@ class _Search:
         if self.whole:
             self.settle_full_loads()
         for start in (self.lowest_pieces(), self.other_pieces()):
-            ranges = start
-            bounds, x = ranges.bounds()
+            ranges, bounds, x = start, *start.bounds()
             self.attempt(ranges, ranges.clients.rate * x)  # a good load soon discards many ranges
             while len(ranges.who):
-                if self.whole:
-                    ranges, bounds, x = self.without_few_loads(ranges, bounds, x)
-                self.solve(ranges, bounds, x)
-                several = ranges.first < ranges.final
-                ranges = ranges.where(several & self.promising(ranges, bounds)).halves()
+                ranges, x = self.without_hopeless(ranges, bounds, x)
+                single = ranges.first == ranges.final
+                self.solve(ranges.where(single), x[single])
+                several = np.flatnonzero(~single)
+                ranges, x = ranges.take(several), x[several]
+                self.attempt(ranges, ranges.clients.rate * x)
+                ranges = ranges.parts(self.best_piece(ranges))
                 bounds, x = ranges.bounds()
 
     def settle_full_loads(self) -> None:
@@ -231,33 +96,41 @@ class _Search:
         settled = self.best >= points - 1
         self.last = np.where(settled, 0.0, self.last)
 
-    def ranges(self, who: IntArray, first: FloatArray, final: FloatArray) -> _Ranges:
+    def ranges(self, who: IntArray, first: FloatArray, final: FloatArray) -> Ranges:
         clients, time, last = self.clients, self.time, self.last
         if len(who) < len(self.last):
             clients, time, last = clients.take(who), time[who], last[who]
-        return _Ranges(clients, who, time, last, first, final)
+        return Ranges(clients, who, time, last, first, final)
 
-    def lowest_pieces(self) -> _Ranges:
+    def lowest_pieces(self) -> Ranges:
         """Return the piece of the smallest loads, of every client that can answer at all."""
         who = np.flatnonzero(self.last >= 2)
         return self.ranges(who, self.last[who], self.last[who])
 
-    def other_pieces(self) -> _Ranges:
+    def other_pieces(self) -> Ranges:
         """Return all other pieces as one range, where there are any below the cap."""
         c = self.clients
         who = np.flatnonzero((self.last >= 3) & (self.time - self.last * c.packet_time < c.cap))
         last = self.last[who]
-        return self.ranges(who, np.full_like(last, 2.0), last - 1)
+        at_cap = transmissions_within(self.time[who] - c.cap[who], c.packet_time[who])
+        return self.ranges(who, np.clip(at_cap, 2.0, last - 1), last - 1)
 
-    def without_few_loads(
-        self, ranges: _Ranges, bounds: FloatArray, x: FloatArray
-    ) -> tuple[_Ranges, FloatArray, FloatArray]:
+    def without_hopeless(
+        self, ranges: Ranges, bounds: FloatArray, x: FloatArray
+    ) -> tuple[Ranges, FloatArray]:
+        """Return the ranges, and x in them, that may hold a better load, by both bounds."""
+        open_ = np.flatnonzero(self.promising(ranges, bounds))
+        ranges, x = ranges.take(open_), x[open_]
+        if self.whole:
+            ranges, x = self.without_few_loads(ranges, x)
+        open_ = np.flatnonzero(self.promising(ranges, ranges.tangent_bounds(x)))
+        return ranges.take(open_), x[open_]
+
+    def without_few_loads(self, ranges: Ranges, x: FloatArray) -> tuple[Ranges, FloatArray]:
         """Try the loads of ranges with no more than two whole ones, and return the other ranges.
 
         Where packets are short, a whole load has many pieces, and most pieces no whole load.
         """
-        open_ = np.flatnonzero(self.promising(ranges, bounds))
-        ranges, bounds, x = ranges.take(open_), bounds[open_], x[open_]
         low, high = ranges.interval()
         rate = ranges.clients.rate
         lowest, highest = np.ceil(low * rate), np.floor(high * rate)
@@ -265,22 +138,25 @@ class _Search:
             these = np.flatnonzero((highest - lowest <= 1) & (highest - lowest >= missing))
             self.attempt(ranges.take(these), loads[these])
         many = np.flatnonzero(highest - lowest > 1)
-        return ranges.take(many), bounds[many], x[many]
+        return ranges.take(many), x[many]
 
-    def solve(self, ranges: _Ranges, bounds: FloatArray, x: FloatArray) -> None:
-        """Find the best load on every single piece that may hold it."""
-        chosen = np.flatnonzero((ranges.first == ranges.final) & self.promising(ranges, bounds))
-        pieces = ranges.take(chosen)
-        loads = pieces.clients.rate * pieces.peaks(x[chosen])
+    def solve(self, pieces: Ranges, x: FloatArray) -> None:
+        """Find the best load on single pieces, from a guess of the seconds that it takes."""
+        loads = pieces.clients.rate * pieces.peaks(x)
         self.attempt(pieces, loads)
         if self.whole:
             above = np.flatnonzero(loads < pieces.clients.points)
             self.attempt(pieces.take(above), loads[above] + 1)
 
-    def promising(self, ranges: _Ranges, bounds: FloatArray) -> npt.NDArray[np.bool_]:
+    def best_piece(self, ranges: Ranges) -> FloatArray:
+        """Return the number of transmissions that fit beside the best load so far."""
+        c = ranges.clients
+        return transmissions_within(ranges.time - self.loads[ranges.who] / c.rate, c.packet_time)
+
+    def promising(self, ranges: Ranges, bounds: FloatArray) -> npt.NDArray[np.bool_]:
         return bounds > self.best[ranges.who] * (1 + 1e-12)
 
-    def attempt(self, ranges: _Ranges, loads: FloatArray) -> None:
+    def attempt(self, ranges: Ranges, loads: FloatArray) -> None:
         """Keep the loads, whole ones rounded down, where they return more than the best so far."""
         if self.whole:
             loads = np.clip(np.floor(loads), 1.0, ranges.clients.points)
@@ -303,12 +179,12 @@ def piece_peaks(fleet: Fleet, t: float) -> FloatArray:
     fleet
         A single client with a symmetric link.
     """
-    client = ConcavePieces.of(fleet, fleet.points)
+    client = SymmetricClients.of(fleet, fleet.points)
     last = int(_Search(client, t, whole=False).last[0])
     pieces = np.arange(2.0, last + 1)
     who = np.zeros(len(pieces), dtype=np.int64)
     time = (t - client.overhead)[who]
-    ranges = _Ranges(client.take(who), who, time, np.full_like(time, last), pieces, pieces)
+    ranges = Ranges(client.take(who), who, time, np.full_like(time, last), pieces, pieces)
     low, high = ranges.interval()
     ranges = ranges.where(low < high)
     return ranges.clients.rate * ranges.peaks(ranges.bounds()[1])

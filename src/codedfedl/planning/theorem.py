@@ -16,7 +16,7 @@ from scipy.special import lambertw
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet
-from codedfedl.planning.concave_pieces import peak_share
+from codedfedl.planning.piece_ranges import peak_share
 
 __all__ = [
     "Client",

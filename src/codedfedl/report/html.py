@@ -99,8 +99,10 @@ def main_figure(directory: RunDirectory) -> Figure:
 
 def _goal(outcome: Outcome) -> str:
     if not np.isfinite(outcome.target):
-        return "no target, since the reference diverged or is not above chance"
-    return f"an {outcome.metric} of {written(outcome.metric, outcome.target)} on the test set"
+        return "no target, since nothing that could set it is above chance"
+    source = f", {outcome.target_source}" if outcome.target_source else ""
+    reached = written(outcome.metric, outcome.target)
+    return f"an {outcome.metric} of {reached} on the test set{source}"
 
 
 def _headlines(stories: Sequence[Story]) -> list[str]:

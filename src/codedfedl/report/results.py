@@ -27,7 +27,9 @@ class Outcome:
     Attributes
     ----------
     target
-        ∞ without a target in the experiment or a reference above chance to set one.
+        ∞ without a target in the experiment, or exact ridge or a reference above chance to set one.
+    target_source
+        What set the target, in words; empty where somebody gave it.
     seeds, reference_seeds
         The curves of the setting, and of the one that gains are over.
     run
@@ -42,6 +44,7 @@ class Outcome:
     reference_seeds: Sequence[Curve]
     run: str = ""
     known: Cell | None = None
+    target_source: str = ""
 
     @property
     def cell(self) -> str:
@@ -231,8 +234,13 @@ def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outco
         config = tables.experiment if known is None else known.experiment
         reference = by_cell[references[seeds[0].group]]
         wanted = config.training.target if target is None else target
-        wanted = _reached(reference) if wanted is None else wanted
-        summary.append(Outcome(config.data.name, wanted, seeds, reference, known=known))
+        source = ""
+        if wanted is None:
+            wanted, source = _automatic_target(reference)
+        made = Outcome(
+            config.data.name, wanted, seeds, reference, known=known, target_source=source
+        )
+        summary.append(made)
     return summary
 
 
@@ -247,20 +255,35 @@ def _reference(rivals: Sequence[Curve], tables: RunTables) -> str:
     return min(baselines, key=settings, default=rivals[0].cell)
 
 
-def _reached(reference: Sequence[Curve]) -> float:
-    """Return what the reference reaches in the end on every seed, less a little.
+def _automatic_target(reference: Sequence[Curve]) -> tuple[float, str]:
+    """Return a hundredth less of the way from chance than exact ridge regression, on every seed.
 
-    It is ∞ where the reference diverged or is not above chance: that is no target.
+    Where a run does not know that, or it is not above chance, what the reference reaches in the end
+    takes its place. Not above chance either, it is ∞: there is no target.
     """
-    final = float(min(curve.metric[-1] for curve in reference))
     bound = max(curve.chance_bound for curve in reference)
-    if not np.isfinite(final) or final <= bound:
-        return np.inf
-    return max(final - 0.01 * abs(final), bound)
+    exact = [curve.facts.get("exact_metric", np.nan) for curve in reference]
+    final = [float(curve.metric[-1]) for curve in reference]
+    for metrics, source in (
+        (exact, "exact ridge regression"),
+        (final, f"what {reference[0].setting} reaches in the end"),
+    ):
+        least = float(np.min(metrics))
+        if np.isfinite(least) and least > bound:
+            chance = reference[0].facts.get("chance", 0.0)
+            return max(
+                least - 0.01 * abs(least - chance), bound
+            ), f"99% of the way from chance to {source}"
+    return np.inf, ""
 
 
 def _above_chance(target: float, seeds: Sequence[Curve]) -> bool:
-    """Say whether a setting learned anything: in the end, or when it met a target above chance."""
+    """Say whether a setting learned anything: in the end, or when it met a target above chance.
+
+    One that diverged may have met it on its way, and learned nothing.
+    """
+    if any(curve.facts.get("diverged") == 1 for curve in seeds):
+        return False
     bound = max(curve.chance_bound for curve in seeds)
     met = all(curve.reaches(target) is not None for curve in seeds)
     return bool(

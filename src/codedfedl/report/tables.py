@@ -154,11 +154,14 @@ def outcome_view(outcomes: Sequence[Outcome], width: int) -> Table:
     goals = {written(o.metric, o.target) for o in outcomes}
     if len(goals) > 1:
         columns["target"] = [written(o.metric, o.target) for o in outcomes]
+    source = f", {outcomes[0].target_source}" if outcomes[0].target_source else ""
     goal = (
-        f"Time to {outcomes[0].metric} {goals.pop()} on the test set" if len(goals) == 1 else None
+        f"Time to {outcomes[0].metric} {goals.pop()} on the test set{source}"
+        if len(goals) == 1
+        else None
     )
     if not any(np.isfinite(o.target) for o in outcomes):
-        goal = "There is no target: the reference diverged or is not above chance"
+        goal = "There is no target: nothing that could set it is above chance"
     table = Table(title=goal, title_justify="left", box=None, padding=(0, 1), header_style="bold")
     for heading, cells in columns.items():
         if heading in ("data", "scheme"):  # these give way where there is little room

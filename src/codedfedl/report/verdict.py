@@ -47,8 +47,8 @@ def _verdict(race: Sequence[Outcome]) -> list[str]:
         return [_nothing_learned(race)]
     if not np.isfinite(race[0].target):
         return [
-            f"There is no target: {race[0].reference}, which sets it by default, is not above "
-            "chance. Give training.target, or lower training.step."
+            f"There is no target: neither exact ridge regression nor {race[0].reference}, which "
+            "set it by default, is above chance. Give training.target, or lower training.step."
         ]
     sentences = []
     for clock, name in CLOCKS.items():

@@ -89,8 +89,7 @@ class NewtonState(State):
         """Return the state with an estimate of its excess.
 
         Whoever was heard stands for its points with those of its last answer, which costs what
-        sampling costs; whoever was not is as good as the start. What the last step gained is about
-        what the next one will.
+        sampling costs; whoever was not is as good as the start. The decrement says the rest.
         """
         assert self.sketch is not None
         task, heard = self.task, list(self.anchors)
@@ -150,7 +149,8 @@ def needed_damping(state: NewtonState, client: int, before: Anchor, now: Anchor)
 def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     """Return the step to the minimum of all the clients' quadratics and the ridge.
 
-    With it comes the Newton decrement, by how much that lowers their sum.
+    With it comes the Newton decrement, an estimate of how far above its minimum the objective is.
+    It leaves the damping out, which makes steps safe and would make any distance look small.
     """
     sketch, model = state.sketch, double(state.model)
     assert sketch is not None
@@ -173,7 +173,8 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     more = sum(client_damping(state, j) - _share(state, j) * state.damping for j in state.raised)
     damping = everybody * state.damping + more + total_ridge(state)
     step = sketch.divide(total, everybody, damping)
-    return step, float((step * total).sum()) / 2
+    whole = sketch.divide(total, everybody, max(total_ridge(state), 1e-9 * sketch.values[-1]))
+    return step, float((whole * total).sum()) / 2
 
 
 def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:

@@ -169,6 +169,11 @@ class Simulation:
             self._objectives[ridge] = Objective.of(self.evaluator.gram(), targets, ridge)
         return self._objectives[ridge]
 
+    def exact_metric(self, task: Task) -> float:
+        """Return the accuracy or R² of exact ridge regression over all points of all clients."""
+        exact = self.objective(task).best.astype(to_host(self._zero).dtype)
+        return float(self._metrics([beside(exact, self._zero)])[0])
+
     def _set_up(self, setting: Setting) -> None:
         """Play what comes once; it is the same on every start, so no checkpoint holds it."""
         while (ask := setting.driver.ask()) is not None and ask.setup:
@@ -259,15 +264,17 @@ class Simulation:
         some = [setting for setting in settings if setting.records[-1].has_model]
         if not some:
             return
-        problem = self.problem
-        models = [setting.state.model for setting in some]
-        predictions = stacked_predictions(problem.test_features, models)
-        if problem.test_classes is not None:
-            metrics = accuracy(predictions, problem.test_classes)
-        else:
-            metrics = r_squared(predictions, problem.test_targets)
+        metrics = self._metrics([setting.state.model for setting in some])
         for place, setting in enumerate(some):
             setting.records[-1] = replace(setting.records[-1], metric=metrics[place])
+
+    def _metrics(self, models: Sequence[Array]) -> Array:
+        """Return the accuracy or R² of models on the test points."""
+        problem = self.problem
+        predictions = stacked_predictions(problem.test_features, models)
+        if problem.test_classes is not None:
+            return accuracy(predictions, problem.test_classes)
+        return r_squared(predictions, problem.test_targets)
 
 
 def _is_sum_of_gradients(exchange: Exchange) -> bool:

@@ -14,12 +14,13 @@ __all__ = ["Objective"]
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """½‖Xβ − Y‖² + ½·ridge·‖β‖² over all points, and its smallest value."""
+    """½‖Xβ − Y‖² + ½·ridge·‖β‖² over all points, the best model and its value."""
 
     hessian: FloatArray
     moment: FloatArray
     constant: float
     ridge: float
+    best: FloatArray
     smallest: float
 
     @classmethod
@@ -29,8 +30,9 @@ class Objective:
         moment = to_host(everything.moment).astype(np.float64)
         constant = float(sum((part.astype(np.float64) ** 2).sum() for part in targets)) / 2
         regular = hessian + ridge * np.eye(len(hessian))
-        best = np.linalg.lstsq(regular, moment)[0]  # it may be singular, without a ridge
-        return cls(hessian, moment, constant, ridge, constant - float((best * moment).sum()) / 2)
+        best = np.asarray(np.linalg.lstsq(regular, moment)[0])  # may be singular without a ridge
+        smallest = constant - float((best * moment).sum()) / 2
+        return cls(hessian, moment, constant, ridge, best, smallest)
 
     def value(self, model: Array) -> float:
         """Return the objective of a model."""

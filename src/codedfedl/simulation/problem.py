@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from codedfedl._types import IntArray
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array, to_device
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
@@ -28,16 +30,25 @@ class Problem:
     ----------
     test_classes : array of shape (t,) or None
         None for regression, whose metric is R² on `test_targets`.
+    target_mean : array of shape (c,)
+        What was taken off all targets, and is added to predictions; 0 for classes.
     """
 
     batches: Sequence[Batch]
     test_features: Array
     test_targets: Array
     test_classes: Array | None
+    target_mean: FloatArray
 
 
 def embedded(dataset: Dataset, parts: Parts, features: FeatureMap, device: str) -> Problem:
-    """Map all points to features, mini-batch after mini-batch, client after client."""
+    """Map all points to features, mini-batch after mini-batch, client after client.
+
+    The targets of a regression are centred by their mean over all training points, which clients
+    could agree on by one sum: the model has no intercept, and gradient descent would spend its
+    rounds on the mean.
+    """
+    mean = _target_mean(dataset, parts)
 
     def embed(inputs: np.ndarray) -> Array:
         return features.transform(to_device(inputs, device))
@@ -45,12 +56,32 @@ def embedded(dataset: Dataset, parts: Parts, features: FeatureMap, device: str) 
     batches = []
     for part in parts:
         rows = np.concatenate(part)
-        targets = to_device(dataset.targets[rows], device)
+        targets = dataset.targets[rows]
+        if not dataset.is_classification:
+            targets = _centred(dataset.labels[rows], mean)
         offsets = np.concatenate([[0], np.cumsum([len(held) for held in part])])
-        batches.append(Batch(embed(dataset.inputs[rows]), targets, offsets))
-    classes = to_device(dataset.test_labels, device) if dataset.is_classification else None
-    test_targets = to_device(dataset.test_targets, device)
-    return Problem(batches, embed(dataset.test_inputs), test_targets, classes)
+        batches.append(Batch(embed(dataset.inputs[rows]), to_device(targets, device), offsets))
+    test_features = embed(dataset.test_inputs)
+    if dataset.is_classification:
+        classes = to_device(dataset.test_labels, device)
+        return Problem(
+            batches, test_features, to_device(dataset.test_targets, device), classes, mean
+        )
+    test_targets = to_device(_centred(dataset.test_labels, mean), device)
+    return Problem(batches, test_features, test_targets, None, mean)
+
+
+def _target_mean(dataset: Dataset, parts: Parts) -> FloatArray:
+    """Return the mean of every target over the points that are trained on; 0 for classes."""
+    if dataset.is_classification:
+        return np.zeros(dataset.label_columns)
+    rows = np.concatenate([held for part in parts for held in part])
+    return np.asarray(dataset.labels[rows].reshape(len(rows), -1).mean(axis=0))
+
+
+def _centred(labels: npt.NDArray[Any], mean: FloatArray) -> npt.NDArray[np.float32]:
+    """Return the labels of a regression as columns, centred before digits are dropped."""
+    return np.asarray(labels.reshape(len(labels), -1) - mean, dtype=np.float32)
 
 
 def task_of(

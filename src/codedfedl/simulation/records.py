@@ -46,11 +46,17 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None:
             setting.timeline.processed = stored["processed"]
 
 
-def stories(simulation: Simulation, place: int) -> Checkpoint:
-    """Return what is told of a finished unit besides its records: its clients and facts."""
+def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
+    """Return what is told of a finished unit besides its records: its clients and facts.
+
+    Where no target is given, exact ridge regression sets it.
+    """
     arrays: Checkpoint = {}
-    for s, setting in enumerate(simulation.settings):
+    for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
         prefix = f"{place}/{s}/"
+        if cell.experiment.training.target is None:
+            exact = simulation.exact_metric(setting.state.task)
+            arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
         columns = client_columns(setting)
         arrays |= {f"{prefix}story/{name}": values for name, values in columns.items()}
         arrays |= {

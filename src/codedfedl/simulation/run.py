@@ -81,13 +81,14 @@ def simulate(
                 problem = embedded(unit.dataset, parts, unit.features, device)
             simulation = Simulation(problem, entries_of(unit, parts), unit.seed)
             restore(simulation, checkpoint, place)
-            _play(simulation, place, directory, checkpoint, tell)
+            _play(simulation, unit, place, directory, checkpoint, tell)
         write_units(directory, every, checkpoint)
         write_models(directory, every, checkpoint, model)
 
 
 def _play(
     simulation: Simulation,
+    unit: Unit,
     place: int,
     directory: RunDirectory,
     checkpoint: Checkpoint,
@@ -101,7 +102,7 @@ def _play(
             directory.save(checkpoint | snapshot(simulation, place))
             saved = time.monotonic()
     checkpoint |= snapshot(simulation, place) | {f"{place}/done": np.array(True)}
-    checkpoint |= stories(simulation, place) | endings(simulation, place)
+    checkpoint |= stories(simulation, unit, place) | endings(simulation, place)
     directory.save(checkpoint)
 
 
