@@ -412,7 +412,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
     local = running.local
     with local:
         run = running.submit()
-        running.wait_for_round(1, 120)
+        running.wait_for_round(1, 300)
 
         local.signal_node(1, signal.SIGSTOP)
         for count in (3, 4):
@@ -441,7 +441,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
         local.kill_link()
         local.start_link()
         run = running.submit()
-        running.wait_for_round(before + 1, 120)
+        running.wait_for_round(before + 1, 300)
         running.wait_until_done(300)
     rounds = [record.round for record in running.played()]
     assert rounds == list(range(22))
@@ -491,7 +491,7 @@ def test_parity_of_many_nodes_does_not_fill_the_servers_memory(tmp_path: Path) -
         while not running.played() and time.monotonic() < until:
             peak = max(peak, _resident(server))
             time.sleep(0.05)
-        running.wait_until_done(120)
+        running.wait_until_done(600)
     each = sum(path.stat().st_size for path in (tmp_path / "run/parity/0").iterdir()) / 2**20
     assert each > 47
     quadratic = 4 * 8800**2 / 2**20  # XᵀX of the sum, which the scheme keeps

@@ -16,6 +16,7 @@ What the server computes is free, as in the paper.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -199,17 +200,29 @@ class BlockSetup:
         It stops embedding when what is left suffices to mix and, in nine cases of ten, to send. A
         client that cannot fill one row has 0.
         """
-        from scipy.stats import nbinom
-
         low, high = np.zeros(len(fleet), dtype=np.int64), np.asarray(held, dtype=np.int64)
+        sent = _sent(int(self.packets(high).max(initial=0)), fleet.erasure_up.tobytes())
+        who = np.arange(len(fleet))
         while (low < high).any():
             middle = (low + high + 1) // 2
-            packets = self.packets(middle)
-            losses = nbinom.ppf(0.9, np.maximum(packets, 1), 1 - fleet.erasure_up)
-            sending = np.where(packets > 0, packets + losses, 0) * fleet.packet_time_up
+            sending = sent[self.packets(middle), who] * fleet.packet_time_up
             done = middle * seconds_per_point + sending <= deadline
             low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
         return np.where(low >= self.mixing, low, 0)
+
+
+@lru_cache(maxsize=8)
+def _sent(most: int, erasures: bytes) -> FloatArray:
+    """Return how often packets are sent until all are there, in nine cases of ten.
+
+    Shape (most + 1, n): the row is the number of packets. A plan asks for it thousands of times.
+    """
+    from scipy.stats import nbinom
+
+    delivered = 1 - np.frombuffer(erasures)
+    packets = np.arange(1, most + 1)[:, None]
+    known = packets + nbinom.ppf(0.9, packets, delivered)
+    return np.concatenate([np.zeros((1, len(delivered))), known])
 
 
 @dataclass(frozen=True)

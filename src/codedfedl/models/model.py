@@ -43,7 +43,7 @@ class Model:
     center : array of shape (d,), optional
         What is taken off every input first.
     offset, scale : arrays of shape (c,), optional
-        Outputs are predictions / scale − offset, where the labels were scaled for training.
+        Outputs are predictions·scale + offset: labels are scaled or centred for training.
     temperature
         By what outputs are divided for probabilities; None where nothing was calibrated.
     card

@@ -46,7 +46,9 @@ def endings(simulation: Simulation, place: int) -> Checkpoint:
     for s, setting in enumerate(simulation.settings):
         with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
             arrays[f"{place}/{s}/objective"] = np.array(_objective(simulation, setting))
-            if simulation.problem.test_classes is not None:
+            if simulation.problem.test_classes is None:
+                arrays[f"{place}/{s}/offset"] = simulation.problem.target_mean
+            else:
                 temperature = _temperature(simulation, setting)
                 arrays[f"{place}/{s}/temperature"] = np.array(temperature)
     return arrays
@@ -125,7 +127,7 @@ def write_models(
 def _model(one: _Trained) -> Model:
     dataset, stored = one.unit.dataset, one.stored
     temperature = stored["temperature"].item() if "temperature" in stored else None
-    origin = dataset.origin
+    origin, offset = dataset.origin, stored.get("offset")
     return Model(
         features=one.unit.features,
         weights=stored["model"],
@@ -135,6 +137,8 @@ def _model(one: _Trained) -> Model:
         labels=origin.labels,
         low=origin.low,
         span=origin.span,
+        offset=offset,
+        scale=None if offset is None else np.ones_like(offset),
         temperature=temperature,
         card=_card(one, temperature),
     )
