@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from codedfedl.core.aggregate import with_noise
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, clipped
 from codedfedl.core.protocol import Inbox
+from codedfedl.core.waiting import EveryoneUntil, arrivals
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Workload
@@ -193,6 +194,14 @@ class TestAccount:
         asked = {"name": "private", "rounds": 3, "deadline": 1e-3, "setup_deadline": 60.0}
         with pytest.raises(InputError, match="two clients"):
             played(experiment(asked))
+
+
+def test_a_round_ends_when_everybody_has_answered_or_at_the_deadline() -> None:
+    seconds, asked = np.array([3.0, 5.0, 40.0]), np.ones(3, dtype=bool)
+    arrived, length = arrivals(EveryoneUntil(100.0), seconds, asked)
+    assert (arrived.tolist(), length) == ([True] * 3, 40.0)
+    arrived, length = arrivals(EveryoneUntil(10.0), seconds, asked)
+    assert (arrived.tolist(), length) == ([True, True, False], 10.0)
 
 
 class TestLearning:

@@ -27,8 +27,8 @@ import numpy as np
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
+from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
-from codedfedl.planning.allocation import best_loads
 from codedfedl.privacy.accounting import mu_of
 
 __all__ = [
@@ -50,6 +50,7 @@ _DECAY = 1.0  # of the eigenvalues
 _CAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 _STEPS = (1.0, 0.5, 0.25)  # of the longest stable one
 _DEADLINES = 24
+_SURE, _PATIENCE = 0.98, 3.0  # of a client by the usual end of a round; deadline over usual end
 _LENGTHS = 64  # numbers of rounds that are tried
 
 
@@ -62,7 +63,8 @@ class PrivatePlan:
     mu
         Of all gradients together.
     setup_deadline, deadline : float, seconds
-        Of the set-up and of every round.
+        Of the set-up and of every round, which ends sooner when everybody has answered: clients
+        have different labels, and a sum without one of them points elsewhere.
     rounds : int
         Sums of gradients; one sum more comes first.
     cap
@@ -87,8 +89,8 @@ class PrivatePlan:
 
     @property
     def seconds(self) -> float:
-        """When the last round ends."""
-        return self.setup_deadline + (self.rounds + 1) * self.deadline
+        """When the last round ends, as a rule: rounds end when everybody has answered."""
+        return self.setup_deadline + (self.rounds + 1) * self.deadline / _PATIENCE
 
 
 def eigenvalues(features: int) -> FloatArray:
@@ -177,6 +179,16 @@ def plan_private(
     return best
 
 
+def _surely_done(delays: FleetDelays, seconds: float, points: FloatArray) -> IntArray:
+    """Return the largest loads with which each client is done in time, but for bad luck."""
+    low, high = np.zeros(len(points), dtype=np.int64), np.asarray(points, dtype=np.int64)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        done = delays.cdf(middle, seconds) >= _SURE
+        low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
+    return low
+
+
 @dataclass(frozen=True, eq=False)
 class _Trial:
     """Rounds of one length: loads and chances of the clients, and the set-up that they need."""
@@ -200,7 +212,7 @@ class _Planner:
         messages = self.fleet.packet_time / (1 - self.fleet.erasure)
         messages = messages + 2 * self.fleet.packet_time_up / (1 - self.fleet.erasure_up)
         least = float(np.median(messages))
-        return np.geomspace(least, max(self.seconds / 3, 2 * least), _DEADLINES)
+        return _PATIENCE * np.geomspace(least, max(self.seconds / 3, 2 * least), _DEADLINES)
 
     def round_counts(self, most: int) -> IntArray:
         spread = np.geomspace(1, max(most, 1), _LENGTHS).round().astype(np.int64)
@@ -208,21 +220,22 @@ class _Planner:
 
     def room(self, trial: _Trial) -> float:
         """Return how many gradients the time leaves room for, after one round for the centre."""
-        return (self.seconds - trial.setup_deadline) / trial.deadline - 1
+        return (self.seconds - trial.setup_deadline) * _PATIENCE / trial.deadline - 1
 
     def at(self, deadline: float, setup_deadline: float | None) -> _Trial:
-        """Return the loads that return most by a deadline; the helper's message is a second one up.
+        """Return loads with which nearly everybody is done when a round usually ends.
 
-        The set-up is as long as the slowest of the clients needs to embed its load.
+        The helper's message is a second one up. The set-up is as long as the slowest of the clients
+        needs to embed its load.
         """
         slower = replace(self.fleet, packet_time_up=2 * self.fleet.packet_time_up)
-        chosen = best_loads(slower, deadline)
+        delays, usual = FleetDelays(slower), deadline / _PATIENCE
+        loads = _surely_done(delays, usual, self.fleet.points)
         each = seconds_to_embed(self.feature_macs, self.workload, self.fleet)
-        loads = np.asarray(chosen.loads, dtype=np.int64)
         if setup_deadline is None:
-            return _Trial(deadline, float((loads * each).max()), loads, chosen.return_probabilities)
-        embedded = np.minimum(loads, (setup_deadline / each).astype(np.int64))
-        return _Trial(deadline, setup_deadline, embedded, chosen.return_probabilities)
+            setup_deadline = float((loads * each).max())
+        loads = np.minimum(loads, (setup_deadline / each * (1 + 1e-9)).astype(np.int64))
+        return _Trial(deadline, setup_deadline, loads, delays.cdf(np.maximum(loads, 1), deadline))
 
     def plans(
         self,

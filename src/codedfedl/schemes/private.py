@@ -20,7 +20,7 @@ from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
-from codedfedl.core.waiting import Until
+from codedfedl.core.waiting import EveryoneUntil, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
@@ -177,7 +177,7 @@ class Private(Scheme):
         numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
         moments, gradient = (one.sigma * numbers.scale for one in account.releases)
         common = (plan.chances, plan.cap, numbers.scale)
-        wait = Until(plan.deadline)
+        wait = EveryoneUntil(plan.deadline)
         if state.direction is None:
             return Ask(ClippedMoments(*common), wait, plan.loads, noise=moments)
         work = ClippedGradient(*common, state.direction, state.radius, RESIDUAL)
