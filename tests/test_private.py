@@ -216,6 +216,19 @@ class TestLearning:
         assert finals[1] > 0.8
         assert finals[2] > 0.95
 
+    def test_noise_stays_out_of_the_direction_that_is_left_out(self) -> None:
+        """Features are longest there, and nothing would pull the model back."""
+        asked = {"name": "private", "epsilon": 0.3, "hours": 0.5}
+        run = simulation(experiment(asked))
+        (setting,), along = run.settings, []
+        for _ in run.run():
+            state = setting.state
+            assert isinstance(state, PrivateState)
+            assert state.direction is not None
+            along.append(state.direction @ np.asarray(state.model))
+        assert len(along) > 3
+        np.testing.assert_allclose(along[-1], along[0], atol=1e-4)
+
     def test_a_run_repeats_and_resumes_exactly(self) -> None:
         one = experiment({"name": "private", "hours": 0.5})
         (whole,) = played(one)

@@ -196,8 +196,11 @@ class Private(Scheme):
         if state.direction is None:
             return self._centred(state, numbers.decode(inbox.total("moments")), points)
         unit = state.radius * RESIDUAL / points
-        total = beside(np.float32(1) * (numbers.decode(inbox.total()) * unit), state.model)
-        return _stepped(state, total, plan.step / state.radius**2)
+        noisy = numbers.decode(inbox.total()) * unit
+        # No gradient would ever undo noise in the direction that the clients leave out.
+        across = noisy - np.outer(state.direction, state.direction @ noisy)
+        gradient = beside(across.astype(np.float32), state.model)
+        return _stepped(state, gradient, plan.step / state.radius**2)
 
     def _centred(self, state: PrivateState, sums: FloatArray, points: float) -> PrivateState:
         """Take the mean's direction, the radius and the labels' shares from the first sum."""
