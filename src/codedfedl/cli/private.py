@@ -64,7 +64,7 @@ def _rows(found: list[Outcome], experiment: Experiment) -> list[dict[str, Any]]:
             row
             | {
                 "epsilon": epsilon if noisy else None,
-                "delta": delta,
+                "delta": delta if noisy else None,
                 "fleet": experiment.fleet.name,
                 "optimiser": None if epsilon is None else "nesterov",
                 "disclosure": sorted(disclosure),
