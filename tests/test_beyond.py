@@ -1,5 +1,6 @@
 """The commands that go beyond the paper, on small data."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 
 from codedfedl import paper_fleet
 from codedfedl.cli import beyond
+from codedfedl.cli.private import private
+from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.reading import Curve
 from codedfedl.runs.config import Experiment, FleetConfig
@@ -122,3 +125,27 @@ def test_only_the_slowest_are_slowed() -> None:
     np.testing.assert_allclose(slower.packet_time_up[changed] / fleet.packet_time_up[changed], 5)
     assert fleet.rate[changed].max() < np.median(fleet.rate)
     assert (_slowed(fleet, FleetConfig()).rate == fleet.rate).all()
+
+
+def test_private_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
+    document = private(job)
+    rows = document["rows"]
+    assert document["skipped"] == []
+    assert [row["epsilon"] for row in rows] == [1.0, 3.0, 8.0, None, None] * 2
+    assert [row["delta"] for row in rows] == [1e-5, 1e-5, 1e-5, None, None] * 2
+    assert {tuple(row["disclosure"]) for row in rows} == {("dp",), ("sums",), ("raw",)}
+    assert {row["fleet"] for row in rows} == {"paper"}
+    assert all(len(row["final"]) == 2 for row in rows)
+    told = json.loads((job.out / "private-mnist" / "privacy.json").read_text())
+    assert len(told["runs"]) == 8  # four guarantees, two seeds
+    assert (job.out / "private.png").stat().st_size > 10_000
+
+
+def test_private_leaves_out_what_cannot_be_had(
+    job: beyond.Reproduction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*_: Any) -> Any:
+        raise InputError("data are not there")
+
+    monkeypatch.setattr(beyond.Reproduction, "run", nothing)
+    assert private(job) == {"rows": [], "skipped": ["mnist", "fashion-mnist"]}

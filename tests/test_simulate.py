@@ -283,7 +283,7 @@ class TestSchemes:
     def test_all_are_registered(self) -> None:
         of_the_contract = (
             "uncoded greedy fedavg coded cfl one-shot sketch-solve coded-newton balanced partial "
-            "centralised mifa dsag fedbuff ringleader gradient-coding"
+            "centralised mifa dsag fedbuff ringleader gradient-coding private"
         )
         assert set(SCHEMES) == set(of_the_contract.split())
 

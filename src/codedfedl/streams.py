@@ -4,7 +4,7 @@ import numpy as np
 
 __all__ = ["stream"]
 
-_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code", "order")
+_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise")
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:

@@ -1,15 +1,21 @@
 """How answers are combined before a scheme sees them.
 
-`SUM` is for schemes that need no single answer: only the sum of all leaves this file, and here is
-where a secure sum or noise belongs. `EACH` hands on every answer by itself.
+`SUM` is for schemes that need no single answer: only the sum of all leaves this file, with noise
+where the scheme asks for it. `EACH` hands on every answer by itself.
 """
 
 from collections.abc import Mapping
 from enum import Enum
 
-from codedfedl.arrays import Array
+import numpy as np
 
-__all__ = ["EACH", "SUM", "Combine", "RunningSum"]
+from codedfedl.arrays import Array
+from codedfedl.privacy.fixed_point import Residues
+
+__all__ = ["EACH", "LEAST_SUMMED", "SUM", "Combine", "RunningSum", "with_noise"]
+
+LEAST_SUMMED = 2
+"""A sum over fewer clients would be somebody's own answer, and is not given out."""
 
 
 class Combine(Enum):
@@ -37,3 +43,13 @@ class RunningSum:
     def result(self) -> dict[str, Array]:
         """Return the sums; empty where nothing was added."""
         return self._totals
+
+
+def with_noise(total: Residues, sigma: float, rng: np.random.Generator) -> Residues:
+    """Return integers modulo 2³² with rounded Gaussian noise.
+
+    Rounding and wrapping come after the noise, as far as anybody can tell: the sum is a whole
+    number, so round(sum + noise) is sum + round(noise).
+    """
+    steps = np.rint(sigma * rng.standard_normal(total.shape))
+    return total + steps.astype(np.int64).astype(np.uint32)

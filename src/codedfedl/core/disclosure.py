@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from enum import StrEnum
 
-__all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed"]
+__all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed", "only_private"]
 
 
 class Disclosure(StrEnum):
@@ -38,6 +38,14 @@ def discloses_no_more(one: Collection[str], other: Collection[str]) -> bool:
     True
     """
     return _rank(one) <= _rank(other)
+
+
+def only_private(disclosure: Collection[str]) -> bool:
+    """Return whether nothing leaves a client but what differential privacy covers.
+
+    Then nobody else may read the data either: not for a σ, not to calibrate probabilities.
+    """
+    return set(disclosure) == {Disclosure.DP}
 
 
 def listed(disclosure: Collection[str]) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from codedfedl.core.work import Work
     from codedfedl.fleet.delays import DelayDistribution
     from codedfedl.learning.features import FeatureMap
+    from codedfedl.privacy.accounting import Account
 
 __all__ = [
     "Ask",
@@ -53,6 +54,8 @@ class Task:
         Points of every client in every mini-batch.
     raw_bits
         Bits of a point as it lies on a client, with its label; 0 where nobody asks for it.
+    largest_square
+        Bound on the squared length of a point's features; ∞ where there is none.
     """
 
     workload: Workload
@@ -62,6 +65,7 @@ class Task:
     schedule: Schedule
     ridge: float
     raw_bits: int = 0
+    largest_square: float = np.inf
 
     @property
     def batches(self) -> int:
@@ -118,6 +122,10 @@ class Ask:
         `Inbox.plus`. A runtime may then compute both in one product.
     model
         What the clients are sent, where that is not the best model there is, the state's.
+    noise
+        Where it is given, the answers are integers modulo 2³², nobody sees more than their sum, and
+        a helper adds Gaussian noise of this standard deviation to every number of it, in steps of
+        the integers. Of fewer than two clients there is no sum.
     """
 
     work: "Work"
@@ -128,6 +136,7 @@ class Ask:
     setup: bool = False
     adds: Quadratic | None = None
     model: Array = None
+    noise: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +302,10 @@ class Scheme(ABC):
 
     def plan(self, state: Any) -> Any:
         """Return the plan that the rounds follow, if there is one."""
+        return None
+
+    def privacy(self, state: Any) -> "Account | None":
+        """Return what a run gives away under a guarantee; None where there is none."""
         return None
 
     def facts(self, state: Any) -> dict[str, float]:

@@ -64,6 +64,8 @@ FACTS = (
     "predicted_start_excess",
     "start_loss",
     "damping",
+    "epsilon",
+    "delta",
 )
 """What a scheme says once of a setting and seed; NaN where it does not apply."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from codedfedl._types import FloatArray, Mask
 
-__all__ = ["Everyone", "Fastest", "Next", "Until", "Wait", "arrivals"]
+__all__ = ["Everyone", "EveryoneUntil", "Fastest", "Next", "Until", "Wait", "arrivals"]
 
 
 class Wait(Protocol):
@@ -76,6 +76,17 @@ class Until:
     def enough(self, fresh: int, late: int, expected: int) -> bool:
         """Return False: the clock decides."""
         return False
+
+
+@dataclass(frozen=True)
+class EveryoneUntil:
+    """Until all who were asked have answered, or a deadline in seconds."""
+
+    deadline: float
+
+    def enough(self, fresh: int, late: int, expected: int) -> bool:
+        """Return whether nobody is missing."""
+        return fresh >= expected
 
 
 def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]:

@@ -20,6 +20,7 @@ from codedfedl.core.protocol import Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
+from codedfedl.errors import InputError
 from codedfedl.federate.checks import (
     Bounds,
     Evidence,
@@ -131,6 +132,10 @@ class Federation:
 
     def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
         """Ask the clients, wait, and return what came."""
+        if ask.noise is not None:
+            raise InputError(
+                f"{ask.work.kind} is for sums under masks, which no node does: simulate it"
+            )
         self._remember(ask, model, round_)
         if not ask.keep_late:
             self._pending.clear()  # whoever is late with an earlier round need not answer it

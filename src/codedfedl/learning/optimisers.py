@@ -103,7 +103,14 @@ class Nesterov(Optimiser):
 
     The k-th question lies beyond the k-th model by k/(k + 3) of the last move. Of two gradients on
     different points the curvature says less, but is still of the right size.
+
+    Parameters
+    ----------
+    measures
+        Whether the curvature is taken from the gradients; not where these are mostly noise.
     """
+
+    measures: bool = True
 
     name: ClassVar[str] = "nesterov"
 
@@ -111,7 +118,9 @@ class Nesterov(Optimiser):
         """Step down from the question, then lean on."""
         if memory is None:
             memory = _Momentum(asked, asked, gradient, 0, 0.0)
-        curvature = max(memory.curvature, _curvature(memory, asked, gradient))
+        curvature = memory.curvature
+        if self.measures:
+            curvature = max(curvature, _curvature(memory, asked, gradient))
         model = asked - min(size, 1 / max(curvature, 1e-300)) * gradient
         steps = memory.steps
         question = model + steps / (steps + 3) * (model - memory.model)

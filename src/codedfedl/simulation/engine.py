@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.core.aggregate import SUM, RunningSum
+from codedfedl.core.aggregate import LEAST_SUMMED, SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
 from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
@@ -26,6 +26,7 @@ from codedfedl.simulation.evaluate import Evaluator, Query, SimulatedClient, sta
 from codedfedl.simulation.objective import Objective
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
+from codedfedl.streams import stream
 
 __all__ = ["Entry", "Progress", "Setting", "Simulation", "entries"]
 
@@ -241,7 +242,19 @@ class Simulation:
                 replies.append(reply)
         awaited = {job.round for job in setting.timeline.pending}
         setting.models = {r: model for r, model in setting.models.items() if r in awaited}
-        return Inbox(exchange.arrived, points, total.result(), tuple(replies))
+        sums = total.result()
+        if ask.noise is not None:
+            sums = self._noisy(sums, ask.noise, exchange)
+        return Inbox(exchange.arrived, points, sums, tuple(replies))
+
+    def _noisy(
+        self, sums: Mapping[str, Array], sigma: float, exchange: Exchange
+    ) -> dict[str, Array]:
+        """Do the helper's part; here noise comes from the seed, so that a run can be repeated."""
+        if exchange.arrived.sum() < LEAST_SUMMED:
+            return {}
+        luck = stream(self.seed, "noise", exchange.round + 1)
+        return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
 
     def _record(self, setting: Setting, exchange: Exchange) -> Record:
         excess, has_model = np.nan, setting.state.model is not self._zero

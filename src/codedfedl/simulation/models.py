@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.arrays import Array, to_host
+from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import metric_name, unpacked
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
@@ -34,16 +35,23 @@ class _Trained:
     stored: Checkpoint
 
     @property
+    def usable(self) -> bool:
+        """Whether it can predict: it has not diverged, and its map can be written down."""
+        finite = np.isfinite(self.stored["model"]).all() and not np.isnan(self.objective)
+        return bool(finite and map_settings(self.unit.features))
+
+    @property
     def objective(self) -> float:
-        """The training objective; ∞ where there is no model to use."""
-        known = self.stored.get("objective", np.array(np.inf)).item()
-        return known if np.isfinite(known) and map_settings(self.unit.features) else np.inf
+        """The training objective; ∞ where nobody may know it."""
+        return float(self.stored.get("objective", np.array(np.inf)).item())
 
 
 def endings(simulation: Simulation, place: int) -> Checkpoint:
     """Return what the training points say of every setting's last model."""
     arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
+        if only_private(setting.scheme.disclosure):
+            continue  # what the training points say is not paid for
         with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
             arrays[f"{place}/{s}/objective"] = np.array(_objective(simulation, setting))
             if simulation.problem.test_classes is None:
@@ -106,7 +114,7 @@ def write_models(
         for place, unit in enumerate(units)
         for s, cell in enumerate(unit.cells)
     ]
-    usable = [one for one in found if np.isfinite(one.objective)]
+    usable = [one for one in found if one.usable]
     eligible = [
         one
         for one in usable
@@ -175,11 +183,17 @@ def _card(one: _Trained, temperature: float | None) -> dict[str, Any]:
         "simulated": True,
         "metric": metric,
         "test_metric": float(records[-1].metric),
-        "objective": one.objective,
-        "epsilon": None,
+        "objective": one.objective if np.isfinite(one.objective) else None,
+        "epsilon": _fact(one.stored, "epsilon"),
+        "delta": _fact(one.stored, "delta"),
         "calibrated_on": None if temperature is None else calibrated,
         "temperature": temperature,
     }
+
+
+def _fact(stored: Checkpoint, name: str) -> float | None:
+    value = float(stored.get(f"fact/{name}", np.array([np.nan])).item())
+    return value if np.isfinite(value) else None
 
 
 def _part(stored: Checkpoint, prefix: str) -> Checkpoint:

@@ -103,4 +103,5 @@ def task_of(
         schedule=schedule,
         ridge=ridge,
         raw_bits=dataset.bits * inputs + dataset.label_bits,
+        largest_square=features.largest_square,
     )

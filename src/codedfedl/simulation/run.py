@@ -17,6 +17,7 @@ from codedfedl.runs.grid import cells
 from codedfedl.runs.status import StatusFile
 from codedfedl.simulation.engine import Progress, Simulation
 from codedfedl.simulation.models import check_model, endings, write_models
+from codedfedl.simulation.privacy import write_privacy
 from codedfedl.simulation.problem import Problem, embedded
 from codedfedl.simulation.records import restore, snapshot, stories, write_units
 from codedfedl.simulation.units import Unit, datasets, deal, entries_of, fleets, units
@@ -70,6 +71,7 @@ def simulate(
             for entry in entries_of(unit, deal(unit)):
                 entry.check()
     directory.open(experiment, resume=resume)
+    write_privacy(directory, every)
     with directory.status.tracked() as status:
         problem, tell = None, _telling(watch, status)
         for place, unit in enumerate(every):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codedfedl._types import FloatArray
+from codedfedl.core.disclosure import only_private
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.errors import InputError
@@ -90,6 +91,11 @@ def units(
             if features is not None and cell.scheme.features is not None:
                 name = cell.scheme.name
                 raise InputError(f"scheme {name!r} has features of its own: leave features out")
+            if one.features.sigma == "auto" and only_private(scheme.disclosure):
+                raise InputError(
+                    "features.sigma is 'auto', which is read off the data and not paid for: give a "
+                    f"number where the scheme is {cell.scheme.name!r}, such as the paper's 5.0"
+                )
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
                 features = sized.feature_map(seed, cell.scheme, loaded[data].image)

@@ -1,0 +1,119 @@
+"""Masks that a client and the helper know, and nobody else.
+
+A client and the helper agree on a seed by X25519, the helper's public key being pinned at the
+client; HKDF derives from it a key for every question, and ChaCha20 stretches that to as many
+integers as the answer has. Uniform integers added modulo 2³² leave nothing of what they hide.
+"""
+
+import hashlib
+import json
+from collections.abc import MutableMapping
+from dataclasses import asdict, dataclass
+from typing import TypeGuard
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from codedfedl.errors import InputError
+from codedfedl.privacy.fixed_point import Residues
+
+__all__ = ["Binding", "Sender", "keystream", "mask", "shared_seed"]
+
+_SEED = b"codedfedl secure sum, seed, 1"
+_MASK = b"codedfedl secure sum, mask, 1"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a mask is for; under another binding it is another mask.
+
+    Attributes
+    ----------
+    federation
+        The federation's own name or key, as text.
+    round, attempt
+        A round that is played again has another attempt.
+    ask
+        Hash of the ask, in hexadecimal digits: the work with its settings, and the model.
+    """
+
+    federation: str
+    round: int
+    attempt: int
+    ask: str
+
+    @property
+    def digest(self) -> bytes:
+        """A hash that no other binding has."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
+
+
+def shared_seed(own: X25519PrivateKey, other: bytes, *, helper: bytes) -> bytes:
+    """Return the seed that a client and the helper share.
+
+    Parameters
+    ----------
+    own
+        The private key of whoever calls.
+    other
+        The public key of the other one, 32 bytes; at a client, the pinned one of the helper.
+    helper
+        The helper's public key: both sides bind the seed to both keys.
+    """
+    try:
+        secret = own.exchange(X25519PublicKey.from_public_bytes(other))
+    except ValueError as error:
+        raise InputError(f"a public key for X25519 is refused ({error}): pin another") from None
+    mine = own.public_key().public_bytes_raw()
+    client = other if mine == helper else mine
+    derived = HKDF(hashes.SHA256(), length=32, salt=None, info=_SEED + helper + client)
+    return derived.derive(secret)
+
+
+def mask(seed: bytes, binding: Binding, numbers: int) -> Residues:
+    """Return the mask of a client for one question, shape (numbers,)."""
+    key = HKDFExpand(hashes.SHA256(), length=32, info=_MASK + binding.digest).derive(seed)
+    return keystream(key, numbers)
+
+
+def keystream(key: bytes, numbers: int) -> Residues:
+    """Return uniform integers from ChaCha20; a key must be used once, since the nonce is 0."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    stream = cipher.update(bytes(4 * numbers))
+    return np.frombuffer(stream, dtype="<u4").astype(np.uint32)
+
+
+class Sender:
+    """A client's side: it never sends two plaintexts under one mask.
+
+    Parameters
+    ----------
+    seed
+        From `shared_seed`.
+    sent
+        The hash of what was sent under each binding, kept where a restart finds it. It is written
+        before the answer leaves.
+    """
+
+    def __init__(self, seed: bytes, sent: MutableMapping[str, str]) -> None:
+        self._seed, self._sent = seed, sent
+
+    def masked(self, binding: Binding, plain: Residues) -> Residues:
+        """Return an answer under its mask; the same answer again gives the same integers."""
+        if not _is_vector(plain):
+            raise InputError(f"plain has shape {np.shape(plain)}: give one row of uint32")
+        key = binding.digest.hex()
+        content = hashlib.sha256(plain.astype("<u4").tobytes()).hexdigest()
+        if self._sent.setdefault(key, content) != content:
+            raise InputError(
+                f"round {binding.round}, attempt {binding.attempt}: another answer was already "
+                "sent under this mask, and two would reveal their difference; ask in a new attempt"
+            )
+        return plain + mask(self._seed, binding, len(plain))
+
+
+def _is_vector(plain: object) -> TypeGuard[Residues]:
+    return isinstance(plain, np.ndarray) and plain.ndim == 1 and plain.dtype == np.uint32

@@ -1,0 +1,264 @@
+"""`private`: only noisy sums leave the clients, under an (ε, δ) that is known before it starts.
+
+Everybody embeds until a planned deadline. One sum then says where the features' mean lies, how long
+they are and how common each label is; 5% of the budget are for it. Every round after that is a sum
+of clipped gradients, and a step of Nesterov's method. What the mean's direction has is projected
+out of the gradients, so that the model stays linear and starts as the labels' shares.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl._types import FloatArray
+from codedfedl.arrays import Array, beside
+from codedfedl.core.aggregate import LEAST_SUMMED
+from codedfedl.core.client import Embed
+from codedfedl.core.clipped import ClippedGradient, ClippedMoments
+from codedfedl.core.descent import Descent
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.waiting import EveryoneUntil, Until
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.optimisers import Nesterov
+from codedfedl.planning.private import CENTRE_SHARE, RESIDUAL, PrivatePlan, plan_private
+from codedfedl.privacy.accounting import Account, Release, check_budget, mu_of
+from codedfedl.privacy.fixed_point import FixedPoint
+
+__all__ = ["Private", "PrivateState"]
+
+_FARTHEST = 8.3  # standard deviations: no noise is larger, see `privacy.helper.system_normal`
+_LEAST_SPREAD = 1 / 16  # of the mean squared length, where noise leaves less
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateState(Descent):
+    """A plan, its releases, and what the first sum has said.
+
+    Attributes
+    ----------
+    direction : array of shape (q,), or None before the first sum
+    radius
+        R, the root mean square length of the features without that direction.
+    released
+        Sums of gradients that were given out.
+    """
+
+    planned: PrivatePlan | None = None
+    account: Account | None = None
+    set_up: bool = False
+    direction: FloatArray | None = None
+    radius: float = 1.0
+    released: int = 0
+
+    @property
+    def checkpointed(self) -> bool:
+        """The first sum and the momentum are remembered."""
+        return False
+
+    @property
+    def finished(self) -> bool:
+        """Whether all sums that were paid for are given out, or all rounds are played."""
+        assert self.planned is not None
+        return self.released >= self.planned.rounds or self.round >= self.task.rounds
+
+
+@dataclass(frozen=True)
+class Private(Scheme):
+    """Noise on secure sums, record by record: (ε, δ)-DP against the server and the public.
+
+    Parameters
+    ----------
+    epsilon, delta
+        Of the whole run, for one record replaced by nothing; an epsilon of ∞ is without noise.
+    hours
+        By when the run ends, which is planned for.
+    rounds
+        Sums of gradients; the plan's, if not given.
+    setup_deadline, deadline : seconds
+        Of the set-up and of every round; the plan's, if not given.
+    cap
+        Largest weight of a point; the plan's, if not given.
+    """
+
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    hours: float = 6.0
+    rounds: int | None = None
+    setup_deadline: float | None = None
+    deadline: float | None = None
+    cap: float | None = None
+
+    name: ClassVar[str] = "private"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
+    descends: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_budget(self.epsilon, self.delta, "private.")
+        for key in ("hours", "rounds", "setup_deadline", "deadline"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < inf:
+                raise InputError(f"private.{key} is {value:g}: must be finite and above 0")
+        if self.cap is not None and not 1 <= self.cap < inf:
+            raise InputError(f"private.cap is {self.cap:g}: must be finite and at least 1")
+
+    def within(self, limits: Limits) -> "Private":
+        """Refuse: the helper has no place in a federation yet."""
+        raise InputError(
+            "private needs a helper to sum under masks, which no node does: simulate it"
+        )
+
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> PrivateState:
+        """Plan, and write down all that will be released."""
+        if not isinstance(fleet, Fleet):
+            raise InputError(
+                "private plans with a Fleet: measured delays do not say how long embedding takes; "
+                "give a fleet file"
+            )
+        if task.clients < LEAST_SUMMED:
+            raise InputError(
+                f"private has {task.clients} client: a sum would be its own answer; have "
+                f"{LEAST_SUMMED} or more"
+            )
+        if not np.isfinite(task.largest_square):
+            raise InputError(
+                "private needs features with a bound on their length, which the raw points of "
+                "'identity' have not: choose 'patches', 'fourier' or 'structured'"
+            )
+        if task.rounds < 2 or (self.rounds is not None and self.rounds >= task.rounds):
+            raise InputError(
+                f"private.rounds is {self.rounds}: with the first sum that is more than the "
+                f"{task.rounds} rounds of training.epochs; raise epochs"
+            )
+        chosen = plan_private(
+            Fleet.of(fleet, task.held),
+            task.workload,
+            task.feature_macs,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            hours=self.hours,
+            most_rounds=task.rounds - 1,
+            rounds=None if self.rounds is None else int(self.rounds),
+            setup_deadline=self.setup_deadline,
+            deadline=self.deadline,
+            cap=self.cap,
+        )
+        optimiser, account = Nesterov(measures=False), self._account(task, chosen)
+        return PrivateState(task, model, optimiser=optimiser, planned=chosen, account=account)
+
+    def _account(self, task: Task, plan: PrivatePlan) -> Account:
+        """Return all sums, with the least noise that keeps the budget."""
+        q, c = task.workload.features, task.workload.labels
+        mu = mu_of(self.epsilon, self.delta)
+        shares = {"moments": CENTRE_SHARE, "gradient": 1 - CENTRE_SHARE}
+        sizes = {"moments": (1, q + 1 + c), "gradient": (plan.rounds, q * c)}
+        releases = []
+        for what, (count, numbers) in sizes.items():
+            steps = _numbers(task, plan, mu)
+            # A step for rounding, and one for the clients' floating-point sums.
+            sensitivity = steps.distance(steps.distance(plan.cap, numbers), numbers)
+            sigma = sensitivity * sqrt(count / shares[what]) / mu
+            releases.append(Release(what, count, sensitivity, sigma))
+        return Account(self.delta, releases)
+
+    def ask(self, state: PrivateState) -> Ask | None:
+        """Let everybody embed; ask for the first sum, then for gradients."""
+        plan, account = state.planned, state.account
+        assert plan is not None
+        assert account is not None
+        if not state.set_up:
+            return Ask(Embed(), Until(plan.setup_deadline), setup=True)
+        if state.finished:
+            return None
+        numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
+        moments, gradient = (one.sigma * numbers.scale for one in account.releases)
+        common = (plan.chances, plan.cap, numbers.scale)
+        wait = EveryoneUntil(plan.deadline)
+        if state.direction is None:
+            return Ask(ClippedMoments(*common), wait, plan.loads, noise=moments)
+        work = ClippedGradient(*common, state.direction, state.radius, RESIDUAL)
+        return Ask(work, wait, plan.loads, noise=gradient, model=state.question)
+
+    def receive(self, state: PrivateState, inbox: Inbox) -> PrivateState:
+        """Learn from a sum, if enough clients were there for one."""
+        if not state.set_up:
+            return replace(state, set_up=True)
+        if not inbox.sums:  # the helper gave nothing out
+            return replace(state, round=state.round + 1)
+        plan = state.planned
+        assert plan is not None
+        numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
+        points = float((_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
+        if state.direction is None:
+            return self._centred(state, numbers.decode(inbox.total("moments")), points)
+        unit = state.radius * RESIDUAL / points
+        noisy = numbers.decode(inbox.total()) * unit
+        # No gradient would ever undo noise in the direction that the clients leave out.
+        across = noisy - np.outer(state.direction, state.direction @ noisy)
+        gradient = beside(across.astype(np.float32), state.model)
+        return _stepped(state, gradient, plan.step / state.radius**2)
+
+    def _centred(self, state: PrivateState, sums: FloatArray, points: float) -> PrivateState:
+        """Take the mean's direction, the radius and the labels' shares from the first sum."""
+        q = state.task.workload.features
+        assert state.account is not None
+        means = sums * 3**0.5 / points
+        noise = state.account.releases[0].sigma * 3**0.5 / points
+        mean, square, labels = means[:q], float(means[q]), means[q + 1 :]
+        square = min(max(square, 1e-4), 1.0)
+        aside = max(float(mean @ mean) - q * noise**2, 0.0)
+        radius = sqrt(max(square - aside, _LEAST_SPREAD * square))
+        length = max(float(np.linalg.norm(mean)), 1e-12)
+        # xᵀ·mean/‖mean‖² is 1 on average: the model starts as the labels' shares.
+        start = np.outer(mean / length**2, labels) if aside > 0 else np.zeros((q, len(labels)))
+        model = beside(start.astype(np.float32), state.model)
+        return replace(
+            state, model=model, round=state.round + 1, direction=mean / length, radius=radius
+        )
+
+    def plan(self, state: PrivateState) -> PrivatePlan | None:
+        """Return the plan."""
+        return state.planned
+
+    def facts(self, state: PrivateState) -> dict[str, float]:
+        """Say what was planned, and under which guarantee."""
+        plan, account = state.planned, state.account
+        assert plan is not None
+        assert account is not None
+        return {
+            "setup_deadline_s": plan.setup_deadline,
+            "round_deadline_s": plan.deadline,
+            "planned_rounds": plan.rounds + 1,
+            "planned_hours": plan.seconds / 3600,
+            "epsilon": account.epsilon,
+            "delta": account.delta,
+        }
+
+    def privacy(self, state: PrivateState) -> Account | None:
+        """Return what the run gives away."""
+        return state.account
+
+
+def _weights(task: Task, plan: PrivatePlan) -> FloatArray:
+    expected = np.maximum(plan.loads * plan.chances, 1e-300)
+    return np.where(plan.loads > 0, np.minimum(task.held / expected, plan.cap), 0.0)
+
+
+def _numbers(task: Task, plan: PrivatePlan, mu: float) -> FixedPoint:
+    """Return numbers of which no sum wraps around, the largest noise included."""
+    sums = float(
+        np.minimum(plan.cap * plan.loads, task.held / np.maximum(plan.chances, 1e-9)).sum()
+    )
+    deviations = sqrt(max((plan.rounds) / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
+    noise = 2 * _FARTHEST * plan.cap * deviations  # twice: rounding adds to the sensitivity
+    return FixedPoint.for_sums(sums + noise, task.clients)
+
+
+def _stepped(state: PrivateState, gradient: Array, size: float) -> PrivateState:
+    asked = state.asked
+    made = state.optimiser.step(asked, gradient + state.task.ridge * asked, size, state.memory)
+    return replace(state, **made._asdict(), round=state.round + 1, released=state.released + 1)

@@ -1,0 +1,36 @@
+"""`privacy.json`: what a run will give away, written before it starts."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from codedfedl.core.disclosure import only_private
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.schemes import scheme_class
+from codedfedl.simulation.units import Unit, deal, entries_of
+
+__all__ = ["write_privacy"]
+
+_TRUST = (
+    "against the server, the clients and the public, while server and helper do not work together; "
+    "a simulation, whose noise comes from the seed: who knows the seed knows the noise"
+)
+
+
+def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
+    """Write the account of every private setting and seed; nothing where there is none."""
+    runs: list[dict[str, Any]] = []
+    for unit in units:
+        if not any(only_private(scheme_class(cell.scheme.name).disclosure) for cell in unit.cells):
+            continue
+        for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
+            if not only_private(entry.scheme.disclosure):
+                continue
+            state = entry.scheme.start(entry.task, entry.fleet, None)
+            account = entry.scheme.privacy(state)
+            assert account is not None
+            which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
+            runs.append(which | account.document())
+    if runs:
+        document = {"holds": _TRUST, "runs": runs}
+        directory.write_text("privacy.json", json.dumps(document, indent=2) + "\n")

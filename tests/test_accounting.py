@@ -1,0 +1,143 @@
+"""The accountant, against closed forms, a naive test of hypotheses, and dp-accounting."""
+
+import sys
+from math import e, inf, log, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from codedfedl.errors import InputError
+from codedfedl.privacy.accounting import (
+    Account,
+    Release,
+    delta_of,
+    epsilon_of,
+    mu_of,
+    sampled_epsilon,
+)
+
+MUS, DELTAS = st.floats(0.02, 8), st.floats(1e-9, 0.1)
+
+
+@pytest.mark.parametrize(("mu", "epsilon"), [(0.3, 0.5), (1.0, 1.0), (1.0, 4.0), (3.0, 2.0)])
+def test_delta_is_the_mass_by_which_one_density_exceeds_the_other(
+    mu: float, epsilon: float
+) -> None:
+    """By its definition: ∫ max(p − e^ε·q, 0) for p = N(μ, 1) and q = N(0, 1)."""
+    crossing = epsilon / mu + mu / 2
+    excess = quad(lambda x: norm.pdf(x - mu) - norm.pdf(x) * e**epsilon, crossing, 40)
+    assert delta_of(mu, epsilon) == pytest.approx(excess[0], rel=1e-6)
+
+
+@given(MUS, DELTAS)
+def test_both_ways_agree_and_never_err_on_the_wrong_side(mu: float, delta: float) -> None:
+    epsilon = epsilon_of(mu, delta)
+    assert delta_of(mu, epsilon) <= delta
+    if epsilon > 0:
+        assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-6)
+        assert delta_of(mu_of(epsilon, delta), epsilon) <= delta
+
+
+@given(MUS, DELTAS, st.floats(1.01, 3))
+def test_more_noise_is_more_private(mu: float, delta: float, factor: float) -> None:
+    assert epsilon_of(mu / factor, delta) <= epsilon_of(mu, delta)
+    assert delta_of(mu / factor, 1.0) <= delta_of(mu, 1.0)
+
+
+@given(MUS, DELTAS)
+def test_it_is_no_worse_than_the_textbook_bound(mu: float, delta: float) -> None:
+    """σ ≥ Δ·√(2·ln(1.25/δ))/ε, which is proven for ε < 1 (Dwork and Roth, 2014)."""
+    textbook = mu * sqrt(2 * log(1.25 / delta))
+    if textbook < 1:
+        assert epsilon_of(mu, delta) <= textbook
+
+
+def test_extremes() -> None:
+    assert delta_of(0.0, 1.0) == 0
+    assert delta_of(inf, 1.0) == 1
+    assert epsilon_of(inf, 1e-5) == inf
+    assert mu_of(inf, 1e-5) == inf
+    assert epsilon_of(1e-9, 1e-5) == 0
+    assert 0 <= delta_of(40.0, 900.0) <= 1  # e^900 is beyond floating point
+
+
+def test_releases_compose_as_squares() -> None:
+    once = Release("gradient", 1, 2.0, 10.0)
+    many = Release("gradient", 16, 2.0, 10.0)
+    assert many.mu == pytest.approx(4 * once.mu)
+    both = Account(1e-5, [many, Release("centre", 1, 3.0, 5.0)])
+    assert both.mu == pytest.approx(1.0)
+    assert both.epsilon == pytest.approx(epsilon_of(1.0, 1e-5))
+
+
+def test_the_document_is_enough_to_account_again() -> None:
+    account = Account(1e-5, [Release("centre", 1, 1.5, 20.0), Release("gradient", 40, 0.5, 9.0)])
+    told = account.document()
+    again = sum(one["count"] * (one["sensitivity"] / one["sigma"]) ** 2 for one in told["releases"])
+    assert epsilon_of(sqrt(again), told["delta"]) == pytest.approx(told["epsilon"])
+    assert told["adjacency"] == "zero-out"
+
+
+def test_without_noise_there_is_no_epsilon() -> None:
+    account = Account(1e-5, [Release("gradient", 3, 1.0, 0.0)])
+    assert account.epsilon == inf
+    assert account.document()["epsilon"] is None
+    assert Account(1e-5, [Release("gradient", 0, 1.0, 0.0)]).epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "message"),
+    [
+        (0.0, 1e-5, "epsilon is 0"),
+        (-1.0, 1e-5, "epsilon is -1"),
+        (float("nan"), 0.1, "epsilon"),
+        (1.0, 0.0, "delta is 0"),
+        (1.0, 1.0, "delta is 1"),
+        (1.0, float("nan"), "delta"),
+    ],
+)
+def test_budgets_out_of_range_are_refused(epsilon: float, delta: float, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        mu_of(epsilon, delta)
+
+
+def test_releases_out_of_range_are_refused() -> None:
+    with pytest.raises(InputError, match="sensitivity"):
+        Release("gradient", 1, 0.0, 1.0)
+    with pytest.raises(InputError, match="sampled_epsilon"):
+        Release("gradient", 1, 1.0, 1.0, sampling_rate=0.5)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(("sigma", "count"), [(10.0, 40), (3.0, 1), (50.0, 500), (2.0, 7)])
+@pytest.mark.parametrize("delta", [1e-5, 1e-7])
+def test_dp_accounting_finds_the_same_epsilon(sigma: float, count: int, delta: float) -> None:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(dp_accounting.GaussianDpEvent(sigma), count)
+    ours = Account(delta, [Release("sum", count, 1.0, sigma)]).epsilon
+    # Theirs is an upper bound from a grid of width 1e-4: it is never below.
+    assert ours <= accountant.get_epsilon(delta) + 1e-9
+    assert ours == pytest.approx(accountant.get_epsilon(delta), rel=2e-3)
+
+
+@pytest.mark.extras
+def test_sampling_is_accounted_for_between_its_bounds() -> None:
+    whole = Account(1e-5, [Release("sum", 40, 1.0, 4.0)]).epsilon
+    assert sampled_epsilon(4.0, 1.0, 40, 1e-5) == pytest.approx(whole, rel=2e-3)
+    sampled = sampled_epsilon(4.0, 0.2, 40, 1e-5)
+    # The limit of many rounds: μ = p·√(T·(exp(1/σ²) − 1)) (Bu et al., 2020).
+    limit = epsilon_of(0.2 * sqrt(40 * (e ** (1 / 16) - 1)), 1e-5)
+    assert sampled < whole / 3
+    assert sampled == pytest.approx(limit, rel=0.15)
+
+
+def test_sampling_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(InputError, match=r"codedfedl\[privacy\]"):
+        sampled_epsilon(1.0, 0.5, 1, 1e-5)
