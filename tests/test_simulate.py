@@ -447,7 +447,12 @@ class TestRegression:
 
 @pytest.mark.extras
 def test_pytorch_gives_the_same_models() -> None:
-    """Every scheme on PyTorch's arrays, on the processor."""
+    """Every scheme on PyTorch's arrays, on the processor.
+
+    Steps differ by the rounding of single precision. A solution multiplies that by the condition
+    number, and a parity entry sent with 16 bits may round the other way: 6e-5 was seen, an error
+    of any kind is far above 1e-3.
+    """
     pytest.importorskip("torch")
     experiment = small()
     config = experiment.features
@@ -459,5 +464,7 @@ def test_pytorch_gives_the_same_models() -> None:
         for _ in run.run():
             pass
         found.append([np.asarray(setting.state.model) for setting in run.settings])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(other, one, atol=1e-5 * np.abs(one).max())
+    for setting, one, other in zip(run.settings, *found, strict=True):
+        solves = setting.scheme.name in {"one-shot", "sketch-solve", "coded-newton"}
+        tolerance = 1e-3 if solves else 1e-5
+        np.testing.assert_allclose(other, one, rtol=0, atol=tolerance * np.abs(one).max())
