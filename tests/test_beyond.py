@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from codedfedl import paper_fleet
 from codedfedl.cli import beyond
+from codedfedl.cli.frontier import frontier
 from codedfedl.cli.private import private
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
@@ -141,11 +143,29 @@ def test_private_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> Non
     assert (job.out / "private.png").stat().st_size > 10_000
 
 
-def test_private_leaves_out_what_cannot_be_had(
-    job: beyond.Reproduction, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing(*_: Any) -> Any:
-        raise InputError("data are not there")
-
-    monkeypatch.setattr(beyond.Reproduction, "run", nothing)
+def test_what_cannot_be_had_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "mnist").write_text("not a folder")
+    (tmp_path / "fashion-mnist").write_text("not a folder")
+    job = beyond.Reproduction(tmp_path / "out", 1, str(tmp_path), "cpu", quiet=True)
     assert private(job) == {"rows": [], "skipped": ["mnist", "fashion-mnist"]}
+
+
+def test_frontier_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
+    rows = frontier(replace(job, seeds=1, fleet="paper", dataset="digits-halves"))["rows"]
+    assert {row["fleet"] for row in rows} == {"paper"}
+    assert {row["scheme"] for row in rows} >= {"coded-newton", "balanced", "centralised"}
+    centralised = next(row for row in rows if row["scheme"] == "centralised")
+    assert centralised["disclosure"] == ["raw"]
+    assert centralised["points_per_parity_row"] is None
+    for row in rows:
+        assert len(row["total_hours"]) == len(row["final"]) == 1
+        assert {"features", "optimiser", "gain_total", "training_hours"} <= set(row)
+    assert (job.out / "frontier-paper.png").stat().st_size > 10_000
+
+
+def test_a_data_set_asked_for_by_name_must_be_there(tmp_path: Path) -> None:
+    job = beyond.Reproduction(
+        tmp_path, 1, str(tmp_path), "cpu", quiet=True, fleet="paper", dataset="diamonds"
+    )
+    with pytest.raises(InputError, match="diamonds.csv is not there: take"):
+        frontier(job)

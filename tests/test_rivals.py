@@ -48,6 +48,7 @@ class Log:
         return np.zeros((60, 10))
 
     def agrees(self, model: np.ndarray) -> None:
+        """Thirty rounds of float32 are a few times 1e-6 off those of float64."""
         np.testing.assert_allclose(self.setting.state.model, model, atol=2e-5)
 
     def plain(self, client: int, points: int, model: np.ndarray) -> np.ndarray:
@@ -249,6 +250,8 @@ def _played(run: Simulation) -> dict[str, Setting]:
     [
         ({"name": "balanced", "excess": 0.0}, "balanced.excess is 0: must be above 0"),
         ({"name": "dsag", "setup_deadline": -1.0}, "dsag.setup_deadline is -1"),
+        ({"name": "mifa", "drop": 1.0}, "mifa.drop is 1: must be at least 0 and below 1"),
+        ({"name": "dsag", "drop": -0.1}, "dsag.drop is -0.1"),
         ({"name": "fedbuff", "buffer": 0}, "fedbuff.buffer is 0"),
         ({"name": "gradient-coding", "stragglers": 0}, "gradient-coding.stragglers is 0"),
         ({"name": "partial", "missing": 1.0}, "partial.missing is 1"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl.cli.output import results, save_pictures, with_resume_hint, wrote
+from codedfedl.cli.output import messages, results, save_pictures, with_resume_hint, wrote
 from codedfedl.cli.simulate import run_experiment
+from codedfedl.data import load_dataset
+from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.fleet.paper import paper_result
 from codedfedl.report.reading import Curve, curves
@@ -43,13 +46,30 @@ _SETTINGS = ("regression", "homogeneous", "thousand")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where to run what, and whether to print."""
+    """Where to run what, and whether to print; of `frontier`, which fleet and which data set."""
 
     out: Path
     seeds: int
     data: str | None
     device: str
     quiet: bool
+    fleet: str | None = None
+    dataset: str | None = None
+
+    def has(self, dataset: str, find: Callable[[], object] | None = None) -> bool:
+        """Return whether a data set can be had; say why where it cannot.
+
+        Parameters
+        ----------
+        find
+            Raises `InputError` where it cannot; `load_dataset` does it by default.
+        """
+        try:
+            (find or partial(load_dataset, dataset, self.data))()
+        except InputError as error:
+            messages.print(f"{dataset} is skipped: {error}", soft_wrap=True)
+            return False
+        return True
 
     def run(self, name: str, experiment: Experiment) -> RunDirectory:
         """Run an experiment, or continue it, or find it done."""

@@ -3,6 +3,7 @@
 import csv
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.cli.beyond import Reproduction
-from codedfedl.cli.output import messages, results, save_pictures
+from codedfedl.cli.output import results, save_pictures
 from codedfedl.core.disclosure import listed
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
-from codedfedl.report.frontier import Place, frontier_figure, frontier_rows, places
+from codedfedl.report.frontier import Place, frontier_rows, places
 from codedfedl.report.results import outcomes, written
 
 __all__ = ["DATASETS", "FLEETS", "frontier"]
@@ -47,6 +48,7 @@ DATASETS: dict[str, dict[str, Any]] = {
 }
 """Data sets by name, with what differs from MNIST."""
 
+_DIAMONDS = "diamonds"
 _ORDERED = {  # from the worst to the best
     "color": list("JIHGFED"),
     "clarity": ["I1", "SI2", "SI1", "VS2", "VS1", "VVS2", "VVS1", "IF"],
@@ -55,31 +57,37 @@ _FULL = ("frontier", "frontier-tables", "frontier-events")
 _IN_FULL = ("mnist", "fashion-mnist")
 
 
-def frontier(job: Reproduction, fleet: str | None, dataset: str | None) -> dict[str, Any]:
+def frontier(job: Reproduction) -> dict[str, Any]:
     """Run what is asked for, or everything; print the table and draw the picture."""
-    for name, given, known in (("fleet", fleet, FLEETS), ("dataset", dataset, DATASETS)):
+    from codedfedl.report.frontier_figure import frontier_figure
+
+    for name, given, known in (("fleet", job.fleet, FLEETS), ("dataset", job.dataset, DATASETS)):
         if given is not None and given not in known:
             raise InputError(f"--{name} {given}: {nearest(given, list(known))}")
-    rows, skipped = [], []
-    for one in [fleet] if fleet else list(FLEETS):
+    rows: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    for fleet in [job.fleet] if job.fleet else list(FLEETS):
         panels = []
-        for data in [dataset] if dataset else _of(one):
-            try:
-                found = _places(job, one, data)
-            except InputError as error:
-                if dataset is not None:
-                    raise
-                messages.print(f"{data} is skipped: {error}", soft_wrap=True)
-                skipped.append({"dataset": data, "fleet": one, "reason": str(error)})
+        for dataset in [job.dataset] if job.dataset else _of(fleet):
+            if dataset in skipped or not _has(job, dataset):
+                skipped = list(dict.fromkeys([*skipped, dataset]))
                 continue
-            panels.append((f"{data}, {_words(found)}", found))
+            found = _places(job, fleet, dataset)
             rows += frontier_rows(found)
+            if any(place.hours is not None for place in found):
+                panels.append((f"{dataset}, {_words(found)}", found))
             if not job.quiet:
-                results.print(Text(f"\n{data}, {one} fleet", style="bold"), _table(found))
-        drawn = [panel for panel in panels if any(place.hours is not None for place in panel[1])]
-        if drawn:
-            save_pictures(frontier_figure(drawn), job.out / f"frontier-{one}")
+                results.print(Text(f"\n{dataset}, {fleet} fleet", style="bold"), _table(found))
+        if panels:
+            save_pictures(frontier_figure(panels), job.out / f"frontier-{fleet}")
     return {"rows": rows, "skipped": skipped}
+
+
+def _has(job: Reproduction, dataset: str) -> bool:
+    """Return whether a data set can be had; one that was asked for by name must be there."""
+    if job.dataset is not None:
+        return True  # whatever is wrong with it is an error
+    return job.has(dataset, partial(_diamonds_file, job) if dataset == _DIAMONDS else None)
 
 
 def _of(fleet: str) -> Sequence[str]:
@@ -89,7 +97,7 @@ def _of(fleet: str) -> Sequence[str]:
 def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
     changes: Mapping[str, Any] = FLEETS[fleet] | DATASETS[dataset]
     full = fleet == "paper" and dataset in _IN_FULL
-    name = dataset if dataset != "diamonds" else _diamonds(job)
+    name = dataset if dataset != _DIAMONDS else _diamonds(job)
     runs = []
     for experiment in _FULL if full else ("frontier-short",):
         own: dict[str, Any] = {"data.name": name, **changes}
@@ -100,17 +108,19 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
     return places(fleet, runs)
 
 
-def _diamonds(job: Reproduction) -> str:
-    """Return the table of diamonds with its ordered words as numbers, and without its row numbers.
-
-    It is beside the other data, `diamonds.csv` as the source package of pydataset has it.
-    """
-    source = Path(job.data or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
-    if not source.is_file():
+def _diamonds_file(job: Reproduction) -> Path:
+    """Return where the table is, beside the other data."""
+    place = Path(job.data or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
+    if not place.is_file():
         raise InputError(
-            f"{source} is not there: take diamonds.csv from the source package of pydataset"
+            f"{place} is not there: take diamonds.csv from the source package of pydataset"
         )
-    with source.open(newline="") as file:
+    return place
+
+
+def _diamonds(job: Reproduction) -> str:
+    """Return the table with its ordered words as numbers, and without its row numbers."""
+    with _diamonds_file(job).open(newline="") as file:
         (_, *names), *lines = csv.reader(file)
     made = job.out / "diamonds.csv"
     make_folder(job.out)

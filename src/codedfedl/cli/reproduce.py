@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from codedfedl.cli.beyond import BEYOND, Reproduction
+from codedfedl.cli.frontier import frontier
 from codedfedl.cli.output import (
     print_json,
     progress,
@@ -57,6 +58,7 @@ _DATASETS = {
     Item.TABLE1: ["mnist", "fashion-mnist"],
     Item.ALL: ["mnist", "fashion-mnist"],
 }
+_BEYOND = BEYOND | {Item.FRONTIER: frontier, Item.PRIVATE: private}
 _FIGURES = {"mnist": "fig2", "fashion-mnist": "fig3"}
 
 
@@ -108,17 +110,9 @@ def reproduce_command(
     client = figure_1_client(alpha)
     if item is not Item.FRONTIER and (fleet or dataset):
         raise InputError("--fleet and --dataset do a part of frontier: leave them out")
-    if item is Item.FRONTIER:
-        from codedfedl.cli.frontier import frontier
-
-        job = Reproduction(out, seeds, data, device, as_json)
-        document_of_frontier = frontier(job, fleet, dataset)
-        if as_json:
-            print_json(document_of_frontier)
-        return
-    beyond = BEYOND | {"private": private}
-    if item in beyond:
-        found_beyond = beyond[item](Reproduction(out, seeds, data, device, as_json))
+    if item in _BEYOND:
+        job = Reproduction(out, seeds, data, device, as_json, fleet, dataset)
+        found_beyond = _BEYOND[item](job)
         if as_json:
             print_json(found_beyond)
         return

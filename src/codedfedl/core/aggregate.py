@@ -10,12 +10,9 @@ from enum import Enum
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.privacy.fixed_point import Residues
+from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues, noise_steps
 
 __all__ = ["EACH", "LEAST_SUMMED", "SUM", "Combine", "RunningSum", "with_noise"]
-
-LEAST_SUMMED = 2
-"""A sum over fewer clients would be somebody's own answer, and is not given out."""
 
 
 class Combine(Enum):
@@ -46,10 +43,5 @@ class RunningSum:
 
 
 def with_noise(total: Residues, sigma: float, rng: np.random.Generator) -> Residues:
-    """Return integers modulo 2³² with rounded Gaussian noise.
-
-    Rounding and wrapping come after the noise, as far as anybody can tell: the sum is a whole
-    number, so round(sum + noise) is sum + round(noise).
-    """
-    steps = np.rint(sigma * rng.standard_normal(total.shape))
-    return total + steps.astype(np.int64).astype(np.uint32)
+    """Return integers modulo 2³² with rounded Gaussian noise."""
+    return total + noise_steps(sigma, rng.standard_normal(total.shape))

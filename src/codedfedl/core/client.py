@@ -15,7 +15,7 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.encoding import BlockParity, Gram, Parity
 from codedfedl.core.protocol import Task
-from codedfedl.core.work import Answer, Client, Work
+from codedfedl.core.work import Answer, Client, OnEmbedded, Work
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
@@ -59,7 +59,7 @@ class Prepare(Work):
 
 
 @dataclass(frozen=True)
-class Embed(Work):
+class Embed(OnEmbedded):
     """Embed as many points as there is time for, and send nothing."""
 
     kind: ClassVar[str] = "embed"
@@ -72,12 +72,6 @@ class Embed(Work):
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return nothing on top of embedding."""
         return Cost(np.zeros(task.clients), np.zeros(task.clients))
-
-    def load(
-        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
-    ) -> IntArray:
-        """Return what is embedded."""
-        return np.minimum(asked, embedded)
 
     def points_by(
         self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
@@ -114,7 +108,7 @@ class Gradient(Work):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
-        return {"gradient": _model_shape(task)}
+        return {"gradient": task.model_shape}
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +158,7 @@ class LocalModel(Work):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
-        return {"model": _model_shape(task)}
+        return {"model": task.model_shape}
 
 
 @dataclass(frozen=True)
@@ -209,7 +203,7 @@ class Embedded(Work):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
-        return {"gradient": _model_shape(task)}
+        return {"gradient": task.model_shape}
 
 
 WORK: dict[str, type[Work]] = {
@@ -227,7 +221,3 @@ WORK: dict[str, type[Work]] = {
     )
 }
 """Every kind of work that comes with the package."""
-
-
-def _model_shape(task: Task) -> tuple[int, int]:
-    return task.workload.features, task.workload.labels

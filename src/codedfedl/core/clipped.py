@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.protocol import Task
-from codedfedl.core.work import Answer, Client, Points, Work
+from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint
 
@@ -36,7 +36,7 @@ def _added(parts: Iterable[Array]) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
-class _PrivateSum(Work):
+class _PrivateSum(OnEmbedded):
     """A weighted sum over the points that a client has embedded, no more than it is asked for.
 
     Parameters
@@ -59,12 +59,6 @@ class _PrivateSum(Work):
     def for_client(self, j: int) -> Self:
         """Return the chance of one client."""
         return replace(self, chances=float(np.asarray(self.chances)[j]))
-
-    def load(
-        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
-    ) -> IntArray:
-        """Return what is embedded, of what is asked for."""
-        return np.minimum(asked, embedded)
 
     def weight(self, held: int, load: int) -> float:
         """Return the weight of each point of one client: it depends on no data."""
@@ -145,10 +139,10 @@ class ClippedGradient(_PrivateSum):
 
         Each point's projection and length are the same in all rounds, and kept.
         """
-        q, c = task.workload.features, task.workload.labels
+        q, c = task.model_shape
         packets = np.full(task.clients, 2 * task.workload.packet_bits)
         return Cost(loads.astype(np.float64) * (2 * q * c + 2 * c), packets)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
-        return {self.name: (task.workload.features, task.workload.labels)}
+        return {self.name: task.model_shape}

@@ -11,7 +11,7 @@ from array_api_compat import array_namespace
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import Task
-from codedfedl.core.work import Answer, Client, Points, Work
+from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
@@ -42,7 +42,7 @@ class Gram(Work):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (q, q) and (q, c)."""
-        q, _ = shape = _model_shape(task)
+        q, _ = shape = task.model_shape
         return {"hessian": (q, q), "moment": shape}
 
 
@@ -98,7 +98,7 @@ class Parity(Work):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (u, q) and (u, c) for every mini-batch."""
-        q, c = _model_shape(task)
+        q, c = task.model_shape
         sizes = {f"features{b}": (int(u), q) for b, u in enumerate(self.rows)}
         return sizes | {f"targets{b}": (int(u), c) for b, u in enumerate(self.rows)}
 
@@ -109,7 +109,7 @@ class Parity(Work):
 
 
 @dataclass(frozen=True)
-class BlockParity(Work):
+class BlockParity(OnEmbedded):
     """A client's own parity, unweighted, from what it has embedded when it must send.
 
     A client with k of its ℓ points embedded sends ⌊k/⌈mixing/s⌉⌋ rows where every point goes into s
@@ -144,7 +144,7 @@ class BlockParity(Work):
         return xp.astype(array, xp.float16) if self.bits == 16 else array
 
     def _rows(self, points: int) -> int:
-        return points // -(-self.mixing // self.code.nonzeros) if points >= self.mixing else 0
+        return int(costs.block_rows(points, self.mixing, self.code.nonzeros))
 
     def setup(self, task: Task) -> BlockSetup:
         """Return what it costs, step by step."""
@@ -154,12 +154,6 @@ class BlockParity(Work):
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return what mixing costs a point, and the rows to send."""
         return self.setup(task).mixing_cost(loads)
-
-    def load(
-        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
-    ) -> IntArray:
-        """Return what is embedded, of what is asked for."""
-        return np.minimum(asked, embedded)
 
     def points_by(
         self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
@@ -171,17 +165,13 @@ class BlockParity(Work):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (rows, q) and (rows, c)."""
-        (q, c), rows = _model_shape(task), self._rows(points)
+        (q, c), rows = task.model_shape, self._rows(points)
         return {"features0": (rows, q), "targets0": (rows, c)} if rows else {}
 
     @classmethod
     def received(cls, **fields: Any) -> "BlockParity":
         """Return the work from its fields as JSON brings them."""
         return cls(**fields | {"code": Code(**fields["code"])})
-
-
-def _model_shape(task: Task) -> tuple[int, int]:
-    return task.workload.features, task.workload.labels
 
 
 def _joined(parts: Sequence[Points]) -> Points:

@@ -68,6 +68,11 @@ class Task:
     largest_square: float = np.inf
 
     @property
+    def model_shape(self) -> tuple[int, int]:
+        """(q, c), of a model and of a gradient."""
+        return self.workload.features, self.workload.labels
+
+    @property
     def batches(self) -> int:
         """Mini-batches in an epoch."""
         return len(self.points)

@@ -91,11 +91,11 @@ class SharedGradient(Work):
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return q²·c multiply-accumulates for every member of the group, and a packet."""
-        q, c = task.workload.features, task.workload.labels
+        q, c = task.model_shape
         members = np.bincount(self.groups)[np.asarray(self.groups)]
         macs = np.where(loads > 0, members * float(q * q * c), 0.0)
         return Cost(macs, np.full(task.clients, task.workload.packet_bits))
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
-        return {"gradient": (task.workload.features, task.workload.labels)}
+        return {"gradient": task.model_shape}

@@ -17,7 +17,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
 
-__all__ = ["Answer", "ArrayClient", "Client", "Points", "Work"]
+__all__ = ["Answer", "ArrayClient", "Client", "OnEmbedded", "Points", "Work"]
 
 Points = tuple[Array, Array]
 """Features of shape (k, q) and targets of shape (k, c)."""
@@ -151,3 +151,13 @@ class Work(ABC):
     def received(cls, **fields: Any) -> Self:
         """Return the work from its fields as JSON brings them."""
         return cls(**fields)
+
+
+class OnEmbedded(Work):
+    """Work on what a client has embedded by now, of what it is asked for."""
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return what is embedded, and no more than is asked for."""
+        return np.minimum(asked, embedded)

@@ -30,6 +30,7 @@ __all__ = [
     "BlockSetup",
     "Cost",
     "Setup",
+    "block_rows",
     "embedded_by",
     "embedding",
     "gram",
@@ -131,6 +132,15 @@ def gram(points: npt.ArrayLike, workload: Workload) -> Cost:
     return Cost(points * numbers, np.full(points.shape, bits))
 
 
+def block_rows(points: npt.ArrayLike, mixing: int, rows_a_point: int) -> IntArray:
+    """Return how many rows some points make, each of `mixing` distinct points at least.
+
+    A client with fewer points than that makes none.
+    """
+    held = np.asarray(points, dtype=np.int64)
+    return np.where(held >= mixing, held // -(-mixing // rows_a_point), 0)
+
+
 @dataclass(frozen=True)
 class BlockSetup:
     """Embed, mix `mixing` points into every row of one's own parity, and send it by a deadline.
@@ -164,8 +174,8 @@ class BlockSetup:
         return [replace(self, operations=s) for s in range(1, max(self.mixing // 2, 1) + 1)]
 
     def rows(self, points: npt.ArrayLike) -> IntArray:
-        """Return how many rows so many points make, each of `mixing` distinct points at least."""
-        return np.asarray(points, dtype=np.int64) // -(-self.mixing // self.operations)
+        """Return how many rows so many points make."""
+        return block_rows(points, self.mixing, self.operations)
 
     def mixing_cost(self, points: npt.ArrayLike) -> Cost:
         """Return what it costs to mix and send so many embedded points."""

@@ -17,7 +17,6 @@ The first two say how many rounds, and the last two how long they are; the cap o
 between noise and both of these.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, sqrt
@@ -30,6 +29,7 @@ from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.privacy.accounting import mu_of
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 __all__ = [
     "CENTRE_SHARE",
@@ -168,9 +168,9 @@ def plan_private(
         here = planner.at(seconds, setup_deadline)
         fits = counts if rounds is not None else counts[counts <= planner.room(here)]
         for limit, step in product(caps, steps):
-            for found in planner.plans(here, limit, step, learnt[step], fits):
-                if best is None or found.error < best.error:
-                    best = found
+            found = planner.best(here, limit, step, learnt[step], fits)
+            if found is not None and (best is None or found.error < best.error):
+                best = found
     if best is None:
         raise InputError(
             f"private.hours is {hours:g}: no set-up and two rounds with two clients end by then; "
@@ -237,18 +237,18 @@ class _Planner:
         loads = np.minimum(loads, (setup_deadline / each * (1 + 1e-9)).astype(np.int64))
         return _Trial(deadline, setup_deadline, loads, delays.cdf(np.maximum(loads, 1), deadline))
 
-    def plans(
+    def best(
         self,
         trial: _Trial,
         cap: float,
         step: float,
         learnt: tuple[FloatArray, FloatArray],
         counts: IntArray,
-    ) -> Iterator[PrivatePlan]:
-        """Yield the plan with the best number of rounds, if there is any."""
+    ) -> PrivatePlan | None:
+        """Return the plan with the best number of rounds, if there is any."""
         points, expected = self.fleet.points, trial.loads * trial.chances
-        if (expected > 0).sum() < 2 or not len(counts):
-            return
+        if (expected > 0).sum() < LEAST_SUMMED or not len(counts):
+            return None
         fair = points / np.maximum(expected, 1e-300)
         weights = np.where(expected > 0, np.minimum(fair, cap), 0.0)
         largest = float(weights.max())
@@ -261,7 +261,7 @@ class _Planner:
         missed, gained = (array[counts] for array in learnt)
         errors = missed + c * gained * counts * noise**2 + fixed
         place = int(np.argmin(errors))
-        yield PrivatePlan(
+        return PrivatePlan(
             mu=self.mu,
             setup_deadline=trial.setup_deadline,
             deadline=trial.deadline,

@@ -9,12 +9,24 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
 
-__all__ = ["FixedPoint", "Residues"]
+__all__ = ["LEAST_SUMMED", "FixedPoint", "Residues", "noise_steps"]
 
 Residues = npt.NDArray[np.uint32]
 """Integers modulo 2³²."""
 
+LEAST_SUMMED = 2
+"""A sum over fewer clients would be somebody's own answer, and is not given out."""
+
 _HALF = 2.0**31
+
+
+def noise_steps(sigma: float, normal: FloatArray) -> Residues:
+    """Return standard normal numbers as noise of a standard deviation, in whole steps.
+
+    Rounding and wrapping come after the noise, as far as anybody can tell: the sum is a whole
+    number, so round(sum + noise) is sum + round(noise).
+    """
+    return np.asarray(np.rint(sigma * normal).astype(np.int64).astype(np.uint32))
 
 
 @dataclass(frozen=True)

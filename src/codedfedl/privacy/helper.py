@@ -12,13 +12,10 @@ from scipy.special import ndtri
 
 from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
-from codedfedl.privacy.fixed_point import FixedPoint, Residues
+from codedfedl.privacy.fixed_point import LEAST_SUMMED, FixedPoint, Residues, noise_steps
 from codedfedl.privacy.masks import Binding, keystream, mask, shared_seed
 
-__all__ = ["LEAST_CLIENTS", "Helper", "decoded_sum", "system_normal"]
-
-LEAST_CLIENTS = 2
-"""A sum over fewer clients would be somebody's own answer."""
+__all__ = ["Helper", "decoded_sum", "system_normal"]
 
 
 def system_normal(numbers: int) -> FloatArray:
@@ -68,13 +65,13 @@ class Helper:
         noise: Mapping[int, float],
         answers: MutableMapping[str, bytes],
         *,
-        least: int = LEAST_CLIENTS,
+        least: int = LEAST_SUMMED,
         normal: Callable[[int], FloatArray] = system_normal,
     ) -> None:
-        if not LEAST_CLIENTS <= least <= len(clients):
+        if not LEAST_SUMMED <= least <= len(clients):
             raise InputError(
                 f"least is {least} where there are {len(clients)} clients: must be at least "
-                f"{LEAST_CLIENTS} and at most all of them"
+                f"{LEAST_SUMMED} and at most all of them"
             )
         own = key.public_key().public_bytes_raw()
         self._seeds = {name: shared_seed(key, one, helper=own) for name, one in clients.items()}
@@ -90,8 +87,7 @@ class Helper:
             total = np.zeros(numbers, dtype=np.uint32)
             for name in names:
                 total += mask(self._seeds[name], binding, numbers)
-            steps = np.rint(self._noise[binding.round] * self._normal(numbers))
-            total -= steps.astype(np.int64).astype(np.uint32)
+            total -= noise_steps(self._noise[binding.round], self._normal(numbers))
             self._answers[key] = asked + total.astype("<u4").tobytes()
         stored = self._answers[key]
         if stored[: len(asked)] != asked:

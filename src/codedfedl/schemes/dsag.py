@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.protocol import Ask
-from codedfedl.core.waiting import Fastest
 from codedfedl.schemes.mifa import MIFA, TableState
 
 __all__ = ["DSAG"]
@@ -31,5 +30,4 @@ class DSAG(MIFA):
 
     def ask_round(self, state: TableState) -> Ask:
         """Ask who is idle."""
-        count = max(1, round((1 - self.drop) * state.task.clients))
-        return Ask(self.work, Fastest(count), combine=EACH, keep_late=True)
+        return Ask(self.work, self.awaited(state.task), combine=EACH, keep_late=True)

@@ -6,13 +6,15 @@ It is what `coded-newton` would be without parity. Local updates are one gradien
 the schedule's over 1 + the mean age of the table, within which delayed gradients are stable.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import EACH
-from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
+from codedfedl.core.protocol import Ask, Inbox, Reply, Task, refuse_absent
 from codedfedl.core.waiting import Everyone, Fastest, Wait
+from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.training import step
@@ -27,7 +29,7 @@ class TableState(PacedState):
 
     table: Table = field(default_factory=lambda: Table({}))
 
-    def moved(self, replies: object) -> "TableState":
+    def moved(self, replies: Iterable[Reply]) -> Self:
         """Return the state after a step along the table with some newer answers."""
         task, table = self.task, self.table.updated(replies)
         model, points = self.model, table.points(task)
@@ -51,6 +53,15 @@ class MIFA(Paced):
 
     name: ClassVar[str] = "mifa"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.drop < 1:
+            raise InputError(f"{self.name}.drop is {self.drop:g}: must be at least 0 and below 1")
+
+    def awaited(self, task: Task) -> Fastest:
+        """Return how many answers a round waits for."""
+        return Fastest(max(1, round((1 - self.drop) * task.clients)))
+
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, f"{self.name} waits for all in its first round")
@@ -61,8 +72,7 @@ class MIFA(Paced):
 
     def ask_round(self, state: TableState) -> Ask:
         """Ask everybody."""
-        count = max(1, round((1 - self.drop) * state.task.clients))
-        wait: Wait = Fastest(count) if state.table.entries else Everyone()
+        wait: Wait = self.awaited(state.task) if state.table.entries else Everyone()
         return Ask(self.work, wait, combine=EACH)
 
     def receive_round(self, state: TableState, inbox: Inbox) -> TableState:

@@ -6,6 +6,7 @@ shortest such set-up whose sampling costs no more than the wanted excess.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -126,7 +127,7 @@ class Table:
     entries: dict[int, Reply]
     total: Array = 0.0
 
-    def updated(self, replies: Any) -> "Table":
+    def updated(self, replies: Iterable[Reply]) -> "Table":
         """Return the table with some newer answers."""
         entries, total = dict(self.entries), self.total
         for reply in replies:

@@ -96,6 +96,7 @@ class Private(Scheme):
     name: ClassVar[str] = "private"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
     descends: ClassVar[bool] = False
+    solver: ClassVar[str] = "nesterov"
 
     def __post_init__(self) -> None:
         check_budget(self.epsilon, self.delta, "private.")

@@ -6,12 +6,13 @@ n steps, one for each client's next answer, which takes that client's place in t
 client sends beyond that is kept for the next gathering. So no slot is ever older than two phases.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import EACH
-from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
+from codedfedl.core.protocol import Ask, Inbox, Reply, Task, refuse_absent
 from codedfedl.core.waiting import Next
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
@@ -34,7 +35,7 @@ class RingState(TableState):
     """
 
     gathered: frozenset[int] = frozenset()
-    stepped: frozenset[int] = field(default_factory=frozenset)
+    stepped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,6 @@ class Ringleader(Paced):
         return replace(state, round=state.round + 1)
 
 
-def _stepped(state: RingState, replies: list) -> RingState:  # type: ignore[type-arg]
-    moved = state.moved(replies)
-    assert isinstance(moved, RingState)
-    return replace(moved, round=state.round)
+def _stepped(state: RingState, replies: Iterable[Reply]) -> RingState:
+    """Return the state after a step, in the same round: an answer is a round, and a step is not."""
+    return replace(state.moved(replies), round=state.round)

@@ -1,0 +1,91 @@
+"""The picture of the frontier: hours to the target, in bands by what leaves a client."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from codedfedl.report.curves import COLOURS, log_axis
+from codedfedl.report.figures import STYLE
+from codedfedl.report.frontier import Place
+from codedfedl.report.results import Outcome
+
+__all__ = ["frontier_figure"]
+
+_BANDS = (  # who may see what, the most telling first
+    ({"raw"}, "raw points leave"),
+    ({"mixed", "statistics"}, "parity or Gram matrices leave"),
+    ({"gradients", "models"}, "a client's gradients or models leave"),
+    ({"sums", "dp"}, "sums leave"),
+)
+
+
+def frontier_figure(panels: Sequence[tuple[str, Sequence[Place]]]) -> Figure:
+    """Draw hours to the target, the schemes in bands by what leaves a client; a panel per data set.
+
+    A dot is the median over seeds, a line all seeds and the error of the test set.
+    """
+    most = max(len(_drawn(found)) for _, found in panels)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.2 * len(panels), 1.6 + 0.26 * most), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for ax, (title, found) in zip(axes, panels, strict=True):
+            _panel(ax, title, _drawn(found))
+    return figure
+
+
+def _drawn(found: Sequence[Place]) -> list[tuple[int, Place]]:
+    """Return who meets the target, by band and hours."""
+    met = [(_band(place), place) for place in found if place.hours is not None]
+    return sorted(met, key=lambda one: (one[0], one[1].hours or 0.0))
+
+
+def _band(place: Place) -> int:
+    told = set(place.outcome.disclosure)
+    return next(band for band, (kinds, _) in enumerate(_BANDS) if kinds & told)
+
+
+def _panel(ax: Axes, title: str, drawn: Sequence[tuple[int, Place]]) -> None:
+    labels = []
+    for line, (band, place) in enumerate(drawn):
+        colour, outcome = COLOURS[band], place.outcome
+        times = [t for t in outcome.total_hours if t is not None]
+        times += [t for pair in outcome.hours_interval for t in pair if t is not None]
+        ax.plot([min(times), max(times)], [line, line], color=colour, lw=2, alpha=0.4)
+        ax.plot([place.hours or 0.0], [line], "o", color=colour, ms=6)
+        ax.annotate(
+            _hours(place.hours or 0.0),
+            (max(times), line),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+            color="#5b6570",
+        )
+        labels.append(_label(outcome))
+    for band, (_, words) in enumerate(_BANDS):
+        lines = [line for line, (b, _) in enumerate(drawn) if b == band]
+        if lines:
+            ax.axhspan(lines[0] - 0.5, lines[-1] + 0.5, color=COLOURS[band], alpha=0.06, lw=0)
+            ax.text(
+                0.99, lines[0] - 0.42, words, transform=ax.get_yaxis_transform(), ha="right",
+                va="top", fontsize=7, style="italic", color=COLOURS[band],
+            )  # fmt: skip
+    ax.set_yticks(range(len(labels)), labels, fontsize=8)
+    ax.set(ylim=(len(labels) - 0.4, -0.6), title=title)
+    ax.set_xlabel("hours to the target, set-up charged")
+    ax.grid(visible=False, axis="y")
+    log_axis(ax)
+    low, high = ax.get_xlim()
+    ax.set_xlim(low, high * 4)  # room for the words
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.2g} h"
+
+
+def _label(outcome: Outcome) -> str:
+    mixing = outcome.points_per_parity_row
+    rows = "" if mixing is None else f", {mixing:.0f} points a row"
+    return f"{outcome.scheme} ({outcome.optimiser}{rows})"
