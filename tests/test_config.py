@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from codedfedl import InputError
-from codedfedl.cli.simulate import named_experiment
+from codedfedl.cli.running import named_experiment
 from codedfedl.experiments import built_in
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
