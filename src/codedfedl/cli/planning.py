@@ -3,11 +3,11 @@
 from math import inf
 from typing import Any
 
-from codedfedl.cli.output import json_number, print_json, progress, results, wrote
+from codedfedl.cli.output import json_number, messages, print_json, progress, results, wrote
 from codedfedl.cli.plan import OutputOptions, ParityOptions, WorkOptions
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelaysWithPoints
-from codedfedl.fleet.devices import Fleet, Workload, read_fleet
+from codedfedl.fleet.devices import Fleet, Workload, check_fleet_name, read_fleet
 from codedfedl.fleet.maximum import expected_maximum
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.paper import paper_fleet
@@ -65,6 +65,12 @@ def _show(clients: Clients, chosen: Plan, output: OutputOptions) -> None:
     """Write, draw and print a plan."""
     with progress("planning"):
         waiting = expected_maximum(clients, clients.points)
+    if chosen.parity_rows >= chosen.total_points:
+        messages.print(
+            f"note: {chosen.parity_rows:,} parity rows stand for all {chosen.total_points:,} "
+            "points, so nobody is waited for and the clients process nothing: ask for less parity",
+            soft_wrap=True,
+        )
     if output.out is not None:
         chosen.write(output.out)
         wrote(output.out)
@@ -131,6 +137,7 @@ def _cheapest_plan(clients: Fleet, parity: ParityOptions, work: WorkOptions) -> 
 
 
 def _is_measured(name: str) -> bool:
+    check_fleet_name(name)
     return name != "paper" and is_measured(name)
 
 

@@ -1,16 +1,14 @@
 """Runs on a virtual clock: read the experiment, run it with its progress shown, print it."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from codedfedl.cli.output import messages, print_json, results, with_resume_hint, wrote
+from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
+from codedfedl.cli.watching import watched
 from codedfedl.errors import InputError
 from codedfedl.experiments import BUILT_IN, built_in
 from codedfedl.io.names import nearest
@@ -23,9 +21,8 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
-from codedfedl.simulation import engine
 from codedfedl.simulation.replay import replay as replay_federation
-from codedfedl.simulation.run import Watch, simulate
+from codedfedl.simulation.run import simulate
 
 __all__ = [
     "chosen_experiment",
@@ -100,8 +97,8 @@ def run_experiment(
     resume: bool,
     model: str | None = None,
 ) -> None:
-    """Run with a progress bar."""
-    with _shown() as watch:
+    """Run an experiment, and show how far it is."""
+    with watched() as watch:
         simulate(
             experiment,
             directory,
@@ -121,35 +118,3 @@ def _finish(directory: RunDirectory, as_json: bool) -> None:
         results.print(outcome_view(found, results.width))
         results.print("\n" + "\n".join(verdict(found)), soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
-
-
-@contextmanager
-def _shown() -> Iterator[Watch]:
-    """Show simulated hours, accuracy and who is late, on a terminal only."""
-    if not messages.is_terminal:
-        yield lambda _what, _progress: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=messages, transient=True) as bar:
-        line = bar.add_task("reading data", total=None)
-
-        def watch(what: str, progress: engine.Progress | None) -> None:
-            if progress is None:
-                bar.update(line, description=what, total=None)
-            elif progress.round % 5 == 0 or progress.round == progress.rounds:
-                text = f"{what} · {_latest(progress)}"
-                bar.update(line, description=text, completed=progress.round, total=progress.rounds)
-
-        yield watch
-
-
-def _latest(progress: engine.Progress) -> str:
-    """Describe the last scheme that plays in rounds: hours, accuracy, who missed the deadline."""
-    playing = [setting for setting in progress.settings if len(setting.rounds) > 1]
-    if not playing:
-        return ""
-    setting = playing[-1]
-    hours, last = sum(record.seconds for record in setting.rounds) / 3600, setting.rounds[-1]
-    late = np.flatnonzero(~last.arrived)
-    missing = f"missing {', '.join(map(str, late[:6]))}" if len(late) else "all there"
-    return f"{setting.label}: {hours:,.1f} h, {float(last.metric):.4f}, {missing}"

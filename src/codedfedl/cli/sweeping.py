@@ -14,7 +14,7 @@ from codedfedl.report.rows import outcome_rows
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import CLOCKS, best, races
-from codedfedl.runs.config import Experiment
+from codedfedl.runs.config import OF_THE_PAPER, Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
 from codedfedl.runs.grid import axis, cells
@@ -94,7 +94,8 @@ def _with_grid(
     if axes:
         document["grid"] = axes
     if fleet is not None:
-        document["fleet"]["name"] = str(fleet)
+        kept = {key: document["fleet"][key] for key in document["fleet"] if key not in OF_THE_PAPER}
+        document["fleet"] = kept | {"name": str(fleet)}
     chosen = check(document, "--vary")
     if not chosen.grid:
         raise InputError("there is no grid: say what to vary, such as --vary redundancy=0.1,0.2")
