@@ -17,6 +17,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.report.story import Story
 from codedfedl.report.timeline import TIMELINE, timeline_figure
+from codedfedl.report.units import UNITS
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
@@ -196,7 +197,7 @@ def test_late_answers_that_count_are_not_called_cut_off(run: RunDirectory) -> No
     (newton,) = (o.cell for o in outcomes(run) if o.scheme == "coded-newton")
     rows = Story("run", run).timelines[newton]
     later = ~rows["arrived"] & (rows["seconds"] <= rows["round_seconds"])
-    figure = timeline_figure(rows, 1e9)
+    figure = timeline_figure(rows, 1e9, UNITS[0])
     bars = [c for c in figure.axes[0].collections if len(c.get_paths())]
     faces = [np.asarray(collection.get_facecolor(), dtype=float) for collection in bars]
     drawn = {tuple(face[0, :3].round(2).tolist()) for face in faces}
