@@ -20,6 +20,7 @@ from tests.test_simulate import small
 
 pytestmark = pytest.mark.browser
 
+SITE = Path(__file__).parent.parent / "build" / "docs"
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 SCHEMES = [
@@ -141,7 +142,7 @@ def test_it_loads_fits_and_can_be_read(
 @pytest.mark.parametrize("page_name", ["index", "tutorials/plan", "commands", "api-estimators"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_docs_need_nobody_else(browser: Browser, page_name: str, size: ViewportSize) -> None:
-    path = Path(__file__).parent.parent / "build" / "docs" / f"{page_name}.html"
+    path = SITE / f"{page_name}.html"
     assert path.is_file(), "the site is not built: make docs"
     page, complaints = opened(browser, path, size)
     assert [one for one in complaints if not one.startswith("file:")] == []
@@ -158,7 +159,7 @@ def test_the_first_screen_says_who_won(
         box = page.locator(place).last.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] < size["height"]
-    assert "is first" in page.locator(".headline").last.inner_text()
+    assert "reaches the target first" in page.locator(".headline").last.inner_text()
     page.close()
 
 
@@ -331,4 +332,32 @@ def test_the_static_pictures_are_for_paper(browser: Browser, pages: dict[str, Pa
     page.emulate_media(media="print")
     assert static.is_visible()
     assert not live.is_visible()
+    page.close()
+
+
+def test_the_docs_begin_with_how_to_install_and_run(browser: Browser) -> None:
+    page, _ = opened(browser, SITE / "index.html", DESKTOP)
+    box = page.locator("pre").first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < DESKTOP["height"]
+    assert "pip install ." in page.locator("pre").first.inner_text()
+    assert "codedfedl demo" in page.locator("pre").first.inner_text()
+    page.close()
+
+
+@pytest.mark.parametrize(("name", "formulas"), [("theory", 4), ("cold-start", 1)])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_formulas_are_drawn_by_the_browser_alone(
+    browser: Browser, name: str, formulas: int, size: ViewportSize
+) -> None:
+    page, complaints = opened(browser, SITE / f"{name}.html", size)
+    drawn = page.locator(".formula math")
+    assert drawn.count() == formulas
+    for formula in drawn.all():
+        box = formula.bounding_box()
+        assert box is not None
+        assert box["height"] > 20
+    assert "\\sum" not in page.locator("article").inner_text()
+    assert [one for one in complaints if not one.startswith("file:")] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     page.close()

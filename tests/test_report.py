@@ -164,7 +164,7 @@ def test_who_starts_at_the_target_needs_no_round(run: RunDirectory) -> None:
     newton = next(o for o in first if o.scheme == "coded-newton")
     assert newton.training_hours == [0.0, 0.0, 0.0]
     told = verdict(first)[0]
-    assert "its start meets the target, before any round" in told
+    assert "before any round, with its first model" in told
 
 
 def test_the_clients_of_the_page(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_runs_that_race_with_one_another(run: RunDirectory, tmp_path: Path) -> N
     simulate(small(seeds=[0, 1, 2], schemes=schemes, training=training), other)
     page = render_report(run, other)
     first = next(o for o in outcomes(run) if o.scheme == "coded-newton")
-    assert f"{first.setting} (run &#34;run&#34;) is first" in page
+    assert f"{first.setting} (run &#34;run&#34;) reaches the target first" in page
     alone = RunDirectory(tmp_path / "again")
     simulate(small(seeds=[0], schemes=schemes[:1], training=training), alone)
     both = render_report(other, alone)

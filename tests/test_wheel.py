@@ -20,10 +20,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package alone; its dependencies are those of this interpreter."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip"]
-    build = [*pip, "wheel", *OFFLINE, "--no-build-isolation", "-w", folder, ROOT]
+    build = [*pip, "wheel", *OFFLINE, "--no-build-isolation", "-w", str(folder), str(ROOT)]
     subprocess.run(build, check=True)
     (wheel,) = folder.glob("codedfedl-*.whl")
-    subprocess.run([*pip, "install", *OFFLINE, "--target", folder / "lib", wheel], check=True)
+    target = str(folder / "lib")
+    subprocess.run([*pip, "install", *OFFLINE, "--target", target, str(wheel)], check=True)
     return folder / "lib"
 
 

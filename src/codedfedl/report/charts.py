@@ -74,6 +74,7 @@ def curve_charts(lines: Sequence[Line], target: float | None, unit: Unit) -> lis
     """Return the metric against time with set-up, against training time, and against rounds."""
     logarithmic = large_gains([line.outcome for line in lines])
     metric = lines[0].outcome.metric
+    several = len({line.run for line in lines}) > 1
     everything = [curve for line in lines for curve in line.outcome.seeds]
     clocks = (
         ("total_hours", f"{unit.name} with set-up charged", unit),
@@ -89,7 +90,9 @@ def curve_charts(lines: Sequence[Line], target: float | None, unit: Unit) -> lis
             "yMin": lowest(everything, target),
             "target": target if target is not None and np.isfinite(target) else None,
             "lines": [
-                _series(line, clock, 1.0 if time is None else time.per_hour) for line in lines
+                {"name": line.outcome.setting + (f' (run "{line.run}")' if several else "")}
+                | _series(line, clock, 1.0 if time is None else time.per_hour)
+                for line in lines
             ],
         }
         for clock, label, time in clocks
@@ -103,10 +106,11 @@ def _series(line: Line, clock: str, scale: float) -> dict[str, Any]:
     places = np.unique(np.linspace(0, rounds - 1, min(rounds, _MOST_POINTS)).round().astype(int))
     x = np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)[places] * scale
     y = np.array([curve.metric[:rounds] for curve in seeds])[:, places]
-    name = line.outcome.setting + (f" ({line.run})" if line.run else "")
-    drawn = {"key": line.key, "name": name, "colour": line.colour, "dash": list(line.dash)}
     many = len(seeds) > 1
-    return drawn | {
+    return {
+        "key": line.key,
+        "colour": line.colour,
+        "dash": list(line.dash),
         "x": _numbers(x),
         "y": _numbers(np.median(y, axis=0)),
         "low": _numbers(y.min(axis=0)) if many else None,

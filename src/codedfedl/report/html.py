@@ -4,14 +4,12 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from codedfedl.report.charts import (
-    LARGE,
     Line,
     asset,
     curve_charts,
@@ -19,16 +17,17 @@ from codedfedl.report.charts import (
     large_gains,
     page_data,
 )
-from codedfedl.report.compare import change, changes_sentence, configuration_diff
+from codedfedl.report.compare import changes_sentence, configuration_diff
 from codedfedl.report.curves import curve_figure, curve_panel
 from codedfedl.report.federation import federation_figure, federation_headline
 from codedfedl.report.figures import INK, save_figure
-from codedfedl.report.results import Outcome, baseline_of, median_of_all, written
+from codedfedl.report.race import comparable, race_rows
+from codedfedl.report.results import Outcome, baseline_of, written
 from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, distinct
 from codedfedl.report.sweep import sweep_figure
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.report.units import UNITS, Unit, unit_for
-from codedfedl.report.verdict import races, three_digits, verdict
+from codedfedl.report.verdict import three_digits, verdict
 from codedfedl.runs.directory import RunDirectory
 
 __all__ = ["main_figure", "render_report"]
@@ -87,7 +86,7 @@ def render_report(*directories: RunDirectory) -> str:
         chart_data=page_data(live),
         headlines=_headlines(stories, unit),
         goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
-        race=_race(simulated, lines),
+        race=race_rows(simulated, lines),
         differences=configuration_diff([story.experiment for story in stories]),
         logarithmic=large_gains([o for story in simulated for o in story.outcomes]),
         lines=lines,
@@ -141,7 +140,7 @@ def _goal(outcome: Outcome) -> str:
 
 def _headlines(stories: Sequence[Story], unit: Unit) -> list[str]:
     """Say who won: among all runs where they can be compared, and in each run otherwise."""
-    if _comparable(stories) and len(stories) > 1:
+    if comparable(stories) and len(stories) > 1:
         every = [replace(o, run=story.name) for story in stories for o in story.outcomes]
         runs = {story.name: story.outcomes for story in stories}
         return changes_sentence(runs, unit) + verdict(every, unit)
@@ -152,12 +151,6 @@ def _headlines(stories: Sequence[Story], unit: Unit) -> list[str]:
     return told
 
 
-def _comparable(stories: Sequence[Story]) -> bool:
-    """Whether all race on the same data to the same target, on a virtual clock."""
-    outcomes = [outcome for story in stories for outcome in story.outcomes]
-    return len(races(outcomes)) == 1 and not any(story.records for story in stories)
-
-
 def _headline(story: Story, unit: Unit) -> list[str]:
     if not story.records:
         return verdict(story.outcomes, unit)
@@ -165,46 +158,6 @@ def _headline(story: Story, unit: Unit) -> list[str]:
     final = first.final[0]
     reached = "" if np.isnan(final) else f"{first.metric} {written(first.metric, final)} after "
     return [federation_headline(first.setting, story.records, reached)]
-
-
-def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return every setting of every run, the soonest first, with the length of its bar."""
-    every = [(story.name, o) for story in stories for o in story.outcomes]
-    shown = {line.key: line for line in lines}
-    together = _comparable(stories)
-    racing = [("" if together else name, o.dataset, o.target) for name, o in every]
-    hours: dict[tuple[Any, ...], list[float]] = {}
-    for key, (_, o) in zip(racing, every, strict=True):
-        if (hour := median_of_all(o.total_hours)) is not None and o.above_chance:
-            hours.setdefault(key, []).append(hour)
-    before = {o.setting: o for name, o in every if name == every[0][0]}
-    race = []
-    for key, (name, o) in zip(racing, every, strict=True):
-        hour = median_of_all(o.total_hours) if o.above_chance else None
-        rivals = hours.get(key, [])
-        race.append(
-            {
-                "run": name,
-                "line": shown.get(f"{name}/{o.cell}"),
-                "outcome": o,
-                "change": "" if name == every[0][0] else change(before.get(o.setting), o),
-                "share": 0.0 if hour is None else _share(hour, rivals),
-                "first": hour is not None and hour == min(rivals) and racing.count(key) > 1,
-            }
-        )
-    soonest: dict[str, float] = {}
-    for row in race:
-        hour, setting = median_of_all(row["outcome"].total_hours), row["outcome"].setting
-        soonest[setting] = min(soonest.get(setting, np.inf), np.inf if hour is None else hour)
-    return sorted(race, key=lambda row: soonest[row["outcome"].setting])
-
-
-def _share(hour: float, rivals: Sequence[float]) -> float:
-    """Return how long a bar is: of the longest time, by the logarithm where they differ much."""
-    least, most = min(filter(None, rivals), default=1.0), max(rivals)
-    if hour <= 0 or most <= LARGE * least:
-        return hour / most if most else 0.0
-    return 0.08 + 0.92 * float(np.log(hour / least) / np.log(most / least))
 
 
 def _by_metric(

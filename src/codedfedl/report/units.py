@@ -39,5 +39,7 @@ def unit_for(hours: Iterable[float]) -> Unit:
     'minutes'
     """
     there = [hour for hour in hours if 0 < hour < np.inf]
-    middle = float(np.exp(np.median(np.log(there)))) if there else 1.0
+    if not there:
+        return UNITS[0]
+    middle = float(np.exp(np.median(np.log(there))))
     return next((unit for unit in UNITS if middle * unit.per_hour >= _ENOUGH), UNITS[-1])

@@ -63,18 +63,18 @@ def _verdict(race: Sequence[Outcome], unit: Unit | None) -> list[str]:
         if first is None:
             return ["No setting met the target on every seed."]
         hours = median_of_all(getattr(first, clock)) or 0.0
-        took = span(hours, unit) if hours else "its start meets the target, before any round"
+        took = f"in {span(hours, unit)}" if hours else "before any round, with its first model"
         gain = first.gain if clock == "training_hours" else first.gain_total
         if len(race) == 1:
             reached = written(first.metric, first.target)
             sentences.append(
-                f"With {name}, {first.setting} reached {first.metric} {reached}: {took}."
+                f"With {name}, {first.setting} reaches {first.metric} {reached} {took}."
             )
             continue
         versus = ""
         if gain is not None and not first.is_reference:
-            versus = f", {_times(gain)} {first.reference_name}"
-        sentences.append(f"With {name}, {first.setting} is first: {took}{versus}.")
+            versus = f": {_times(gain)} {first.reference_name}"
+        sentences.append(f"With {name}, {first.setting} reaches the target first, {took}{versus}.")
     return sentences
 
 
