@@ -72,6 +72,8 @@ def test_the_verdict_on_two_runs() -> None:
     (told,) = changes_sentence({"a": [outcome("uncoded", 4.0)], "b": slow}, MINUTES)
     assert told.startswith('Run "b" is 1.6 times faster than run "a"')
     assert told.endswith("in 150 min instead of 240 min of uncoded.")
+    (told,) = changes_sentence({"a": fast, "b": [outcome("coded", 0.97)]})
+    assert told.startswith('Run "b" is about as fast as run "a": ')
     assert changes_sentence({"a": fast, "b": [outcome("coded", None)]}) == [
         'No setting of run "b" reached accuracy 90.00%.'
     ]

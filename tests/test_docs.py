@@ -29,6 +29,9 @@ _FENCE = re.compile(
 )
 
 
+_ALL = re.MULTILINE | re.DOTALL
+
+
 class Block(NamedTuple):
     language: str
     text: str
@@ -67,6 +70,15 @@ def test_what_is_not_run_is_code(page: str) -> None:
     assert all(b.language in ("sh", "python") for b in blocks(page) if b.reason is not None)
     text = (ROOT / page).read_text("utf-8")
     assert text.count("<!-- not run") == sum(b.reason is not None for b in blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page: str) -> None:
+    """A block without a language is output that no test compares: it must say why."""
+    text = (ROOT / page).read_text("utf-8")
+    openings = re.findall(r"(?:<!-- (not checked: [^\n]+) -->\n+)?^```(\w*)\n.*?^```$", text, _ALL)
+    assert openings
+    assert all(language or reason for reason, language in openings)
 
 
 def shell(text: str, environment: dict[str, str]) -> str:

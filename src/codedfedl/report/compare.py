@@ -11,6 +11,7 @@ from codedfedl.runs.config import Experiment
 __all__ = ["change", "changes_sentence", "configuration_diff"]
 
 _SAME = 0.005  # relative: below it a time is called the same
+_ABOUT = 0.05  # relative: below it a run is called about as fast
 
 
 def configuration_diff(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
@@ -79,7 +80,8 @@ def changes_sentence(runs: Mapping[str, Sequence[Outcome]], unit: Unit | None = 
             continue
         after = median_of_all(winner.total_hours) or 0.0
         compared = _ratio(before, after, (" times slower than", " times faster than"))
-        compared = "as fast as" if compared == "same" else compared
+        if abs(after - before) <= _ABOUT * max(before, after):
+            compared = "about as fast as"
         then = "" if winner.setting == fastest.setting else f" of {fastest.setting}"
         sentences.append(
             f'Run "{run}" is {compared} run "{name}": with set-up charged, its fastest setting, '
