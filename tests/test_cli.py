@@ -82,7 +82,15 @@ class TestPlan:
         _, table, _ = run("plan", "paper", "--server-rate", 1)
         assert "divide the coded gradient" in table
         _, out, _ = run("plan", "paper", "--rounds", 400, "--json")
-        assert json.loads(out)["parity_rows"] < 1200  # dense parity is dear
+        document = json.loads(out)
+        assert document["parity_rows"] < 1200  # dense parity is dear
+        rule, free = document["charged"]["rule"], document["charged"]["hours"]
+        for one in (rule, free):
+            assert one["total_s"] == pytest.approx(one["setup_s"] + 400 * one["deadline_s"])
+        assert document["charged"]["rule_costs"] == rule["total_s"] / free["total_s"] > 2
+        assert free["excess_bound"] <= 1
+        _, table, _ = run("plan", "paper", "--rounds", 400)
+        assert f"The rule takes {document['charged']['rule_costs']:.1f} times as long" in table
 
     def test_clients_who_may_be_absent(self, run: Run, tmp_path: Path) -> None:
         path = tmp_path / "fleet.csv"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from codedfedl.cli.charged_plan import charged_plans, charged_view
 from codedfedl.cli.cold_plan import plan_from_cold
 from codedfedl.cli.options import grouped
 from codedfedl.cli.output import json_number, print_json, progress, results, wrote
@@ -61,7 +62,8 @@ class ParityOptions:
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Choose the rows: least total time of set-up and this many rounds.",
+            help="Choose the rows: least total time of set-up and this many rounds; and what the "
+            "paper's rule for the deadline costs.",
             rich_help_panel=PARITY,
         ),
     ] = None
@@ -131,6 +133,11 @@ class WorkOptions:
         int, typer.Option(help="Mini-batches, for --rounds and --excess.", rich_help_panel=WORK)
     ] = 5
 
+    step: Annotated[
+        float,
+        typer.Option(help="Step size of gradient descent, for --rounds.", rich_help_panel=WORK),
+    ] = 6.0
+
     @property
     def workload(self) -> Workload:
         """What a point and a packet cost."""
@@ -156,8 +163,8 @@ class OutputOptions:
         if self.figure is not None:
             check_destination(self.figure, FIGURE_SUFFIXES)
 
-    def show(self, clients: Clients, chosen: Plan) -> None:
-        """Write, draw and print a plan."""
+    def show(self, clients: Clients, chosen: Plan, more: dict[str, Any] | None = None) -> None:
+        """Write, draw and print a plan, in JSON with something more."""
         with progress("planning"):
             waiting = expected_maximum(clients, clients.points)
         if self.out is not None:
@@ -171,7 +178,7 @@ class OutputOptions:
         if self.as_json:
             gain = waiting / chosen.deadline if chosen.deadline else inf
             extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
-            print_json(chosen.document() | extra)
+            print_json(chosen.document() | extra | (more or {}))
         else:
             results.print(plan_view(chosen, waiting))
 
@@ -206,7 +213,7 @@ def plan_command(
     if parity.excess is not None:
         _plan_cold_start(clients, parity, work, output)
     elif parity.rounds is not None:
-        output.show(clients, _cheapest_plan(clients, parity, work))
+        _plan_for_rounds(clients, parity, work, output)
     else:
         server = parity.server(clients)
         with progress("planning"):
@@ -237,8 +244,10 @@ def _plan_cold_start(
         print_json(document)
 
 
-def _cheapest_plan(clients: Fleet, parity: ParityOptions, work: WorkOptions) -> Plan:
-    """Plan with the rows that take the least time, with the set-up and all rounds."""
+def _plan_for_rounds(
+    clients: Fleet, parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
+    """Plan for the least time with the set-up and all rounds; show what the paper's rule costs."""
     assert parity.rounds is not None
     parity.server(clients)  # refuses --max-rows alone
     _refuse("--rounds", parity.others)
@@ -247,7 +256,12 @@ def _cheapest_plan(clients: Fleet, parity: ParityOptions, work: WorkOptions) -> 
         chosen, _ = cheapest_plan(
             clients, parity.rounds, lambda rows: setup.seconds(clients, workload, rows)
         )
-    return chosen
+        charged = charged_plans(
+            clients, workload, work.inputs, work.batches, parity.rounds, work.step
+        )
+    output.show(clients, chosen, {"charged": charged})
+    if not output.as_json:
+        results.print(charged_view(charged, parity.rounds))
 
 
 def _is_measured(name: str) -> bool:
