@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from codedfedl.cli.charged_plan import charged_plans, charged_view
-from codedfedl.cli.cold_plan import plan_from_cold
+from codedfedl.cli.cold_plan import plan_feature_map, plan_from_cold
 from codedfedl.cli.options import grouped
 from codedfedl.cli.output import json_number, print_json, progress, results, wrote
 from codedfedl.errors import InputError
@@ -76,6 +76,15 @@ class ParityOptions:
         ),
     ] = None
 
+    within: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose the feature map of a cold start: the most telling one that is trained in "
+            "so many hours, to --excess (0.2 if not given).",
+            rich_help_panel=PARITY,
+        ),
+    ] = None
+
     @property
     def others(self) -> dict[str, Any]:
         """The options that say how many rows there are, but --rounds."""
@@ -129,6 +138,13 @@ class WorkOptions:
             help="Numbers in a raw point, for --rounds and --excess.", rich_help_panel=WORK
         ),
     ] = 784
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="HEIGHT,WIDTH,CHANNELS of a point that is an image, for --within.",
+            rich_help_panel=WORK,
+        ),
+    ] = None
     batches: Annotated[
         int, typer.Option(help="Mini-batches, for --rounds and --excess.", rich_help_panel=WORK)
     ] = 5
@@ -137,6 +153,22 @@ class WorkOptions:
         float,
         typer.Option(help="Step size of gradient descent, for --rounds.", rich_help_panel=WORK),
     ] = 6.0
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Return the image's shape, or refuse what is none."""
+        if self.image is None:
+            return None
+        try:
+            height, width, channels = map(int, self.image.split(","))
+        except ValueError:
+            height = width = channels = 0
+        if min(height, width, channels) < 1 or height * width * channels != self.inputs:
+            raise InputError(
+                f"--image is {self.image!r}: must be HEIGHT,WIDTH,CHANNELS with a product of "
+                f"{self.inputs}, as --inputs says; such as 28,28,1"
+            )
+        return height, width, channels
 
     @property
     def workload(self) -> Workload:
@@ -210,7 +242,9 @@ def plan_command(
         output.show(*_measured_plan(fleet, parity, work))
         return
     clients = _read(fleet, work, seed)
-    if parity.excess is not None:
+    if parity.within is not None:
+        _plan_feature_map(clients, parity, work, output)
+    elif parity.excess is not None:
         _plan_cold_start(clients, parity, work, output)
     elif parity.rounds is not None:
         _plan_for_rounds(clients, parity, work, output)
@@ -224,6 +258,7 @@ def plan_command(
 def _measured_plan(name: str, parity: ParityOptions, work: WorkOptions) -> tuple[Clients, Plan]:
     """Plan with delays as they were measured, which say nothing about other work."""
     needs_a_fleet = {"--server-rate": parity.server_rate, "--rounds": parity.rounds}
+    needs_a_fleet |= {"--within": parity.within}
     _refuse(f"the measured delays of {name}", needs_a_fleet | {"--excess": parity.excess})
     _refuse_points(name, work.points)
     measured = read_measured(name)
@@ -240,6 +275,25 @@ def _plan_cold_start(
     document = plan_from_cold(
         clients, work.workload, work.inputs, work.batches, parity.excess, quiet=output.as_json
     )
+    if output.as_json:
+        print_json(document)
+
+
+def _plan_feature_map(
+    clients: Fleet, parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
+    """Choose a feature map for a cold start within some hours, and print it."""
+    hours, excess = parity.within, 0.2 if parity.excess is None else parity.excess
+    assert hours is not None
+    if not 0 < hours < inf:
+        raise InputError(f"--within is {hours:g}: must be finite and above 0 hours")
+    files = {"--out": output.out, "--figure": output.figure}
+    _refuse("--within", parity.others | {"--rounds": parity.rounds} | files)
+    with progress("planning"):
+        document = plan_feature_map(
+            clients, work.workload, work.inputs, work.shape, work.batches, excess, hours,
+            quiet=output.as_json,
+        )  # fmt: skip
     if output.as_json:
         print_json(document)
 

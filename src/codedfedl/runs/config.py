@@ -136,6 +136,8 @@ class FederationConfig(_Table):
         How many times its expected error a gradient may lie off the client's own parity.
     without
         Names of nodes that are left out from now on.
+    scale
+        Whether the nodes agree on means and spreads of their columns, by sums, and scale by these.
     """
 
     clients: int = Field(ge=1)
@@ -151,6 +153,7 @@ class FederationConfig(_Table):
     margin: float = Field(1.5, ge=1)
     tolerance: float = Field(6.0, gt=0)
     without: list[str] = []
+    scale: bool = False
 
 
 class SchemeConfig(BaseModel):
