@@ -2,8 +2,9 @@
 
 import os
 
-from benchmarks import grid, planner, setup, simulator
+from benchmarks import grid, planner, setup, simulator, startup
 
+startup.main()
 planner.main()
 setup.main("cpu")
 if "CODEDFEDL_DATA" in os.environ:

@@ -13,6 +13,7 @@ from sphinx.application import Sphinx
 
 import codedfedl
 from codedfedl.cli import app as commands
+from codedfedl.cli.lazy import LazyGroup
 
 _ROOT = Path(__file__).parent.parent
 _PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -131,7 +132,8 @@ def _told(command: click.Command, path: str, level: int) -> list[str]:
     if isinstance(command, click.Group):
         below = level if path == "codedfedl" else level + 1
         for name, sub in command.commands.items():
-            lines += _told(sub, f"{path} {name}", below)
+            known = command.load(name) if isinstance(command, LazyGroup) else sub
+            lines += _told(known, f"{path} {name}", below)
     return lines
 
 
@@ -139,7 +141,7 @@ _COMPLETION = ("install_completion", "show_completion")
 
 
 def _paragraphs(text: str) -> str:
-    return re.sub(r"[\f\b]", "", text).strip()
+    return text.replace("\\[", "[").strip()
 
 
 def _row(parameter: click.Parameter, context: click.Context) -> str:

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ def fleet_file(tmp_path: Path) -> Path:
 
 class TestPlan:
     def test_json_contract(self, run: Run) -> None:
-        code, out, err = run("plan", "paper", "--redundancy", 0.2, "--json")
+        code, out, _ = run("plan", "paper", "--redundancy", 0.2, "--json")
         document = json.loads(out)
         expected = plan(paper_fleet(), 0.2)
-        assert (code, err) == (0, "")
+        assert code == 0  # messages, such as what took long, go to stderr
         assert document["deadline_s"] == expected.deadline
         assert document["points"] == 12_000
         assert document["parity_rows"] == 2400
@@ -197,6 +198,19 @@ class TestBadInput:
         assert "Traceback" not in run("plan", "none.csv")[2]
         assert "Traceback" in run("--debug", "plan", "none.csv")[2]
 
+    def test_a_misspelt_fleet(self, run: Run) -> None:
+        code, _, err = run("plan", "papier")
+        assert code == 2
+        assert "neither a file that ends in .csv or .parquet nor a known name" in err
+        assert "did you mean 'paper'?" in err
+
+    def test_parity_for_every_point_is_pointed_out(self, run: Run) -> None:
+        code, out, err = run("plan", "paper", "--redundancy", 0.999999, "--json")
+        assert code == 0
+        assert json.loads(out)["deadline_s"] == 0
+        assert "note: 12,000 parity rows stand for all 12,000 points" in err
+        assert "note" not in run("plan", "paper", "--redundancy", 0.1)[2]
+
 
 class TestReproduce:
     def test_fig1(self, run: Run, tmp_path: Path) -> None:
@@ -256,6 +270,13 @@ class TestSimulate:
         assert [row["setting"] for row in rows] == ["uncoded", "coded 20%"]
         assert len(rows[0]["training_hours"]) == 2
         assert str(out / "report.html") in err
+        lines = err.splitlines()  # a line for every stage, since nobody watches a bar
+        assert [line.partition(":")[0] for line in lines[:3]] == [
+            "reading data",
+            "seed 0",
+            "seed 0",
+        ]
+        assert re.fullmatch(r"seed 0: 5 rounds in \d+\.\d s", lines[2])
         files = {path.name for path in out.iterdir()}
         assert files == {
             "config.toml",
@@ -304,6 +325,22 @@ class TestSimulate:
         assert (code, printed) == (2, "")
         assert message in err
         assert not out.exists()
+
+    def test_one_class_cannot_be_learned(self, run: Run, toml: Path, tmp_path: Path) -> None:
+        table = tmp_path / "table.csv"
+        table.write_text("x,kind\n" + "".join(f"{j},yes\n" for j in range(40)))
+        given = ("--set", f"data.name={table}", "--set", "data.label=kind")
+        code, _, err = run("simulate", toml, "--out", tmp_path / "run", *given)
+        assert code == 2
+        assert "table: every training point has the label 'yes'" in err
+
+    def test_clients_beside_a_fleet_file(self, run: Run, toml: Path, tmp_path: Path) -> None:
+        fleet = tmp_path / "fleet.csv"
+        fleet.write_text("\n".join([HEADER, *(f"d{j},7,{j + 1},2,0.5,0.1" for j in range(4))]))
+        given = ("--set", f"fleet.name={fleet}", "--set", "fleet.clients=7")
+        code, _, err = run("simulate", toml, "--out", tmp_path / "run", *given)
+        assert code == 2
+        assert f"--set fleet.clients is 7, but the fleet is {fleet}" in err
 
     def test_own_fleet_file(self, run: Run, toml: Path, tmp_path: Path) -> None:
         path = tmp_path / "devices.csv"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from codedfedl import InputError
-from codedfedl.cli.simulate import named_experiment
+from codedfedl.cli.running import named_experiment
 from codedfedl.experiments import built_in
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
@@ -38,16 +38,24 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
     [
         ("[data]\nnam = 'mnist'\n", "unknown key 'data.nam': did you mean 'name'"),
         ("[trainig]\nepochs = 1\n", "unknown key 'trainig': did you mean 'training'"),
-        ("[training]\nepochs = 0\n", "training.epochs is 0: .*greater than or equal to 1"),
-        ("[training]\nepochs = 'many'\n", "training.epochs is 'many'"),
-        ("[fleet]\nerasure = 1.0\n", "fleet.erasure is 1.0"),
-        ("[data]\npartition = 'random'\n", "data.partition is 'random'"),
+        ("[training]\nepochs = 0\n", "training.epochs is 0: must be at least 1"),
+        ("[training]\nepochs = 'many'\n", "training.epochs is 'many': write a whole number"),
+        ("[fleet]\nerasure = 1.0\n", "fleet.erasure is 1.0: must be below 1"),
+        ("[data]\npartition = 'random'\n", "is 'random': must be 'sorted', 'iid' or 'dirichlet'"),
         ("[[schemes]]\nname = 'coded'\nredundance = 0.1\n", "did you mean 'redundancy'"),
         ("[[schemes]]\nname = 'codet'\n", "scheme 'codet' is unknown: did you mean 'coded'"),
         ("[[schemes]]\nname = 'uncoded'\n[[schemes]]\nname = 'uncoded'\n", "the same name"),
         ("schemes = []\n", "schemes: there is none"),
-        ("seeds = []\n", "seeds is .*at least 1 item"),
+        ("seeds = []\n", r"seeds is \[\]: must have 1 or more entries"),
         ("seeds = [-1]\n", "seeds.0 is -1"),
+        ("seeds = 3\n", "seeds is 3: write a list"),
+        ("data = 3\n", "data is 3: write a table"),
+        ("[training]\nstep = 'x'\n", "training.step is 'x': write a number, or 'auto'"),
+        ("[training]\nstep = -1\n", "training.step is -1: must be above 0, or 'auto'"),
+        ("[data]\nname = 3\n", "data.name is 3: write text in quotes"),
+        ("[features]\nkind = 'fourir'\n", "is 'fourir': did you mean 'fourier'"),
+        ("[federation]\nrounds = 3\n", "federation.clients is missing: add it"),
+        ("[fleet]\nname = 'a.csv'\nclients = 7\n", "fleet.clients is 7, but the fleet is a.csv"),
         ("seeds = \n", "cannot read .*experiment.toml"),
     ],
 )
@@ -62,6 +70,7 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
         ("epochs", "has no '='"),
         ("training.epoch=3", "unknown key 'training.epoch': did you mean 'epochs'"),
         ("title.x=3", "title is not a table"),
+        ("fleet={name='a.csv', k1=0.5}", "^--set fleet.k1 is 0.5, but the fleet is a.csv"),
         ("training.epochs=0", "^--set training.epochs is 0: "),
         ("fleet={k1=0.5, k2=7}", "^--set fleet.k2 is 7: "),
         (
@@ -75,6 +84,17 @@ def test_bad_overrides(tmp_path: Path, override: str, message: str) -> None:
     path = write(tmp_path, "title = 'x'\n")
     with pytest.raises(InputError, match=message):
         named_experiment(str(path), parse_overrides([override]))
+
+
+def test_keys_that_a_fleet_file_decides_are_not_ignored(tmp_path: Path) -> None:
+    """In the file, by --set, and at the default; a file that is chosen by --set has the say."""
+    path = write(tmp_path, "[fleet]\nname = 'paper'\nclients = 7\nslower = 2.0\n")
+    fleet = named_experiment(str(path), {"fleet.name": "a.csv"}).fleet
+    assert (fleet.name, fleet.clients, fleet.slower) == ("a.csv", 30, 2.0)
+    with pytest.raises(InputError, match="^--set fleet.clients is 30, but the fleet is a.csv"):
+        named_experiment(str(path), {"fleet.name": "a.csv", "fleet.clients": 30})
+    written = write(tmp_path, "[fleet]\nname = 'a.csv'\nclients = 30\n")  # as in a config.toml
+    assert read_experiment(written).fleet.name == "a.csv"
 
 
 def test_a_mistake_in_the_file_is_not_blamed_on_an_option(tmp_path: Path) -> None:

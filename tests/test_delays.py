@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from scipy.integrate import quad
 from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
@@ -154,6 +155,17 @@ def test_expected_maximum_against_samples() -> None:
 def test_waiting_for_somebody_who_may_not_come_never_ends() -> None:
     fleet = Fleet(points=[10], rate=1, alpha=1, packet_time=1, erasure=0, availability=0.9)
     assert expected_maximum(FleetDelays(fleet), fleet.points) == np.inf
+
+
+def test_expected_maximum_against_scipys_quadrature() -> None:
+    fleet = paper_fleet()
+    delays = FleetDelays(fleet)
+
+    def late(t: float) -> float:
+        return 1 - float(np.prod(delays.cdf(fleet.points, t)))
+
+    whole, _ = quad(late, 0, 40_000, epsrel=1e-9, limit=400)
+    assert expected_maximum(delays, fleet.points) == pytest.approx(whole, rel=1e-6)
 
 
 def test_expected_maximum_of_known_cases() -> None:

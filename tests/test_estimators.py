@@ -304,3 +304,8 @@ def _half_the_typical_distance(points: np.ndarray) -> float:
     rng = np.random.default_rng(0)
     one, other = (points[rng.integers(0, len(points), 4000)] for _ in range(2))
     return float(np.sqrt(((one - other) ** 2).sum(1).mean()) / 2)
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(InputError, match="y has one class, 3: there is nothing to tell apart"):
+        CodedFedLClassifier().fit(np.random.default_rng(0).random((20, 2)), np.full(20, 3))

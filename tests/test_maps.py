@@ -39,7 +39,7 @@ def test_the_command(run: Run) -> None:
     assert code == 0
     document = json.loads(out)
     chosen = document["chosen"]
-    assert (chosen["kind"], chosen["n_components"], chosen["stride"]) == ("patches", 1980, 2)
+    assert (chosen["kind"], chosen["n_components"], chosen["stride"]) == ("patches", 972, 1)
     assert chosen["predicted_hours"] <= 1
     later = document["maps"][document["maps"].index(chosen) + 1 :]
     assert all(one["predicted_hours"] > 1 for one in later)

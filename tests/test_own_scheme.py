@@ -15,6 +15,7 @@ import pytest
 from examples.buffered import Buffered
 
 from codedfedl import Ask, Inbox, InputError, Scheme, State, Until
+from codedfedl.cli.options import known_schemes
 from codedfedl.core.client import Gradient
 from codedfedl.federate.server import federate
 from codedfedl.runs.config import Experiment
@@ -247,3 +248,32 @@ class TestRules:
         code, out, err = run("simulate", "examples/buffered.toml", *less)
         assert code == 0, err
         assert [row["scheme"] for row in json.loads(out)["rows"]] == ["uncoded", "buffered"]
+
+
+def test_an_installed_package_names_its_schemes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pip would leave it: a module, and metadata with an entry point beside it."""
+    (tmp_path / "outside.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "from codedfedl import Greedy\n"
+        "@dataclass(frozen=True)\n"
+        "class Hasty(Greedy):\n"
+        "    name: ClassVar[str] = 'hasty'\n"
+    )
+    metadata = tmp_path / "outside-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[codedfedl.schemes]\nhasty = outside:Hasty\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_scheme("hasty", {"drop": 0.5}).name == "hasty"
+    assert known_schemes("ha") == ["hasty"]
+    table = "title = 'x'\n[training]\nepochs = 2\n[[schemes]]\nname = 'hasty'\ndrop = 0.5\n"
+    (tmp_path / "own.toml").write_text(table)
+    out = tmp_path / "run"
+    code, printed, _ = run("simulate", tmp_path / "own.toml", "--out", out, "--json")
+    assert code == 0
+    assert json.loads(printed)["rows"][0]["setting"] == "hasty 50%"
+    with pytest.raises(InputError, match="did you mean 'hasty'"):
+        make_scheme("hastee", {})

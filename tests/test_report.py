@@ -11,11 +11,11 @@ from codedfedl import Fleet, InputError
 from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.html import render_report
+from codedfedl.report.plan_table import duration
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.report.story import Story
-from codedfedl.report.tables import duration
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory

@@ -109,3 +109,40 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_table(path, {"a": [1], "b": [1, 2]})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "byte-order mark"])
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("client,x\na,1.5\nb,2\n", [1.5, 2]),
+        ("client;x\na;1,5\nb;-2,25e3\n", [1.5, -2250]),
+        ("client;x\na;1.5\nb;2\n", [1.5, 2]),
+        ("client\tx\na\t1,5\nb\t,5\n", [1.5, 0.5]),
+        ('client;"x"\n"a, the first";1,5\nb;2\n', [1.5, 2]),
+    ],
+)
+def test_files_of_spreadsheets(tmp_path: Path, start: str, text: str, values: list[float]) -> None:
+    path = write(tmp_path / "t.csv", start + text)
+    assert column_names(path) == ["client", "x"]
+    table = read_table(path, ["client", "x"])
+    assert table["x"].tolist() == values
+    assert table["client"].tolist()[1] == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "message"),
+    [
+        ("client;x\na;1.234,5\n", "utf-8", "x is '1.234,5': write a number with a point"),
+        ('client,x\na,"1,5"\n', "utf-8", "x is '1,5': write a number with a point, such as 1.5"),
+        ("client;x\na;1\n", "utf-16", "it is UTF-16; save it as CSV in UTF-8"),
+        ("client;x\nä;1\n", "latin-1", "it is not UTF-8; save it as UTF-8"),
+    ],
+)
+def test_what_a_spreadsheet_wrote_otherwise_is_named(
+    tmp_path: Path, text: str, encoding: str, message: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding)
+    with pytest.raises(InputError, match=message):
+        read_table(path, ["client", "x"])

@@ -286,6 +286,11 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
+        if len(self.classes_) == 1:
+            raise InputError(
+                f"y has one class, {self.classes_[0]}: there is nothing to tell apart; give "
+                "points of two classes or more"
+            )
         self._train(X, numbers, len(self.classes_), clients)
         return self
 

@@ -2,43 +2,86 @@
 
 import sys
 import traceback
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import click
 import typer
 
 from codedfedl import __version__
-from codedfedl.cli.federate import federate
-from codedfedl.cli.fit import fit_command
-from codedfedl.cli.plan import plan_command
-from codedfedl.cli.predict import export_command, predict_command
-from codedfedl.cli.reproduce import reproduce_command
-from codedfedl.cli.simulate import demo_command, report_command, simulate_command
-from codedfedl.cli.sweep import sweep_command
+from codedfedl.cli.lazy import LazyCommand, LazyGroup
 from codedfedl.errors import InputError
 
-__all__ = ["app", "main"]
+__all__ = ["Commands", "app", "main"]
+
+_START, _PLAN = "Start here", "Plan a fleet"
+_SIMULATE, _REAL = "Simulate, on a virtual clock", "Train on real clients"
+_USE = "Use a model"
+
+
+class Commands(LazyGroup):
+    """Every command, in the order in which people need them."""
+
+    lazy: ClassVar[dict[str, LazyCommand]] = {
+        "demo": LazyCommand(
+            "codedfedl.cli.simulate:demo_command",
+            _START,
+            "Run all schemes on embedded data and ten unequal clients, and write a report.",
+        ),
+        "plan": LazyCommand(
+            "codedfedl.cli.plan:plan_command",
+            _PLAN,
+            "Choose how long each round waits and how much each client does.",
+        ),
+        "fit": LazyCommand(
+            "codedfedl.cli.fit:fit_command",
+            _PLAN,
+            "Estimate a fleet from measured times, with intervals, and say whether the model fits.",
+        ),
+        "simulate": LazyCommand(
+            "codedfedl.cli.simulate:simulate_command",
+            _SIMULATE,
+            "Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML "
+            "file.",
+        ),
+        "sweep": LazyCommand(
+            "codedfedl.cli.sweep:sweep_command",
+            _SIMULATE,
+            "Run every combination of some settings, and say which is best.",
+        ),
+        "report": LazyCommand(
+            "codedfedl.cli.simulate:report_command",
+            _SIMULATE,
+            "Write the report of a run again, or one report that compares several runs.",
+        ),
+        "reproduce": LazyCommand(
+            "codedfedl.cli.reproduce:reproduce_command",
+            _SIMULATE,
+            "Reproduce the paper's figures and Table 1, and the experiments that go beyond them.",
+        ),
+        "predict": LazyCommand(
+            "codedfedl.cli.predict:predict_command",
+            _USE,
+            "Predict with a run's model, and score it where the data have labels.",
+        ),
+        "export": LazyCommand(
+            "codedfedl.cli.predict:export_command",
+            _USE,
+            "Write a model as ONNX: a graph from points to scores.",
+        ),
+        "federate": LazyCommand(
+            "codedfedl.cli.federate:federate", _REAL, "Train on real clients, on Flower."
+        ),
+    }
+
 
 app = typer.Typer(
+    cls=Commands,
     epilog="Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted. Commands take --json for "
-    "scripts and are quiet when piped; NO_COLOR is respected.",
+    "scripts and print no colours when piped; NO_COLOR is respected.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_START, _PLAN = "Start here", "Plan a fleet"
-_SIMULATE, _REAL = "Simulate, on a virtual clock", "Train on real clients"
-_USE = "Use a model"
-app.command("demo", rich_help_panel=_START)(demo_command)
-app.command("plan", rich_help_panel=_PLAN)(plan_command)
-app.command("fit", rich_help_panel=_PLAN)(fit_command)
-app.command("simulate", rich_help_panel=_SIMULATE)(simulate_command)
-app.command("sweep", rich_help_panel=_SIMULATE)(sweep_command)
-app.command("report", rich_help_panel=_SIMULATE)(report_command)
-app.command("reproduce", rich_help_panel=_SIMULATE)(reproduce_command)
-app.command("predict", rich_help_panel=_USE)(predict_command)
-app.command("export", rich_help_panel=_USE)(export_command)
-app.add_typer(federate, name="federate", rich_help_panel=_REAL)
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.cli.output import messages, results, save_pictures, with_resume_hint, wrote
-from codedfedl.cli.simulate import run_experiment
+from codedfedl.cli.running import run_experiment
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in

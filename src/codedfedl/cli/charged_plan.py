@@ -12,7 +12,7 @@ from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Structured
 from codedfedl.planning.hours import Training, plan_hours
 from codedfedl.planning.plan import cheapest_plan
-from codedfedl.report.tables import duration
+from codedfedl.report.plan_table import duration
 
 __all__ = ["charged_plans", "charged_view"]
 

@@ -23,7 +23,7 @@ _LEAST_SIDE = 16  # of an image: patches see little in smaller ones
 # later, by exact ridge regression on points left out of the training data (docs/features.md).
 _TABLES = ((500, None), (1000, None), (2000, None), (4000, None))
 _IMAGES = (
-    *_TABLES[:3], (1000, 1), (4000, None), (1000, 2), (2000, 1), (4000, 1), (2000, 2), (4000, 2),
+    *_TABLES[:3], (1000, 1), (4000, None), (2000, 1), (1000, 2), (4000, 1), (2000, 2), (4000, 2),
 )  # fmt: skip
 
 

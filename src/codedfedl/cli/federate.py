@@ -22,12 +22,12 @@ from codedfedl.cli.serve import (
     stop_command,
 )
 from codedfedl.errors import InputError
-from codedfedl.runs.documents import read_experiment
-from codedfedl.runs.federation import scheme_of
 
 __all__ = ["federate"]
 
-federate = typer.Typer(no_args_is_help=True, help="Train on real clients, on Flower.")
+federate = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
+)
 federate.command("local")(local_command)
 federate.command("serve")(serve_command)
 federate.command("node")(node_command)
@@ -53,6 +53,9 @@ def run_command(
     is in status.json and server.log in the run directory; when its state is done, `codedfedl
     report` writes the report.
     """
+    from codedfedl.runs.documents import read_experiment
+    from codedfedl.runs.federation import scheme_of
+
     scheme_of(read_experiment(experiment))
     link = link_of(home, superlink, authority)
     number = link.submit(experiment.resolve(), out.resolve())

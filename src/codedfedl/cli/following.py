@@ -73,10 +73,23 @@ def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
 @contextmanager
 def _shown() -> Iterator[Callable[[str], None]]:
     if not messages.is_terminal:
-        yield lambda _sentence: None
+        yield _line_when_it_changes()
         return
     with messages.status("starting") as line:
         yield line.update
+
+
+def _line_when_it_changes() -> Callable[[str], None]:
+    """Return a function that prints what it is told, with the seconds so far, if that is new."""
+    began, last = time.monotonic(), ""
+
+    def show(sentence: str) -> None:
+        nonlocal last
+        if sentence != last:
+            messages.print(f"{time.monotonic() - began:6.1f} s: {sentence}", soft_wrap=True)
+            last = sentence
+
+    return show
 
 
 @contextmanager

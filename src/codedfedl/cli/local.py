@@ -1,47 +1,19 @@
 """`codedfedl federate local`: a whole federation on this machine."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.following import ended_by_signals, followed
-from codedfedl.cli.options import grouped
-from codedfedl.cli.output import (
-    blaming,
-    json_number,
-    print_json,
-    results,
-    with_resume_hint,
-    wrote,
-)
-from codedfedl.cli.simulate import Data, Json, Resume, set_options
-from codedfedl.data import load_dataset
+from codedfedl.cli.options import Data, Json, Resume, grouped, known_schemes
+from codedfedl.cli.output import blaming
 from codedfedl.errors import InputError
-from codedfedl.experiments import built_in
-from codedfedl.report.html import render_report
-from codedfedl.report.reading import RunTables
-from codedfedl.report.tables import rounds_view
-from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import changed
-from codedfedl.runs.federation import federation_config, scheme_of
-from codedfedl.runs.overrides import parse_overrides
-from codedfedl.schemes import make_scheme
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.keys import Keys
 
-__all__ = ["local_command"]
-
-_OPTIONS = {
-    "data.name": "--dataset",
-    "federation.clients": "--clients",
-    "federation.deadline": "--deadline",
-    "federation.rounds": "--rounds",
-}
+__all__ = ["SecurityOptions", "TrainingOptions", "local_command"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +24,11 @@ class TrainingOptions:
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5
     deadline: Annotated[
         float | None,
-        typer.Option(help="Seconds a round; planned from measurements if not given."),
+        typer.Option(help="Seconds a round; by default planned from measurements."),
     ] = None
-    scheme: Annotated[str, typer.Option(help="A scheme, or module:Class.")] = "coded"
+    scheme: Annotated[
+        str, typer.Option(help="A scheme, or module:Class.", autocompletion=known_schemes)
+    ] = "coded"
     redundancy: Annotated[
         float | None, typer.Option(help="Parity rows as a fraction of all points, for coded.")
     ] = None
@@ -69,6 +43,8 @@ class TrainingOptions:
     @property
     def scheme_table(self) -> dict[str, Any]:
         """The scheme with its settings, once both are known to be right."""
+        from codedfedl.schemes import make_scheme
+
         settings = {} if self.redundancy is None else {"redundancy": self.redundancy}
         with blaming("--scheme"):
             make_scheme(self.scheme, {})
@@ -133,7 +109,9 @@ def local_command(
         list[str] | None,
         typer.Option("--set", help="Override a key, such as data.batches=2.", metavar="KEY=VALUE"),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Of the SuperLink; free if not given.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Of the SuperLink; by default a free one.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/federation"),
     data: Data = None,
     resume: Resume = False,
@@ -147,85 +125,6 @@ def local_command(
     Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
     `codedfedl federate local --scheme coded-newton --rounds 3`.
     """
-    from codedfedl.federate.flower.programs import check_engine
+    from codedfedl.cli.federating import federate_here
 
-    check_engine()
-    from codedfedl.federate.flower.local import LocalFederation, check_port
-    from codedfedl.federate.shards import node_name, write_shards
-
-    security.check(training)
-    if port is not None:
-        check_port(port)
-    folder = out.resolve() / "local"
-    places = {
-        "federation.test": str(folder / "data" / "test.npz"),
-        "fleet.name": str(out.resolve() / "fleet.csv"),
-    }
-    given = {"data.name": dataset} | training.changes | places
-    experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
-    loaded = load_dataset(dataset, data, label=experiment.data.label)
-    experiment = experiment.with_image(loaded.image)
-    names = [node_name(j) for j in range(training.clients)]
-    security.check_keys(names)
-    directory = RunDirectory(out)
-    directory.open(experiment, resume=resume)
-    directory.announce("starting")  # an earlier end of this run is not that of this one
-    shards = write_shards(experiment, loaded, folder / "data")
-    keys, works = security.held(folder / "keys", training.clients), training.modules
-    with (
-        with_resume_hint(out, resume),
-        directory.failures_noted(),
-        ended_by_signals(),
-        LocalFederation(folder, shards, keys=keys, port=port, works=works) as running,
-    ):
-        killed = followed(running, directory, security.kill)
-    _finish(directory, as_json, [names[j] for j in killed])
-
-
-def _experiment(
-    scheme: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> Experiment:
-    """Return the demo's experiment with one scheme, as a federation.
-
-    Parameters
-    ----------
-    given, overrides
-        Changes by options of their own, and by --set, which come last.
-    """
-    base = built_in("demo").model_dump(exclude_none=True)
-    base |= {"title": f"{scheme['name']} on real clients", "seeds": [0]}
-    base |= {"federation": {"clients": 1}, "schemes": [dict(scheme)]}
-    options = _OPTIONS | set_options(overrides)
-    experiment = changed(base, {**given, **overrides}, "federate local", options)
-    federation_config(experiment)
-    scheme_of(experiment)
-    return experiment
-
-
-def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
-    tables = RunTables(directory)
-    rounds = tables.rounds
-    if as_json:
-        final = json_number(float(rounds["metric"][-1]))
-        classes = str(rounds["metric_name"][0]) == "accuracy"
-        names = ("round", "deadline_s", "seconds", "arrived", "late", "dropped", "refused")
-        print_json(
-            {
-                "run": str(directory.path),
-                "scheme": str(rounds["scheme"][0]),
-                "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
-                "accuracy": final if classes else None,
-                "r_squared": None if classes else final,
-                "killed": killed,
-                "refusals": _rows(tables.refusals),
-            }
-        )
-    else:
-        results.print(rounds_view(rounds))
-    wrote(directory.write_text("report.html", render_report(directory)))
-
-
-def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a table as plain rows, for JSON."""
-    values = [column.tolist() for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    federate_here(training, security, dataset, overrides, port, out, data, resume, as_json)

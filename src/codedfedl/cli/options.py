@@ -1,12 +1,76 @@
-"""Options that belong together, as one parameter of a command."""
+"""Options that several commands share, and groups of options as one parameter of a command."""
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
-__all__ = ["grouped"]
+import typer
+
+__all__ = [
+    "Data",
+    "Device",
+    "Json",
+    "Overrides",
+    "Resume",
+    "grouped",
+    "known_experiments",
+    "known_schemes",
+]
+
+_SCHEME_NAME = re.compile(r'^    name: ClassVar\[str\] = "(.+)"$', re.MULTILINE)
+
+
+def known_experiments(begun: str) -> list[str]:
+    """Complete the name of a built-in experiment, or of a file, in a shell."""
+    folder = files("codedfedl") / "experiments"
+    found = sorted(entry.name for entry in folder.iterdir())
+    built_in = [name.removesuffix(".toml") for name in found if name.endswith(".toml")]
+    written = [str(path) for path in Path().glob(f"{begun}*") if path.suffix == ".toml"]
+    return [name for name in built_in if name.startswith(begun)] + written
+
+
+def known_schemes(begun: str) -> list[str]:
+    """Complete the name of a scheme, built in or of an entry point, in a shell.
+
+    Built-in names are read from the source: importing the schemes would take longer than a key.
+    """
+    from importlib.metadata import entry_points
+
+    spec = find_spec("codedfedl.schemes")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    texts = [path.read_text("utf-8") for folder in folders for path in Path(folder).glob("*.py")]
+    names = [name for text in texts for name in _SCHEME_NAME.findall(text)]
+    names += [entry.name for entry in entry_points(group="codedfedl.schemes")]
+    return sorted(name for name in names if name.startswith(begun))
+
+
+def known_devices(begun: str) -> list[str]:
+    """Complete the name of a device, in a shell."""
+    return [name for name in ("cpu", "cuda", "cupy", "torch") if name.startswith(begun)]
+
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of the data files; by default that of CODEDFEDL_DATA.", show_default=False
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(help="cpu, or cuda, torch or cupy where installed.", autocompletion=known_devices),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

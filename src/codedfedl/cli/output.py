@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
+_LONG = 1.0  # seconds
 results = Console(highlight=False, markup=False, width=_PIPED_WIDTH)  # stdout
 messages = Console(stderr=True, highlight=False, markup=False)
 
@@ -41,12 +43,15 @@ def blaming(option: str) -> Iterator[None]:
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Show that something is under way, on a terminal only."""
+    """Show that something is under way; piped, say afterwards how long it took, if it was long."""
     if messages.is_terminal:
         with messages.status(what):
             yield
-    else:
-        yield
+        return
+    began = time.monotonic()
+    yield
+    if (seconds := time.monotonic() - began) > _LONG:
+        messages.print(f"{what}: {seconds:.1f} s")
 
 
 def print_json(document: Mapping[str, Any]) -> None:

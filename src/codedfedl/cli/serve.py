@@ -9,7 +9,6 @@ import typer
 
 from codedfedl.cli.output import messages
 from codedfedl.errors import InputError
-from codedfedl.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
@@ -212,6 +211,8 @@ def stop_command(
     if (run is None) == (number is None):
         raise InputError("give a run directory, or --run with a number")
     if run is not None:
+        from codedfedl.runs.directory import RunDirectory
+
         RunDirectory(run).stop()
         messages.print(f"{run} ends after its current round; see {run / 'server.log'}")
     else:

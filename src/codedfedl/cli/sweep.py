@@ -1,35 +1,11 @@
 """`codedfedl sweep`: a grid of settings, and which of them is best."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
-from codedfedl.cli.simulate import (
-    Data,
-    Device,
-    Json,
-    Overrides,
-    Resume,
-    known_experiments,
-    named_experiment,
-    run_experiment,
-)
-from codedfedl.errors import InputError
-from codedfedl.report.figures import save_figure
-from codedfedl.report.html import render_report
-from codedfedl.report.results import Outcome, outcomes
-from codedfedl.report.rows import outcome_rows
-from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
-from codedfedl.report.tables import outcome_view
-from codedfedl.report.verdict import CLOCKS, best, races
-from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import check
-from codedfedl.runs.grid import axis, cells
-from codedfedl.runs.overrides import parse_overrides
+from codedfedl.cli.options import Data, Device, Json, Overrides, Resume, known_experiments
 
 __all__ = ["sweep_command"]
 
@@ -74,66 +50,7 @@ def sweep_command(
     --out gets sweep.parquet (a row per setting and seed), sweep.png, report.html and all that a
     run directory holds. Continue an interrupted sweep with --resume.
     """
-    changes = parse_overrides(overrides or [])
-    named = _for_own_data(named_experiment(experiment, changes), experiment, changes)
-    chosen = _with_grid(named, vary, seeds, fleet)
-    directory = RunDirectory(out)
-    with with_resume_hint(out, resume):
-        run_experiment(chosen, directory, data, device, resume)
-        found = outcomes(directory)
-        directory.write("sweep.parquet", sweep_columns(chosen, found))
-        save_figure(sweep_figure(chosen, found), out / "sweep.png")
-        page = directory.write_text("report.html", render_report(directory))
-    if as_json:
-        print_json({"run": str(out), "best": _winners(found), "rows": outcome_rows(found)})
-    else:
-        results.print(outcome_view(found, results.width))
-        results.print("\n" + "\n".join(sweep_verdict(chosen, found)), soft_wrap=True)
-    for path in (out / "sweep.parquet", out / "sweep.png", page):
-        wrote(path)
+    from codedfedl.cli.sweeping import sweep, with_grid
 
-
-def _winners(found: list[Outcome]) -> dict[str, str | None]:
-    """Return who is first on each clock; nobody where not all race for the same."""
-    race = found if len(races(found)) == 1 else []
-    winners = {clock: best(race, clock) for clock in CLOCKS}
-    return {clock: None if one is None else one.setting for clock, one in winners.items()}
-
-
-def _for_own_data(chosen: Experiment, name: str, given: Mapping[str, Any]) -> Experiment:
-    """Leave out a built-in experiment's step and target on a table: they are for its own data."""
-    if Path(name).is_file() or not Path(chosen.data.name).suffix:
-        return chosen
-    kept = {key for key in ("step", "decay_epochs", "target") if f"training.{key}" in given}
-    training = chosen.model_dump(exclude_none=True)["training"]
-    for key in {"step", "decay_epochs", "target"} - kept:
-        training.pop(key, None)
-    return check(chosen.model_dump(exclude_none=True) | {"training": training}, "--set")
-
-
-def _with_grid(
-    experiment: Experiment, vary: list[str] | None, seeds: int | None, fleet: Path | None
-) -> Experiment:
-    """Put the command line's grid, seeds and fleet into an experiment, and check every cell."""
-    schemes = [scheme.name for scheme in experiment.schemes]
-    axes = dict(axis(text, schemes) for text in vary or [])
-    if len(axes) < len(vary or []):
-        raise InputError("--vary has a key twice: give all its values at once")
-    document = experiment.model_dump(exclude_none=True)
-    if "seeds" in axes:
-        if seeds is not None:
-            raise InputError("--seeds and --vary seeds=… say the same: leave one out")
-        document["seeds"] = axes.pop("seeds")
-    if seeds is not None:
-        if seeds < 1:
-            raise InputError(f"--seeds is {seeds}: must be at least 1")
-        document["seeds"] = list(range(seeds))
-    if axes:
-        document["grid"] = axes
-    if fleet is not None:
-        document["fleet"]["name"] = str(fleet)
-    chosen = check(document, "--vary")
-    if not chosen.grid:
-        raise InputError("there is no grid: say what to vary, such as --vary redundancy=0.1,0.2")
-    cells(chosen)
-    return chosen
+    chosen = with_grid(experiment, overrides, vary, seeds, fleet)
+    sweep(chosen, out, data, device, resume, as_json)

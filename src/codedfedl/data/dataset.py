@@ -99,6 +99,16 @@ class Dataset:
                     "give both the same columns"
                 )
 
+    def check_classes(self) -> None:
+        """Refuse to train on points that are all of one class."""
+        if self.is_classification and len(found := np.unique(self.labels)) == 1:
+            number = int(found[0])
+            word = self.origin.classes[number] if self.origin.classes else number
+            raise InputError(
+                f"{self.name}: every training point has the label {word!r}: there is nothing to "
+                "tell apart; give points of two classes or more"
+            )
+
     @property
     def is_classification(self) -> bool:
         """Whether the labels are classes."""

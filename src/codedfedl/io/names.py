@@ -10,4 +10,6 @@ def nearest(name: str, known: Sequence[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    listed = ", ".join(repr(one) for one in known) if len(known) == 1 else ", ".join(known)
+    verb = "is" if len(known) == 1 else "are"
+    return f"did you mean {close[0]!r}?" if close else f"known {verb} {listed}"

@@ -17,6 +17,7 @@ import pyarrow.parquet
 from codedfedl.errors import InputError
 from codedfedl.io.files import TABLE_SUFFIXES, check_destination, replacing
 from codedfedl.io.names import nearest
+from codedfedl.io.spreadsheets import cell_delimiter, with_decimal_points
 
 __all__ = [
     "check_columns",
@@ -112,6 +113,8 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
+        if "invalid UTF8" in reason:
+            raise InputError(f"cannot read {path}: it is not UTF-8; save it as UTF-8") from None
         raise InputError(f"cannot read {path}: {reason}; give a table with a header line") from None
 
 
@@ -119,7 +122,7 @@ def _open(path: Path) -> pa.Schema:
     with _readable(path):
         if path.suffix == ".parquet":
             return pa.parquet.read_schema(path)
-        with pa.csv.open_csv(path) as reader:
+        with pa.csv.open_csv(path, parse_options=_cells(path)) as reader:
             return reader.schema
 
 
@@ -130,7 +133,14 @@ def load_table(path: Path) -> pa.Table:
             return pa.parquet.read_table(path)
         # As text, so that a cell that is no number can be named with its line.
         text = dict.fromkeys(column_names(path), pa.string())
-        return pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(column_types=text))
+        cells = _cells(path)
+        as_text = pa.csv.ConvertOptions(column_types=text)
+        table = pa.csv.read_csv(path, parse_options=cells, convert_options=as_text)
+        return table if cells.delimiter == "," else with_decimal_points(table)
+
+
+def _cells(path: Path) -> pa.csv.ParseOptions:
+    return pa.csv.ParseOptions(delimiter=cell_delimiter(path))
 
 
 def check_columns(
@@ -189,7 +199,8 @@ def _numbers(
         row, cell = next((i, c) for i, c in cells if not (_is_number(c) or (blank and c is None)))
         where = _where(path, row)
         what = "is empty" if cell in (None, "") else f"is {cell!r}"
-        raise InputError(f"{path}, {where}: {name} {what}: write a number") from None
+        how = "a number" if "," not in str(cell) else "a number with a point, such as 1.5"
+        raise InputError(f"{path}, {where}: {name} {what}: write {how}") from None
 
 
 def _is_number(cell: object) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
@@ -199,6 +198,8 @@ def cheapest_plan(
     Plan, float
         The plan, and its total time in seconds.
     """
+    from scipy.optimize import minimize_scalar  # here: other plans start faster without it
+
     if not rounds >= 1:
         raise InputError(f"rounds is {rounds}: must be at least 1")
 

@@ -23,7 +23,11 @@ from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
-__all__ = ["Experiment", "FederationConfig", "SchemeConfig"]
+__all__ = ["OF_THE_PAPER", "Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
+
+
+OF_THE_PAPER = ("clients", "k1", "k2", "alpha", "erasure")
+"""Keys of the fleet table that only the paper's fleet has: a fleet file says these itself."""
 
 
 def _known_features(kind: str) -> str:

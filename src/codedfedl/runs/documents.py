@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.runs.config import Experiment
+from codedfedl.runs.config import OF_THE_PAPER, Experiment, FleetConfig
 from codedfedl.runs.overrides import set_key
 
 __all__ = ["changed", "check", "read_experiment", "table_keys"]
@@ -51,11 +52,39 @@ def changed(
             f"{where} is empty: say at least which data and which fleet, a line each, such as "
             'data.name = "my.csv", data.label = "kind", fleet.name = "fleet.csv"'
         )
+    fleet = document.get("fleet")
+    if changes.get("fleet.name", "paper") != "paper" and isinstance(fleet, dict):
+        document["fleet"] = {key: fleet[key] for key in fleet if key not in OF_THE_PAPER}
     for key, value in changes.items():
         set_key(document, key, value)
+    _refuse_ignored(document, changes, where, options or {})
     experiment = check(document, where, options)
     experiment.build_schemes()
     return experiment
+
+
+def _refuse_ignored(
+    document: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    where: str,
+    options: Mapping[str, str],
+) -> None:
+    """Refuse a key of the paper's fleet beside a fleet file, which says it itself.
+
+    A run's own ``config.toml`` has every key: there, those at their default say nothing.
+    """
+    fleet = document.get("fleet")
+    if not isinstance(fleet, dict) or fleet.get("name", "paper") == "paper":
+        return
+    defaults = FleetConfig()
+    for key in OF_THE_PAPER:
+        changed_here = f"fleet.{key}" in changes or key in changes.get("fleet", {})
+        if key in fleet and (changed_here or fleet[key] != getattr(defaults, key)):
+            place = _option(f"fleet.{key}", options) or f"{where}: fleet.{key}"
+            raise InputError(
+                f"{place} is {fleet[key]!r}, but the fleet is {fleet['name']}, which has its own "
+                f"clients and delays: leave fleet.{key} out, or change the file"
+            )
 
 
 def check(
@@ -76,9 +105,44 @@ def check(
             below = (known for known in options or {} if known.startswith(f"{key}."))
             option = option or (options or {}).get(next(below, ""), "")
             raise InputError(f"{option or where}: unknown key {key!r}: {hint}") from None
-        raise InputError(
-            f"{option or f'{where}: {key}'} is {first['input']!r}: {first['msg']}"
-        ) from None
+        same = [one for one in error.errors() if one["input"] is first["input"]]
+        first_wanted, *others = dict.fromkeys(_wanted(one) for one in same)
+        wanted = ", or ".join([first_wanted, *(word.removeprefix("must be ") for word in others)])
+        if first["type"] == "missing":
+            raise InputError(f"{where}: {key} is missing: add it") from None
+        given = first["input"]
+        raise InputError(f"{option or f'{where}: {key}'} is {given!r}: {wanted}") from None
+
+
+_WANTED = {
+    "bool": "write true or false",
+    "dict": "write a table, with a key and a value on each line",
+    "float": "write a number",
+    "int": "write a whole number",
+    "list": "write a list, such as [0, 1]",
+    "model": "write a table, with a key and a value on each line",
+    "string": "write text in quotes",
+    "tuple": "write a list, such as [28, 28, 1]",
+}
+_BOUNDS = {
+    "greater_than": ("must be above {}", "gt"),
+    "greater_than_equal": ("must be at least {}", "ge"),
+    "less_than": ("must be below {}", "lt"),
+    "less_than_equal": ("must be at most {}", "le"),
+    "too_short": ("must have {} or more entries", "min_length"),
+    "too_long": ("must have {} or fewer entries", "max_length"),
+    "literal_error": ("must be {}", "expected"),
+    "value_error": ("{}", "error"),
+}
+
+
+def _wanted(error: ErrorDetails) -> str:
+    """Say in our own words what pydantic wants of a value."""
+    if error["type"] in _BOUNDS:
+        sentence, fact = _BOUNDS[error["type"]]
+        value = error["ctx"][fact]
+        return sentence.format(f"{value:g}" if isinstance(value, float) else value)
+    return _WANTED.get(error["type"].partition("_")[0], error["msg"])
 
 
 def _option(key: str, options: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.runs.config import Experiment, SchemeConfig
+from codedfedl.runs.config import OF_THE_PAPER, Experiment, SchemeConfig
 from codedfedl.runs.documents import check, table_keys
 from codedfedl.runs.labels import distinct_labels, flattened
 from codedfedl.runs.overrides import parse_value, set_key
@@ -25,7 +25,6 @@ RESULTS = ("setting", "scheme", "seed", "rounds", "training_hours", "total_hours
 """What a table of a grid has besides its axes."""
 
 _TABLES = ("data", "fleet", "features", "training")
-_OF_THE_PAPER = ("clients", "k1", "k2", "alpha", "erasure")  # a fleet file says these itself
 _WORDS = {"data": "data.name", "fleet": "fleet.name", "features": "features.kind"}
 
 
@@ -215,7 +214,7 @@ def _refuse_void_axes(one: Experiment, shared: Sequence[str]) -> None:
         return
     for key in shared:
         table, _, name = key.partition(".")
-        if table == "fleet" and name in _OF_THE_PAPER:
+        if table == "fleet" and name in OF_THE_PAPER:
             raise InputError(
                 f"grid.{name}: {one.fleet.name} has its own; vary fleet=a.csv,b.csv instead"
             )

@@ -41,11 +41,13 @@ def scheme_class(name: str) -> type[Scheme]:
     """Return the class of a scheme: a built-in name, an entry point, or ``module:Class``."""
     if name in SCHEMES:
         return SCHEMES[name]
-    for entry in entry_points(group="codedfedl.schemes", name=name):
-        return _checked(name, entry.load())
+    others = entry_points(group="codedfedl.schemes")
+    if name in others.names:
+        return _checked(name, others[name].load())
     module, colon, member = name.partition(":")
     if not colon:
-        raise InputError(f"scheme {name!r} is unknown: {nearest(name, list(SCHEMES))}")
+        known = [*SCHEMES, *others.names]
+        raise InputError(f"scheme {name!r} is unknown: {nearest(name, known)}")
     here = str(Path.cwd())
     sys.path.insert(0, here)  # a file beside the experiment need not be installed
     try:

@@ -11,7 +11,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, FleetDelays
-from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, read_clients
+from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, check_fleet_name, read_clients
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.paper import paper_devices
 from codedfedl.learning.features import FeatureMap, typical_sigma
@@ -50,6 +50,8 @@ def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Data
         (cell.experiment.data.name, cell.experiment.data.label) for cell in found
     )
     loaded = {one: load_dataset(one[0], folder, label=one[1]) for one in chosen}
+    for dataset in loaded.values():
+        dataset.check_classes()
     every = dict.fromkeys(cell.experiment.data for cell in found)
     return {data: loaded[data.name, data.label] for data in every}
 
@@ -61,6 +63,7 @@ def fleets(found: Sequence[Cell]) -> dict[str, Clients]:
 
 
 def _read(name: str) -> Clients:
+    check_fleet_name(name)
     if not is_measured(name):
         return read_clients(name)
     measured = read_measured(name).delays

@@ -1,0 +1,59 @@
+"""The report of a run, or of several compared: a page, tables in the terminal, a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from codedfedl.cli.output import messages, print_json, progress, results, wrote
+from codedfedl.errors import InputError
+from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
+from codedfedl.report.html import main_figure, render_report
+from codedfedl.report.results import outcomes
+from codedfedl.report.rows import outcome_rows
+from codedfedl.report.tables import outcome_view
+from codedfedl.runs.directory import RunDirectory
+
+__all__ = ["write_report"]
+
+
+def write_report(
+    runs: Sequence[Path], out: Path | None, figure: Path | None, as_json: bool
+) -> None:
+    """Write the page, and print the results of each run."""
+    page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
+    directories = [RunDirectory(run) for run in runs]
+    found = {str(run.path): outcomes(run) for run in directories}
+    check_destination(page, (".html",))
+    if figure is not None:
+        if len(runs) > 1:
+            raise InputError(f"--figure {figure} is of one run, and {len(runs)} are given")
+        check_destination(figure, FIGURE_SUFFIXES)
+    for directory in directories:
+        _note_unfinished(directory)
+    with progress("drawing"), replacing(page) as partial:
+        partial.write_text(render_report(*directories), "utf-8")
+    if as_json:
+        told = [{"run": run, "rows": outcome_rows(rows)} for run, rows in found.items()]
+        print_json(told[0] if len(told) == 1 else {"runs": told})
+    else:
+        for run, rows in found.items():
+            if len(runs) > 1:
+                results.print(Text(run, style="bold"))
+            results.print(outcome_view(rows, results.width))
+    wrote(page)
+    if figure is not None:
+        from codedfedl.report.figures import save_figure
+
+        save_figure(main_figure(directories[0]), figure)
+        wrote(figure)
+
+
+def _note_unfinished(directory: RunDirectory) -> None:
+    """Say what state a run is in whose tables are there, but not the latest."""
+    status = directory.status.read()
+    if status is not None and status.state != "done":
+        messages.print(
+            f"note: {directory.path} is {status}; the report shows what was finished before",
+            soft_wrap=True,
+        )

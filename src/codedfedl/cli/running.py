@@ -1,0 +1,120 @@
+"""Runs on a virtual clock: read the experiment, run it with its progress shown, print it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
+from codedfedl.cli.watching import watched
+from codedfedl.errors import InputError
+from codedfedl.experiments import BUILT_IN, built_in
+from codedfedl.io.names import nearest
+from codedfedl.report.html import render_report
+from codedfedl.report.results import outcomes
+from codedfedl.report.rows import outcome_rows
+from codedfedl.report.tables import outcome_view
+from codedfedl.report.verdict import verdict
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import read_experiment
+from codedfedl.runs.overrides import parse_overrides
+from codedfedl.simulation.replay import replay as replay_federation
+from codedfedl.simulation.run import simulate
+
+__all__ = [
+    "chosen_experiment",
+    "named_experiment",
+    "replay",
+    "run_and_report",
+    "run_experiment",
+    "set_options",
+]
+
+
+def chosen_experiment(name: str, overrides: list[str] | None) -> Experiment:
+    """Read an experiment with the changes of --set, to be simulated."""
+    chosen = named_experiment(name, parse_overrides(overrides or []))
+    return chosen.model_copy(update={"federation": None})
+
+
+def named_experiment(name: str, changes: Mapping[str, Any]) -> Experiment:
+    """Read a TOML file, or a built-in experiment where there is no such file.
+
+    The changes are those of --set.
+    """
+    if not Path(name).is_file() and name in BUILT_IN:
+        return built_in(name, changes, set_options(changes))
+    if not Path(name).suffix:
+        raise InputError(
+            f"{name!r} is neither a TOML file nor a built-in experiment: {nearest(name, BUILT_IN)}"
+        )
+    return read_experiment(name, changes, set_options(changes))
+
+
+def set_options(changes: Mapping[str, Any]) -> dict[str, str]:
+    """Return how errors call the keys of --set."""
+    return {key: f"--set {key}" for key in changes}
+
+
+def replay(run: Path, data: str | None, as_json: bool) -> None:
+    """Compute a federation's model again from its recorded arrivals; exit code 1: it differs."""
+    found = replay_federation(RunDirectory(run), data)
+    if as_json:
+        print_json({"run": str(run), **asdict(found), "same": found.same})
+    else:
+        results.print(
+            f"{found.rounds} rounds with {found.answers} answers and {found.missed} missed: the "
+            f"model is {'the same' if found.same else 'ANOTHER'}, {found.difference:.1e} apart"
+        )
+    if not found.same:
+        raise typer.Exit(1)
+
+
+def run_and_report(
+    experiment: Experiment,
+    out: Path,
+    data: str | None,
+    device: str,
+    resume: bool,
+    model: str | None,
+    as_json: bool,
+) -> None:
+    """Run an experiment, print its table and its verdict, and write its report."""
+    directory = RunDirectory(out)
+    with with_resume_hint(out, resume):
+        run_experiment(experiment, directory, data, device, resume, model)
+        _finish(directory, as_json)
+
+
+def run_experiment(
+    experiment: Experiment,
+    directory: RunDirectory,
+    data: str | None,
+    device: str,
+    resume: bool,
+    model: str | None = None,
+) -> None:
+    """Run an experiment, and show how far it is."""
+    with watched() as watch:
+        simulate(
+            experiment,
+            directory,
+            data=data,
+            device=device,
+            resume=resume,
+            model=model,
+            watch=watch,
+        )
+
+
+def _finish(directory: RunDirectory, as_json: bool) -> None:
+    found = outcomes(directory)
+    if as_json:
+        print_json({"run": str(directory.path), "rows": outcome_rows(found)})
+    else:
+        results.print(outcome_view(found, results.width))
+        results.print("\n" + "\n".join(verdict(found)), soft_wrap=True)
+    wrote(directory.write_text("report.html", render_report(directory)))

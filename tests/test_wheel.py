@@ -1,0 +1,71 @@
+"""The package as users install it: a wheel, built here and installed elsewhere, without a network.
+
+`make test-extras` runs it; building takes longer than the other checks.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OFFLINE = ("--no-index", "--no-deps", "--quiet", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package alone; its dependencies are those of this interpreter."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip"]
+    build = [*pip, "wheel", *OFFLINE, "--no-build-isolation", "-w", str(folder), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("codedfedl-*.whl")
+    subprocess.run([*pip, "install", *OFFLINE, "--target", folder / "lib", wheel], check=True)
+    return folder / "lib"
+
+
+def call(installed: Path, *words: str | Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"PYTHONPATH": str(installed), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=installed.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.extras
+def test_the_wheel_plans_and_reports(installed: Path) -> None:
+    where = call(installed, "-c", "import codedfedl; print(codedfedl.__file__)")
+    assert Path(where.strip()).is_relative_to(installed)
+    command = installed / "bin" / "codedfedl"  # what a shell calls
+    assert "Deadline" in call(installed, command, "plan", "paper")
+    small = ("--set", "training.epochs=3", "--set", "seeds=[0]", "--out", "run")
+    call(installed, command, "simulate", "demo", *small)
+    assert (installed.parent / "run" / "report.html").stat().st_size > 100_000
+
+
+@pytest.mark.extras
+def test_the_wheel_holds_what_is_not_python(installed: Path) -> None:
+    kept = {p.relative_to(installed).as_posix() for p in installed.glob("codedfedl/**/*.*")}
+    source = ROOT / "src"
+    wanted = {p.relative_to(source).as_posix() for p in source.glob("codedfedl/**/*.*")}
+    assert {p for p in wanted if not p.endswith(".pyc")} <= kept
+    assert any(p.endswith("LICENSE") for p in map(str, installed.glob("codedfedl-*/**/*")))
+
+
+def test_no_page_promises_a_package_that_is_not_published() -> None:
+    """Extras of a package that is there can be installed by its name; the package itself cannot."""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    lines = [line for page in pages for line in page.read_text("utf-8").splitlines()]
+    installs = [line for line in lines if "pip install" in line]
+    assert len(installs) >= 3
+    assert not [line for line in installs if re.search(r"pip install '?codedfedl", line)]
