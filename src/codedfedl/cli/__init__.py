@@ -8,6 +8,7 @@ import click
 import typer
 
 from codedfedl import __version__
+from codedfedl.cli.audit import audit_command
 from codedfedl.cli.federate import federate
 from codedfedl.cli.fit import fit_command
 from codedfedl.cli.plan import plan_command
@@ -36,6 +37,7 @@ app.command("simulate", rich_help_panel=_SIMULATE)(simulate_command)
 app.command("sweep", rich_help_panel=_SIMULATE)(sweep_command)
 app.command("report", rich_help_panel=_SIMULATE)(report_command)
 app.command("reproduce", rich_help_panel=_SIMULATE)(reproduce_command)
+app.command("audit", rich_help_panel=_SIMULATE)(audit_command)
 app.command("predict", rich_help_panel=_USE)(predict_command)
 app.command("export", rich_help_panel=_USE)(export_command)
 app.add_typer(federate, name="federate", rich_help_panel=_REAL)
@@ -57,6 +59,7 @@ def tour(
       codedfedl sweep --fleet fleet.csv   which redundancy is best for it
       codedfedl simulate my.toml          your own data, fleet and schemes
       codedfedl report RUN RUN            runs compared, in one page
+      codedfedl audit RUN                 can a record be told from what leaves?
       codedfedl predict MODEL DATA        predictions with a run's model
       codedfedl reproduce table1          the paper's Table 1 beside ours
       codedfedl federate local            real processes and sockets, here

@@ -2,8 +2,9 @@
 
 Everybody embeds until a planned deadline. One sum then says where the features' mean lies, how long
 they are and how common each label is; 5% of the budget are for it. Every round after that is a sum
-of clipped gradients, and a step of Nesterov's method. What the mean's direction has is projected
-out of the gradients, so that the model stays linear and starts as the labels' shares.
+of clipped gradients over points that each client draws anew, and a step of Nesterov's method. What
+the mean's direction has is projected out of the gradients, so that the model stays linear and
+starts as the labels' shares.
 """
 
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from codedfedl.privacy.fixed_point import FixedPoint
 __all__ = ["Private", "PrivateState"]
 
 _FARTHEST = 8.3  # standard deviations: no noise is larger, see `privacy.helper.system_normal`
+_MORE_NOISE = 1.005  # times as much, until the library finds the budget kept
 _LEAST_SPREAD = 1 / 16  # of the mean squared length, where noise leaves less
 
 
@@ -82,7 +84,11 @@ class Private(Scheme):
     setup_deadline, deadline : seconds
         Of the set-up and of every round; the plan's, if not given.
     cap
-        Largest weight of a point; the plan's, if not given.
+        Largest weight of a point that is in every sum; the plan's, if not given. One that is drawn
+        seldom may weigh more.
+    sampling
+        Whether each client draws the points of a round from all that it has embedded; its noise is
+        accounted for by dp-accounting.
     """
 
     epsilon: float = 3.0
@@ -92,6 +98,7 @@ class Private(Scheme):
     setup_deadline: float | None = None
     deadline: float | None = None
     cap: float | None = None
+    sampling: bool = True
 
     name: ClassVar[str] = "private"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
@@ -147,24 +154,42 @@ class Private(Scheme):
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             cap=self.cap,
+            sampling=self.sampling,
         )
         optimiser, account = Nesterov(measures=False), self._account(task, chosen)
         return PrivateState(task, model, optimiser=optimiser, planned=chosen, account=account)
 
     def _account(self, task: Task, plan: PrivatePlan) -> Account:
-        """Return all sums, with the least noise that keeps the budget."""
+        """Return all sums, with the least noise that keeps the budget.
+
+        σ is right for points that are in every sum; those that are drawn have weights that cost no
+        more, but for a little that the library may find.
+        """
         q, c = task.workload.features, task.workload.labels
-        mu = mu_of(self.epsilon, self.delta)
-        shares = {"moments": CENTRE_SHARE, "gradient": 1 - CENTRE_SHARE}
-        sizes = {"moments": (1, q + 1 + c), "gradient": (plan.rounds, q * c)}
-        releases = []
-        for what, (count, numbers) in sizes.items():
-            steps = _numbers(task, plan, mu)
-            # A step for rounding, and one for the clients' floating-point sums.
-            sensitivity = steps.distance(steps.distance(plan.cap, numbers), numbers)
-            sigma = sensitivity * sqrt(count / shares[what]) / mu
-            releases.append(Release(what, count, sensitivity, sigma))
-        return Account(self.delta, releases)
+        mu, asked = mu_of(self.epsilon, self.delta), plan.loads > 0
+        steps = _numbers(task, plan, mu)
+        some = [float(cap) for cap in plan.caps[asked]], [float(rate) for rate in plan.rates[asked]]
+        first, rest = q + 1 + c, q * c
+        sigmas = _sensitivity(steps, plan.cap, first), _sensitivity(steps, plan.cap, rest)
+        more = 1.0
+        while True:
+            moments = Release(
+                "moments",
+                1,
+                _sensitivity(steps, plan.cap, first),
+                more * sigmas[0] / (mu * sqrt(CENTRE_SHARE)),
+            )
+            gradients = Release(
+                "gradient",
+                plan.rounds,
+                tuple(_sensitivity(steps, cap, rest) for cap in some[0]),
+                more * sigmas[1] * sqrt(plan.rounds / (1 - CENTRE_SHARE)) / mu,
+                tuple(some[1]),
+            )
+            account = Account(self.delta, [moments, gradients])
+            if self.epsilon == inf or account.epsilon <= self.epsilon:
+                return account
+            more *= _MORE_NOISE
 
     def ask(self, state: PrivateState) -> Ask | None:
         """Let everybody embed; ask for the first sum, then for gradients."""
@@ -177,11 +202,20 @@ class Private(Scheme):
             return None
         numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
         moments, gradient = (one.sigma * numbers.scale for one in account.releases)
-        common = (plan.chances, plan.cap, numbers.scale)
         wait = EveryoneUntil(plan.deadline)
         if state.direction is None:
-            return Ask(ClippedMoments(*common), wait, plan.loads, noise=moments)
-        work = ClippedGradient(*common, state.direction, state.radius, RESIDUAL)
+            first = ClippedMoments(plan.chances, plan.cap, numbers.scale)
+            return Ask(first, wait, plan.loads, noise=moments)
+        work = ClippedGradient(
+            plan.chances,
+            plan.caps,
+            numbers.scale,
+            state.direction,
+            state.radius,
+            RESIDUAL,
+            rates=plan.rates,
+            draw=state.round,
+        )
         return Ask(work, wait, plan.loads, noise=gradient, model=state.question)
 
     def receive(self, state: PrivateState, inbox: Inbox) -> PrivateState:
@@ -193,9 +227,10 @@ class Private(Scheme):
         plan = state.planned
         assert plan is not None
         numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
-        points = float((_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
         if state.direction is None:
+            points = float((_pool_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
             return self._centred(state, numbers.decode(inbox.total("moments")), points)
+        points = float((plan.weights * plan.rates * plan.loads)[inbox.arrived].sum())
         unit = state.radius * RESIDUAL / points
         noisy = numbers.decode(inbox.total()) * unit
         # No gradient would ever undo noise in the direction that the clients leave out.
@@ -244,16 +279,32 @@ class Private(Scheme):
         return state.account
 
 
-def _weights(task: Task, plan: PrivatePlan) -> FloatArray:
+def _pool_weights(task: Task, plan: PrivatePlan) -> FloatArray:
+    """Return the weights of the first sum, which is over whole pools."""
     expected = np.maximum(plan.loads * plan.chances, 1e-300)
     return np.where(plan.loads > 0, np.minimum(task.held / expected, plan.cap), 0.0)
 
 
+def _sensitivity(steps: FixedPoint, weight: float, numbers: int) -> float:
+    """Return how far a record of this weight moves a sum, with a step for rounding.
+
+    Another step is for the clients' floating-point sums.
+    """
+    return steps.distance(steps.distance(weight, numbers), numbers)
+
+
 def _numbers(task: Task, plan: PrivatePlan, mu: float) -> FixedPoint:
-    """Return numbers of which no sum wraps around, the largest noise included."""
-    sums = float(
-        np.minimum(plan.cap * plan.loads, task.held / np.maximum(plan.chances, 1e-9)).sum()
+    """Return numbers of which no sum wraps around, the largest noise included.
+
+    Draws may be larger than on average; eight standard deviations are allowed for.
+    """
+    drawn = plan.loads * plan.rates
+    drawn = np.minimum(drawn + 8 * np.sqrt(drawn) + 8, plan.loads)
+    most = np.minimum(
+        plan.caps * drawn,
+        task.held * drawn / np.maximum(plan.chances * plan.loads * plan.rates, 1e-9),
     )
+    sums = max(float(most.sum()), float((_pool_weights(task, plan) * plan.loads).sum()))
     deviations = sqrt(max((plan.rounds) / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
     noise = 2 * _FARTHEST * plan.cap * deviations  # twice: rounding adds to the sensitivity
     return FixedPoint.for_sums(sums + noise, task.clients)
