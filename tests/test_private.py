@@ -114,6 +114,35 @@ class TestSensitivity:
         np.testing.assert_allclose(short[inside], rows[inside])
 
 
+class TestWholeClients:
+    """With the unit `client`, all records of one client are replaced by nothing."""
+
+    @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.kind)
+    @given(seed=st.integers(0, 2**32), size=st.floats(1e-3, 1e4))
+    def test_a_client_moves_a_sum_by_no_more_than_its_longest(
+        self, work: Any, seed: int, size: float
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        features = (size * rng.standard_normal((8, Q))).astype(np.float32)
+        labels = (size * rng.standard_normal((8, C))).astype(np.float32)
+        short = replace(work, longest=2.5)
+        model = rng.standard_normal((Q, C)).astype(np.float32)
+        total = _decoded(short, features, labels, model)
+        assert np.linalg.norm(total) <= FixedPoint(work.scale).distance(2.5, total.size)
+
+    def test_the_account_is_for_clients(self) -> None:
+        (setting,) = played(experiment({"name": "private", "unit": "client", "hours": 0.5}))
+        account = setting.scheme.privacy(setting.state)
+        assert account is not None
+        assert account.document()["unit"] == "client"
+        assert account.epsilon == pytest.approx(3.0, rel=1e-6)
+        assert not account.sampled
+        records = Private(hours=0.5).privacy(played(experiment())[0].state)
+        assert records is not None
+        # A quarter of a client's 144 points is hidden, and not one of them alone.
+        assert account.releases[0].sigma > 10 * records.releases[0].sigma
+
+
 class TestDraws:
     """Points of a round are drawn by chance, each with the client's rate."""
 
@@ -351,6 +380,7 @@ class TestPlan:
         ({"delta": 1.0}, "private.delta is 1"),
         ({"cap": 0.5}, "private.cap is 0.5"),
         ({"hours": inf}, "private.hours is inf"),
+        ({"unit": "dog"}, "private.unit is 'dog'"),
         ({"rounds": 0}, "private.rounds is 0"),
     ],
 )

@@ -8,6 +8,7 @@ private run needs of a client. Only the simulator sends them without a mask.
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar, Self
 
 import numpy as np
@@ -69,6 +70,8 @@ class PrivateSum(OnEmbedded):
         Each embedded point is in a sum with this chance, drawn anew for every sum.
     draw
         Which draw it is, where draws can be repeated.
+    longest
+        To which length a client's whole sum is clipped: for a guarantee for whole clients.
     """
 
     chances: npt.ArrayLike
@@ -76,6 +79,7 @@ class PrivateSum(OnEmbedded):
     scale: float
     rates: npt.ArrayLike = field(default=1.0, kw_only=True)
     draw: int = field(default=0, kw_only=True)
+    longest: float = field(default=inf, kw_only=True)
 
     needs_model: ClassVar[bool] = True
     name: ClassVar[str]
@@ -104,7 +108,8 @@ class PrivateSum(OnEmbedded):
         weight, luck = self.weight(client.points, load), client.code_stream(_DRAWS, self.draw)
         some = (_drawn(part, self.rate, luck) for part in client.first(load))
         exact = weight * _added(self.part(part, model) for part in some)
-        return Answer(load, {self.name: FixedPoint(self.scale).encode(exact)})
+        short = exact * min(1.0, self.longest / max(float(np.linalg.norm(exact)), 1e-300))
+        return Answer(load, {self.name: FixedPoint(self.scale).encode(short)})
 
     def _processed(self, loads: IntArray) -> FloatArray:
         """Return how many points each client goes through on average."""

@@ -181,6 +181,7 @@ def plan_private(
     deadline: float | None = None,
     cap: float | None = None,
     sampling: bool = True,
+    longest: float | None = None,
 ) -> PrivatePlan:
     """Choose what promises the smallest error by some hour; what is given is taken as it is.
 
@@ -195,9 +196,11 @@ def plan_private(
     sampling
         Whether points are drawn from larger pools; otherwise a client has as many as it can
         process in a round.
+    longest
+        Of a client's whole sum, where that is what noise must hide.
     """
     mu = mu_of(epsilon, delta) * sqrt(1 - CENTRE_SHARE)
-    planner = _Planner(fleet, workload, feature_macs, mu, delta, 3600 * hours)
+    planner = _Planner(fleet, workload, feature_macs, mu, delta, 3600 * hours, longest)
     lengths = [deadline] if deadline is not None else planner.deadlines()
     setups = [setup_deadline] if setup_deadline is not None else planner.setups()
     caps = _CAPS if cap is None else (cap,)
@@ -249,6 +252,7 @@ class _Planner:
     mu: float
     delta: float
     seconds: float
+    longest: float | None
 
     def deadlines(self) -> FloatArray:
         """Return lengths of rounds, from a slow link's messages on."""
@@ -334,6 +338,7 @@ class _Planner:
         pools = np.minimum(q * standing / points.sum() ** 2, share)
         missing = share * (1 - weights * expected / points) ** 2
         fixed = RESIDUAL * (RESIDUAL * pools + missing).sum(1)
-        noise = c * counts * (RESIDUAL * cap / (self.mu * total)) ** 2
+        hidden = cap if self.longest is None else self.longest
+        noise = c * counts * (RESIDUAL * hidden / (self.mu * total)) ** 2
         drawn = (expected * (1 - trial.rates) * weights**2).sum(1) * (RESIDUAL / total) ** 2
         return np.asarray(fixed), np.asarray(noise), np.asarray(drawn)

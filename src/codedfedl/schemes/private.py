@@ -25,15 +25,17 @@ from codedfedl.core.waiting import EveryoneUntil, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
+from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
 from codedfedl.planning.private import CENTRE_SHARE, RESIDUAL, PrivatePlan, plan_private
-from codedfedl.privacy.accounting import Account, Release, check_budget, mu_of
+from codedfedl.privacy.accounting import UNITS, Account, Release, check_budget, mu_of
 from codedfedl.privacy.fixed_point import FixedPoint
 
 __all__ = ["Private", "PrivateState"]
 
 _FARTHEST = 8.3  # standard deviations: no noise is larger, see `privacy.helper.system_normal`
 _MORE_NOISE = 1.005  # times as much, until the library finds the budget kept
+_CLIENT_SHARE = 0.25  # of the mean number of points: longer sums of a client are clipped
 _LEAST_SPREAD = 1 / 16  # of the mean squared length, where noise leaves less
 
 
@@ -89,6 +91,9 @@ class Private(Scheme):
     sampling
         Whether each client draws the points of a round from all that it has embedded; its noise is
         accounted for by dp-accounting.
+    unit
+        ``record``, or ``client``: then all records of a client together may be replaced by nothing,
+        and its whole sum is clipped. That needs far more noise, and many clients; nothing is drawn.
     """
 
     epsilon: float = 3.0
@@ -99,6 +104,7 @@ class Private(Scheme):
     deadline: float | None = None
     cap: float | None = None
     sampling: bool = True
+    unit: str = "record"
 
     name: ClassVar[str] = "private"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
@@ -111,6 +117,8 @@ class Private(Scheme):
             value = getattr(self, key)
             if value is not None and not 0 < value < inf:
                 raise InputError(f"private.{key} is {value:g}: must be finite and above 0")
+        if self.unit not in UNITS:
+            raise InputError(f"private.unit is {self.unit!r}: {nearest(self.unit, UNITS)}")
         if self.cap is not None and not 1 <= self.cap < inf:
             raise InputError(f"private.cap is {self.cap:g}: must be finite and at least 1")
 
@@ -154,10 +162,15 @@ class Private(Scheme):
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             cap=self.cap,
-            sampling=self.sampling,
+            sampling=self.sampling and self.unit == "record",
+            longest=self._longest(task),
         )
         optimiser, account = Nesterov(measures=False), self._account(task, chosen)
         return PrivateState(task, model, optimiser=optimiser, planned=chosen, account=account)
+
+    def _longest(self, task: Task) -> float | None:
+        """Return to which length a client's sum is clipped, where clients are to be hidden."""
+        return None if self.unit == "record" else _CLIENT_SHARE * float(task.held.mean())
 
     def _account(self, task: Task, plan: PrivatePlan) -> Account:
         """Return all sums, with the least noise that keeps the budget.
@@ -166,30 +179,30 @@ class Private(Scheme):
         more, but for a little that the library may find.
         """
         q, c = task.workload.features, task.workload.labels
-        mu, asked = mu_of(self.epsilon, self.delta), plan.loads > 0
-        steps = _numbers(task, plan, mu)
-        some = [float(cap) for cap in plan.caps[asked]], [float(rate) for rate in plan.rates[asked]]
-        first, rest = q + 1 + c, q * c
-        sigmas = _sensitivity(steps, plan.cap, first), _sensitivity(steps, plan.cap, rest)
+        mu, asked, longest = mu_of(self.epsilon, self.delta), plan.loads > 0, self._longest(task)
+        steps, hidden = self._numbers(task, plan), plan.cap if longest is None else longest
+        first, rest = (_sensitivity(steps, hidden, size) for size in (q + 1 + c, q * c))
+        each: float | tuple[float, ...] = rest
+        if longest is None:
+            each = tuple(_sensitivity(steps, float(cap), q * c) for cap in plan.caps[asked])
+        rates = tuple(float(rate) for rate in plan.rates[asked])
+        sigmas = first / sqrt(CENTRE_SHARE) / mu, rest * sqrt(plan.rounds / (1 - CENTRE_SHARE)) / mu
         more = 1.0
         while True:
-            moments = Release(
-                "moments",
-                1,
-                _sensitivity(steps, plan.cap, first),
-                more * sigmas[0] / (mu * sqrt(CENTRE_SHARE)),
-            )
-            gradients = Release(
-                "gradient",
-                plan.rounds,
-                tuple(_sensitivity(steps, cap, rest) for cap in some[0]),
-                more * sigmas[1] * sqrt(plan.rounds / (1 - CENTRE_SHARE)) / mu,
-                tuple(some[1]),
-            )
-            account = Account(self.delta, [moments, gradients])
+            moments = Release("moments", 1, first, more * sigmas[0])
+            gradients = Release("gradient", plan.rounds, each, more * sigmas[1], rates)
+            account = Account(self.delta, [moments, gradients], self.unit)
             if self.epsilon == inf or account.epsilon <= self.epsilon:
                 return account
             more *= _MORE_NOISE
+
+    def _numbers(self, task: Task, plan: PrivatePlan) -> FixedPoint:
+        """Return numbers of which no sum wraps around, the largest noise included."""
+        hidden = self._longest(task) or plan.cap
+        mu = mu_of(self.epsilon, self.delta)
+        deviations = sqrt(max(plan.rounds / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
+        noise = 2 * _FARTHEST * hidden * deviations  # twice: rounding adds to the sensitivity
+        return FixedPoint.for_sums(_largest_sum(task, plan) + noise, task.clients)
 
     def ask(self, state: PrivateState) -> Ask | None:
         """Let everybody embed; ask for the first sum, then for gradients."""
@@ -200,11 +213,11 @@ class Private(Scheme):
             return Ask(Embed(), Until(plan.setup_deadline), setup=True)
         if state.finished:
             return None
-        numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
+        numbers = self._numbers(state.task, plan)
         moments, gradient = (one.sigma * numbers.scale for one in account.releases)
-        wait = EveryoneUntil(plan.deadline)
+        wait, longest = EveryoneUntil(plan.deadline), self._longest(state.task) or inf
         if state.direction is None:
-            first = ClippedMoments(plan.chances, plan.cap, numbers.scale)
+            first = ClippedMoments(plan.chances, plan.cap, numbers.scale, longest=longest)
             return Ask(first, wait, plan.loads, noise=moments)
         work = ClippedGradient(
             plan.chances,
@@ -215,6 +228,7 @@ class Private(Scheme):
             RESIDUAL,
             rates=plan.rates,
             draw=state.round,
+            longest=longest,
         )
         return Ask(work, wait, plan.loads, noise=gradient, model=state.question)
 
@@ -226,7 +240,7 @@ class Private(Scheme):
             return replace(state, round=state.round + 1)
         plan = state.planned
         assert plan is not None
-        numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
+        numbers = self._numbers(state.task, plan)
         if state.direction is None:
             points = float((_pool_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
             return self._centred(state, numbers.decode(inbox.total("moments")), points)
@@ -293,21 +307,14 @@ def _sensitivity(steps: FixedPoint, weight: float, numbers: int) -> float:
     return steps.distance(steps.distance(weight, numbers), numbers)
 
 
-def _numbers(task: Task, plan: PrivatePlan, mu: float) -> FixedPoint:
-    """Return numbers of which no sum wraps around, the largest noise included.
-
-    Draws may be larger than on average; eight standard deviations are allowed for.
-    """
-    drawn = plan.loads * plan.rates
-    drawn = np.minimum(drawn + 8 * np.sqrt(drawn) + 8, plan.loads)
-    most = np.minimum(
-        plan.caps * drawn,
-        task.held * drawn / np.maximum(plan.chances * plan.loads * plan.rates, 1e-9),
-    )
-    sums = max(float(most.sum()), float((_pool_weights(task, plan) * plan.loads).sum()))
-    deviations = sqrt(max((plan.rounds) / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
-    noise = 2 * _FARTHEST * plan.cap * deviations  # twice: rounding adds to the sensitivity
-    return FixedPoint.for_sums(sums + noise, task.clients)
+def _largest_sum(task: Task, plan: PrivatePlan) -> float:
+    """Return how large a sum may become; of draws eight standard deviations are allowed for."""
+    mean = plan.loads * plan.rates
+    drawn = np.minimum(mean + 8 * np.sqrt(mean) + 8, plan.loads)
+    fair = task.held / np.maximum(plan.chances * mean, 1e-9)
+    gradients = np.minimum(plan.caps, fair) * drawn
+    moments = _pool_weights(task, plan) * plan.loads
+    return max(float(gradients.sum()), float(moments.sum()))
 
 
 def _stepped(state: PrivateState, gradient: Array, size: float) -> PrivateState:
