@@ -137,7 +137,8 @@ class TestWholeClients:
         assert account.document()["unit"] == "client"
         assert account.epsilon == pytest.approx(3.0, rel=1e-6)
         assert not account.sampled
-        records = Private(hours=0.5).privacy(played(experiment())[0].state)
+        (other,) = simulation(experiment({"name": "private", "hours": 0.5})).settings
+        records = other.scheme.privacy(other.state)
         assert records is not None
         # A quarter of a client's 144 points is hidden, and not one of them alone.
         assert account.releases[0].sigma > 10 * records.releases[0].sigma

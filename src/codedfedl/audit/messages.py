@@ -210,7 +210,7 @@ def _weight_and_rate(work: Work, held: int, load: int) -> tuple[float, float]:
     return (held / load if isinstance(work, Embedded) else 1.0), 1.0
 
 
-def _factors(work: Work, records: Records, model: Array) -> tuple[FloatArray, FloatArray]:
+def _factors(work: Work, records: Records, model: Array) -> tuple[Array, Array]:
     features, targets = records.features, records.targets
     if isinstance(work, ClippedMoments):
         x, y = clipped(features, 1.0), clipped(targets, 1.0)
