@@ -12,7 +12,7 @@ import numpy as np
 from scipy import linalg
 
 from codedfedl._types import FloatArray, IntArray, Mask
-from codedfedl.audit.messages import Mixed, Parts, Summed, known_sum, parts
+from codedfedl.audit.messages import Mixed, Parts, Summed, factors, known_sum, parts
 from codedfedl.audit.records import Records, planted
 from codedfedl.learning.codes import Code
 from codedfedl.simulation.problem import Problem
@@ -167,14 +167,16 @@ class KnowsThePopulation(_Attack):
     """An attacker who knows candidates, and whose they would be, but not who is in.
 
     Sums without noise over the same points are uncertain by the same unknown points, so of their
-    ratios the mean counts; noise is new in every sum, and ratios add up.
+    ratios the mean counts; noise is new in every sum, and ratios add up. Without noise, the size of
+    a ratio rests on a covariance that is only nearly right: it ranks records, and is scaled to a
+    standard deviation of 1 beside the ratios of parity.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._plain, self._plain_count = np.zeros((2, len(self.records)))
-        self._bases: dict[tuple[str, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
-        self._within: FloatArray | None = None
+        self._known_axes: dict[str, tuple[FloatArray, FloatArray]] = {}
+        self._known: tuple[FloatArray, FloatArray] | None = None
 
     def observe(self, message: Summed | Mixed) -> None:
         """Learn from a message."""
@@ -185,15 +187,17 @@ class KnowsThePopulation(_Attack):
         if not len(found.place):
             return
         clients = self.records.client[found.place]
-        lefts, middle, spread = _expected(found, clients, message.loads)
-        key = (message.work.kind, len(found.place))
-        values, basis, turned = self._basis(key, lefts, found)
+        middle, spread = _expected(found, clients, message.loads)
+        values, basis = self._axes(message)
+        turned = found.left @ basis
         within = found.right - _client_means(found.right, clients)
         others, axes = linalg.eigh(within.T @ within / len(within))
         variance = spread * np.outer(np.maximum(values, 0), np.maximum(others, 0))
         floor = _SHRINKAGE * float(variance.mean()) + 1e-300
         precision = 1 / (variance + message.sigma**2 + floor)
         left = basis.T @ (message.values - middle) @ axes
+        # Where the message is farther off than the population says, that says less than it seems.
+        precision /= max(float((left**2 * precision).mean()), 1.0)
         right = (found.right @ axes) * found.weight[:, None]
         along = np.einsum("ka,ab,kb->k", turned, left * precision, right, optimize=True)
         square = np.einsum("ka,ab,kb->k", turned**2, precision, right**2, optimize=True)
@@ -204,29 +208,41 @@ class KnowsThePopulation(_Attack):
 
     def result(self) -> FloatArray:
         """Return the scores after all messages."""
-        return np.asarray(self.scores + self._plain / np.maximum(self._plain_count, 1))
+        plain = self._plain / np.maximum(self._plain_count, 1)
+        return np.asarray(self.scores + plain / max(float(plain.std()), 1e-300))
 
-    def _basis(
-        self, key: tuple[str, int], within: FloatArray, found: Parts
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the principal axes of the left factors: the same in all rounds of one kind."""
-        if key not in self._bases or len(self._bases[key][2]) != len(found.left):
-            values, basis = linalg.eigh(within.T @ within / len(within))
-            self._bases = {key: (values, basis, found.left @ basis)}
-        return self._bases[key]
+    def _axes(self, message: Summed) -> tuple[FloatArray, FloatArray]:
+        """Return variances and principal axes of the left factors, within clients.
+
+        They are the same in all rounds of one kind, and for all clients.
+        """
+        kind = message.work.kind
+        if kind not in self._known_axes:
+            left = factors(message.work, self.records, message.model)[0].astype(np.float64)
+            within = left - _client_means(left, self.records.client)
+            self._known_axes[kind] = linalg.eigh(within.T @ within / len(within))
+        return self._known_axes[kind]
 
     def _observe_parity(self, message: Mixed) -> None:
         place, weights = self._mixed_places(message)
         if not len(place):
             return
-        everybody = self._joined(np.arange(len(self.records)))
-        clients = self.records.client
-        if self._within is None:
-            spread = everybody - _client_means(everybody, clients)
-            self._within = spread.T @ spread / len(spread)
-        mean = everybody[clients == message.client].mean(0)
-        covariance = (message.weights**2).sum() * (self._within + np.outer(mean, mean))
-        self._add(place, _ratios_of_parity(message, everybody[place], weights, covariance))
+        within, means = self._population()
+        mean = means[message.client]
+        covariance = (message.weights**2).sum() * (within + np.outer(mean, mean))
+        ratios = _ratios_of_parity(message, self._joined(place), weights, covariance)
+        self._add(place, ratios)
+
+    def _population(self) -> tuple[FloatArray, FloatArray]:
+        """Return the candidates' covariance within clients, and each client's mean."""
+        if self._known is None:
+            everybody, clients = self._joined(np.arange(len(self.records))), self.records.client
+            own = _client_means(everybody, clients)
+            spread = everybody - own
+            means = np.zeros((len(self.held), everybody.shape[1]))
+            means[clients] = own
+            self._known = spread.T @ spread / len(spread), means
+        return self._known
 
 
 def _client_means(values: FloatArray, clients: IntArray) -> FloatArray:
@@ -237,10 +253,8 @@ def _client_means(values: FloatArray, clients: IntArray) -> FloatArray:
     return np.asarray((sums / np.bincount(own)[:, None])[own])
 
 
-def _expected(
-    found: Parts, clients: IntArray, loads: IntArray
-) -> tuple[FloatArray, FloatArray, float]:
-    """Return left factors less their client's mean, the expected sum, and Σ w² of its points.
+def _expected(found: Parts, clients: IntArray, loads: IntArray) -> tuple[FloatArray, float]:
+    """Return the expected sum, and Σ w² of its points.
 
     Half of a client's candidates are missing from its points, on average.
     """
@@ -251,4 +265,4 @@ def _expected(
         weight = float(found.weight[its][0])
         middle += present * weight / its.sum() * found.left[its].T @ found.right[its]
         spread += present * weight**2
-    return found.left - _client_means(found.left, clients), middle, spread
+    return middle, spread

@@ -24,7 +24,7 @@ from codedfedl.simulation.evaluate import SimulatedClient
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.timeline import Exchange
 
-__all__ = ["Mixed", "Parts", "Summed", "check_work", "known_sum", "messages", "parts"]
+__all__ = ["Mixed", "Parts", "Summed", "check_work", "factors", "known_sum", "messages", "parts"]
 
 _SILENT = Prepare | Embed
 _SUMMED = Gradient | Embedded | Gram | PrivateSum
@@ -190,7 +190,7 @@ def parts(message: Summed, records: Records, held: IntArray) -> Parts:
     for j in np.unique(some.client).tolist():
         own, its = work.for_client(j), some.client == j
         weight[its], rate[its] = _weight_and_rate(own, int(held[j]), int(loads[j]))
-    left, right = _factors(work, some, message.model)
+    left, right = factors(work, some, message.model)
     return Parts(place, weight, rate, left.astype(np.float64), right.astype(np.float64))
 
 
@@ -210,7 +210,8 @@ def _weight_and_rate(work: Work, held: int, load: int) -> tuple[float, float]:
     return (held / load if isinstance(work, Embedded) else 1.0), 1.0
 
 
-def _factors(work: Work, records: Records, model: Array) -> tuple[Array, Array]:
+def factors(work: Work, records: Records, model: Array) -> tuple[Array, Array]:
+    """Return the two factors of what each record adds, before its weight."""
     features, targets = records.features, records.targets
     if isinstance(work, ClippedMoments):
         x, y = clipped(features, 1.0), clipped(targets, 1.0)
