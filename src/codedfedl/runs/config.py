@@ -161,11 +161,15 @@ class FederationConfig(_Table):
 
 
 class SchemeConfig(BaseModel):
-    """A scheme and its settings; `features` takes the place of the experiment's kind."""
+    """A scheme and its settings; `features` takes the place of the experiment's kind.
+
+    With `secure`, the simulator gives the server sums of answers and no answer by itself.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
     features: FeatureKind | None = None
+    secure: bool | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -190,6 +194,7 @@ class SchemeConfig(BaseModel):
         ]
         code = [str(self.settings[key]) for key in ("code", "nonzeros") if key in self.settings]
         values += [word for word in (" ".join(code), self.features) if word]
+        values += ["secure sums"] if self.secure else []
         return ", ".join([" ".join([self.plain_name, *values[:1]]), *values[1:]])
 
 
