@@ -4,12 +4,15 @@ import inspect
 import re
 import tomllib
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import typer
 from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxTranslator
 
 import codedfedl
 from codedfedl.cli import app as commands
@@ -29,6 +32,8 @@ highlight_language = "none"  # output and formulas; blocks of code say what they
 smartquotes = False  # `--json` is no dash
 default_role = "code"  # docstrings write names in single backticks
 myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath"]
+myst_dmath_allow_digits = False
 
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
@@ -40,6 +45,7 @@ napoleon_custom_sections = [("Attributes", "params_style")]  # a list, with name
 napoleon_use_rtype = False
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = "codedfedl"
 html_show_sphinx = False
 html_copy_source = False
@@ -50,10 +56,26 @@ html_theme_options = {"navigation_with_keys": True}
 
 def setup(app: Sphinx) -> None:
     """Ask to see every page and signature on the way."""
+    app.add_html_math_renderer("mathml", (_inline_formula, None), (_formula, None))
     app.connect("source-read", _prepare)
     app.connect("autodoc-process-signature", _shorten)
     app.connect("autodoc-process-docstring", _colons_stay, priority=600)  # napoleon: 500
     app.connect("doctree-read", _tidy)
+
+
+def _inline_formula(writer: SphinxTranslator, node: nodes.math) -> None:
+    """Write a formula as MathML, which browsers draw by themselves: no script, no request."""
+    _write(writer, tex2mathml(node.astext()))
+
+
+def _formula(writer: SphinxTranslator, node: nodes.math_block) -> None:
+    """Write a formula on a line of its own."""
+    _write(writer, f'<div class="formula">{tex2mathml(node.astext(), as_block=True)}</div>')
+
+
+def _write(writer: SphinxTranslator, text: str) -> NoReturn:
+    writer.body.append(text)  # type: ignore[attr-defined]
+    raise nodes.SkipNode
 
 
 def _prepare(_app: Sphinx, page: str, source: list[str]) -> None:

@@ -3,6 +3,7 @@
 They need Chromium; `make test-browser` runs them, and says how to install it where it is not there.
 """
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from codedfedl.report.html import render_report
+from codedfedl.report.palette import scheme_colour
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
 from tests.test_simulate import small
 
 pytestmark = pytest.mark.browser
 
+SITE = Path(__file__).parent.parent / "build" / "docs"
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 SCHEMES = [
@@ -34,7 +37,7 @@ CONTRAST = """() => {
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
   };
   const page = light(getComputedStyle(document.body).backgroundColor);
-  const inked = document.querySelector('figure svg [style*="currentColor"]');
+  const inked = document.querySelector('figure:not(.print figure) svg [style*="currentColor"]');
   const drawn = getComputedStyle(inked);
   const inks = ['body', '.soft', 'th']
     .map(place => getComputedStyle(document.querySelector(place)).color)
@@ -42,6 +45,17 @@ CONTRAST = """() => {
   return inks.map(light)
     .map(ink => (Math.max(ink, page) + 0.05) / (Math.min(ink, page) + 0.05));
 }"""
+
+
+# Cells and headings whose text is wider than they are, or that end beyond the page.
+CLIPPED = """() => [...document.querySelectorAll('th, td, summary, button, p, h1, h2, pre')]
+  .filter(one => one.getBoundingClientRect().width > 0)
+  .filter(one => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== 'inline'
+    || one.getBoundingClientRect().right > innerWidth + 1)
+  .map(one => one.outerHTML.slice(0, 120))"""
+# How many settings are shown, by their buttons.
+SHOWN = """() => [...document.querySelectorAll('button[data-line]')]
+  .filter(one => one.getAttribute('aria-pressed') === 'true').length"""
 
 
 @pytest.fixture(scope="module")
@@ -109,15 +123,18 @@ def test_it_loads_fits_and_can_be_read(
     assert complaints == []
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= size["width"]
-    figures = page.locator("figure")
+    figures = page.locator("figure:visible")
     assert figures.count() >= 4
     for place in range(figures.count()):
         frame = figures.nth(place).bounding_box()
-        drawing = figures.nth(place).locator("svg").first.bounding_box()
+        drawing = figures.nth(place).locator("svg, canvas").first.bounding_box()
         assert frame is not None
         assert drawing is not None
         assert frame["x"] + frame["width"] <= size["width"]
-        assert min(drawing["width"], drawing["height"]) > 100  # a wide one scrolls in its frame
+        assert drawing["x"] + drawing["width"] <= size["width"]
+        assert drawing["width"] > 300
+        assert drawing["height"] > 60  # a time line of few clients is low
+    assert page.evaluate(CLIPPED) == []
     assert min(page.evaluate(CONTRAST)) > 4.5  # as accessibility asks for
     page.close()
 
@@ -125,7 +142,7 @@ def test_it_loads_fits_and_can_be_read(
 @pytest.mark.parametrize("page_name", ["index", "tutorials/plan", "commands", "api-estimators"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_docs_need_nobody_else(browser: Browser, page_name: str, size: ViewportSize) -> None:
-    path = Path(__file__).parent.parent / "build" / "docs" / f"{page_name}.html"
+    path = SITE / f"{page_name}.html"
     assert path.is_file(), "the site is not built: make docs"
     page, complaints = opened(browser, path, size)
     assert [one for one in complaints if not one.startswith("file:")] == []
@@ -142,19 +159,19 @@ def test_the_first_screen_says_who_won(
         box = page.locator(place).last.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] < size["height"]
-    assert "is first" in page.locator(".headline").last.inner_text()
+    assert "reaches the target first" in page.locator(".headline").last.inner_text()
     page.close()
 
 
 def test_the_order_of_the_story(browser: Browser, pages: dict[str, Path]) -> None:
     page, _ = opened(browser, pages["one"], DESKTOP)
     assert [heading.split(" ")[:2] for heading in page.locator("h2").all_inner_texts()] == [
-        ["Accuracy", "against"],
-        ["The", "clients"],
-        ["The", "first"],
-        ["What", "the"],
-        ["The", "plan"],
-        ["To", "reproduce"],
+        ["Accuracy", "over"],
+        ["Clients"],
+        ["First", "rounds:"],
+        ["Set-up", "time"],
+        ["Plan"],
+        ["Reproduce", "this"],
     ]
     page.close()
 
@@ -167,4 +184,180 @@ def test_on_paper_nothing_is_folded_away(browser: Browser, pages: dict[str, Path
     assert box is not None
     assert box["height"] > 100
     assert len(page.pdf()) > 20_000
+    page.close()
+
+
+def ink(page: Page, chart: int, colour: str) -> int:
+    """Count the pixels of a chart that have a colour."""
+    count: int = page.evaluate(
+        """([chart, colour]) => {
+          const canvas = document.querySelectorAll('[data-chart] canvas')[chart];
+          const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+          const wanted = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+          let found = 0;
+          for (let i = 0; i < data.length; i += 4)
+            found += data[i + 3] > 200 && wanted.every((c, j) => Math.abs(data[i + j] - c) < 4);
+          return found;
+        }""",
+        [chart, colour],
+    )
+    return count
+
+
+def hovered(page: Page, chart: int) -> str:
+    """Move the pointer over a chart until it shows a value, and return what it shows."""
+    over = page.locator("[data-chart] .u-over").nth(chart)
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    tip = over.locator(".tip")
+    for across in range(1, 20):
+        for down in range(1, 10):
+            page.mouse.move(
+                box["x"] + box["width"] * across / 20, box["y"] + box["height"] * down / 10
+            )
+            if tip.is_visible():
+                return tip.inner_text()
+    pytest.fail("no place of the chart shows a value")
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_a_chart_shows_values_on_hover(
+    browser: Browser, pages: dict[str, Path], size: ViewportSize
+) -> None:
+    page, complaints = opened(browser, pages["one"], size)
+    for chart, after in ((0, r"after [\d.,]+ (h|min|s)"), (2, r"after [\d.,]+ rounds")):
+        setting, accuracy, when = hovered(page, chart).splitlines()
+        assert setting in page.locator("table").first.inner_text()
+        assert re.fullmatch(r"\d+\.\d\d%( \(\d+\.\d\d% to \d+\.\d\d%\))?", accuracy)
+        assert re.fullmatch(after, when)
+    assert complaints == []
+    page.close()
+
+
+def test_a_scheme_toggles_in_all_charts_at_once(browser: Browser, pages: dict[str, Path]) -> None:
+    page, complaints = opened(browser, pages["one"], DESKTOP)
+    colour = scheme_colour("uncoded")
+    before = [ink(page, chart, colour) for chart in range(3)]
+    assert min(before) > 50
+    button = page.locator("button[data-line]", has_text="uncoded")
+    button.click()
+    assert [ink(page, chart, colour) for chart in range(3)] == [0, 0, 0]
+    assert page.locator("tr.off").count() == 1
+    page.locator("button.all").click()
+    assert [ink(page, chart, colour) for chart in range(3)] == before
+    button.dblclick()  # alone
+    assert page.evaluate(SHOWN) == 1
+    assert min(ink(page, chart, colour) for chart in range(3)) > 50
+    assert complaints == []
+    page.close()
+
+
+def test_tables_sort_by_a_click_or_a_key(browser: Browser, pages: dict[str, Path]) -> None:
+    page, complaints = opened(browser, pages["one"], DESKTOP)
+    table = page.locator("table").first
+    times = [number(text) for text in table.locator("tr td:nth-child(2)").all_inner_texts()]
+    assert times == sorted(times)
+    heading = table.locator("th", has_text="final")
+    column = table.locator("tr td:nth-child(8)")
+    heading.click()
+    ascending = [number(text) for text in column.all_inner_texts()]
+    assert len(ascending) == len(SCHEMES)
+    assert ascending == sorted(ascending)
+    heading.press("Enter")
+    assert [number(text) for text in column.all_inner_texts()] == ascending[::-1]
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert complaints == []
+    page.close()
+
+
+def number(text: str) -> float:
+    """Read a number; a target that was not met comes last."""
+    return (
+        float("inf") if "met" in text or "of" in text else float(text.strip("%").replace(",", ""))
+    )
+
+
+def test_colours_are_the_schemes_and_dashes_the_runs(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    """A scheme has one colour on every page, in every run; each run has a dash of its own."""
+    found: dict[str, set[str]] = {}
+    for name in ("one", "compared"):
+        page, _ = opened(browser, pages[name], DESKTOP)
+        for button in page.locator("button[data-line]").all():
+            stroke = button.locator("line")
+            setting = button.inner_text().partition(" (run")[0]
+            found.setdefault(setting, set()).add(str(stroke.get_attribute("stroke")))
+            dashed = bool(stroke.get_attribute("stroke-dasharray"))
+            assert dashed == ("bad-links" in button.inner_text())
+        page.close()
+    assert len(found) == len(SCHEMES)
+    assert all(len(colours) == 1 for colours in found.values())
+    assert len(set.union(*found.values())) == len(SCHEMES)
+
+
+def test_a_comparison_begins_with_what_differs(browser: Browser, pages: dict[str, Path]) -> None:
+    page, _ = opened(browser, pages["compared"], DESKTOP)
+    assert page.locator("h2").first.inner_text() == "Configuration changes"
+    rows = page.locator("table").first.locator("tr").all_inner_texts()
+    assert [row.split() for row in rows] == [
+        ["key", "good-links", "bad-links"],
+        ["fleet.erasure", "0.1", "0.6"],
+    ]
+    told = page.locator(".headline").first.inner_text()
+    assert re.match(r'Run "bad-links" is \d[\d.]* times slower than run "good-links": ', told)
+    changes = page.locator("table").nth(1).locator("tr td:nth-child(6)").all_inner_texts()
+    assert [text for text in changes if text]
+    assert all(re.fullmatch(r"|same|[\d.,]+× (longer|shorter)|.*met.*", one) for one in changes)
+    page.close()
+
+
+def test_a_page_has_one_unit_of_time(browser: Browser, pages: dict[str, Path]) -> None:
+    for path in pages.values():
+        page, _ = opened(browser, path, DESKTOP)
+        headings = page.locator("th").all_inner_texts()
+        signs = {text.rpartition(", ")[2] for text in headings if ", " in text}
+        assert len(signs) == 1
+        for sentence in page.locator(".headline").all_inner_texts():
+            assert set(re.findall(r"[\d.,]+ (h|min|s)\b", sentence)) <= signs
+        page.close()
+
+
+def test_the_static_pictures_are_for_paper(browser: Browser, pages: dict[str, Path]) -> None:
+    page, _ = opened(browser, pages["one"], DESKTOP)
+    static, live = page.locator(".print svg").first, page.locator("[data-chart]").first
+    assert live.is_visible()
+    assert not static.is_visible()
+    page.emulate_media(media="print")
+    assert static.is_visible()
+    assert not live.is_visible()
+    page.close()
+
+
+def test_the_docs_begin_with_how_to_install_and_run(browser: Browser) -> None:
+    page, _ = opened(browser, SITE / "index.html", DESKTOP)
+    box = page.locator("pre").first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < DESKTOP["height"]
+    assert "pip install ." in page.locator("pre").first.inner_text()
+    assert "codedfedl demo" in page.locator("pre").first.inner_text()
+    page.close()
+
+
+@pytest.mark.parametrize(("name", "formulas"), [("theory", 4), ("cold-start", 1)])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_formulas_are_drawn_by_the_browser_alone(
+    browser: Browser, name: str, formulas: int, size: ViewportSize
+) -> None:
+    page, complaints = opened(browser, SITE / f"{name}.html", size)
+    drawn = page.locator(".formula math")
+    assert drawn.count() == formulas
+    for formula in drawn.all():
+        box = formula.bounding_box()
+        assert box is not None
+        assert box["height"] > 20
+    assert "\\sum" not in page.locator("article").inner_text()
+    assert [one for one in complaints if not one.startswith("file:")] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     page.close()

@@ -136,11 +136,11 @@ def test_a_scheme_alone_is_not_called_first(run: Run, minimal: Path) -> None:
     out = minimal.parent / "run"
     code, text, _ = run("simulate", minimal, "--out", out)
     assert code == 0
-    assert "With set-up charged, coded-newton reached accuracy " in text
-    assert "is first" not in text
+    assert "With set-up charged, coded-newton reaches accuracy " in text
+    assert "reaches the target first" not in text
     page = (out / "report.html").read_text("utf-8")
-    assert "coded-newton reached accuracy " in page
-    assert "is first" not in page
+    assert "coded-newton reaches accuracy " in page
+    assert "reaches the target first" not in page
 
 
 @pytest.mark.parametrize("minimal", ["rings", "wine"], indirect=True)
@@ -171,13 +171,13 @@ def test_nobody_is_first_at_chance(run: Run, minimal: Path, more: tuple[str, ...
     code, text, _ = run("simulate", minimal, "--out", out, *RIVALS, *more)
     assert code == 0
     assert "No setting is clearly above chance: the best accuracy is " in text
-    assert "is first" not in text
+    assert "reaches the target first" not in text
     rows = json.loads(run("report", out, "--json")[1])["rows"]
     for row in rows:
         assert (row["gain"], row["gain_total"], row["above_chance"]) == (None, None, False)
         assert row["target"] == (0.2 if more else None)
         assert 0.33 < row["chance"] < 0.45
-    assert "is first" not in (out / "report.html").read_text("utf-8")
+    assert "reaches the target first" not in (out / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("minimal", ["wine"], indirect=True)
@@ -189,7 +189,7 @@ def test_nobody_is_first_where_all_diverge(run: Run, minimal: Path) -> None:
     assert code == 0
     assert "Every setting diverged" in text
     assert "lower training.step" in text
-    assert "is first" not in text
+    assert "reaches the target first" not in text
 
 
 @pytest.mark.parametrize("minimal", ["wine"], indirect=True)
@@ -200,7 +200,7 @@ def test_exact_ridge_sets_the_target_where_the_reference_diverges(run: Run, mini
     code, text, _ = run("simulate", minimal, "--out", out, "--set", step, "--set", both)
     assert code == 0
     assert "99% of the way from chance to exact" in text
-    assert "coded-newton is first" in text
+    assert "coded-newton reaches the target first" in text
     rows = {row["scheme"]: row for row in json.loads(run("report", out, "--json")[1])["rows"]}
     assert rows["coded-newton"]["above_chance"]
     assert not rows["uncoded"]["above_chance"]

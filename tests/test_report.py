@@ -17,6 +17,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.report.story import Story
 from codedfedl.report.timeline import TIMELINE, timeline_figure
+from codedfedl.report.units import UNITS
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
@@ -163,7 +164,7 @@ def test_who_starts_at_the_target_needs_no_round(run: RunDirectory) -> None:
     newton = next(o for o in first if o.scheme == "coded-newton")
     assert newton.training_hours == [0.0, 0.0, 0.0]
     told = verdict(first)[0]
-    assert "its start meets the target, before any round" in told
+    assert "before any round, with its first model" in told
 
 
 def test_the_clients_of_the_page(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_late_answers_that_count_are_not_called_cut_off(run: RunDirectory) -> No
     (newton,) = (o.cell for o in outcomes(run) if o.scheme == "coded-newton")
     rows = Story("run", run).timelines[newton]
     later = ~rows["arrived"] & (rows["seconds"] <= rows["round_seconds"])
-    figure = timeline_figure(rows, 1e9)
+    figure = timeline_figure(rows, 1e9, UNITS[0])
     bars = [c for c in figure.axes[0].collections if len(c.get_paths())]
     faces = [np.asarray(collection.get_facecolor(), dtype=float) for collection in bars]
     drawn = {tuple(face[0, :3].round(2).tolist()) for face in faces}
@@ -217,7 +218,7 @@ def test_runs_that_race_with_one_another(run: RunDirectory, tmp_path: Path) -> N
     simulate(small(seeds=[0, 1, 2], schemes=schemes, training=training), other)
     page = render_report(run, other)
     first = next(o for o in outcomes(run) if o.scheme == "coded-newton")
-    assert f"{first.setting} (run &#34;run&#34;) is first" in page
+    assert f"{first.setting} (run &#34;run&#34;) reaches the target first" in page
     alone = RunDirectory(tmp_path / "again")
     simulate(small(seeds=[0], schemes=schemes[:1], training=training), alone)
     both = render_report(other, alone)

@@ -23,7 +23,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [*pip, "wheel", *OFFLINE, "--no-build-isolation", "-w", str(folder), str(ROOT)]
     subprocess.run(build, check=True)
     (wheel,) = folder.glob("codedfedl-*.whl")
-    subprocess.run([*pip, "install", *OFFLINE, "--target", folder / "lib", wheel], check=True)
+    target = str(folder / "lib")
+    subprocess.run([*pip, "install", *OFFLINE, "--target", target, str(wheel)], check=True)
     return folder / "lib"
 
 

@@ -1,4 +1,4 @@
-"""Federated training in scikit-learn's manner: `fit`, `predict`, `score`.
+"""Federated training as scikit-learn estimators: `fit`, `predict`, `score`.
 
 All data are in one place here, and the fleet is simulated: an estimator tells what a federation
 would learn, and how long that would take. What it learns is an ordinary model.
@@ -281,7 +281,7 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         y : array of shape (n,)
             Classes of any kind.
         clients : array of shape (n,), optional
-            The name of each point's client, as in the fleet; dealt at random if not given.
+            The name of each point's client, as in the fleet; by default assigned at random.
         """
         X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         check_classification_targets(y)
@@ -320,7 +320,7 @@ class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type:
         X : array or data frame of shape (n, d)
         y : array of shape (n,) or (n, c)
         clients : array of shape (n,), optional
-            The name of each point's client, as in the fleet; dealt at random if not given.
+            The name of each point's client, as in the fleet; by default assigned at random.
         """
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)  # noqa: N806
         columns = np.asarray(y, dtype=np.float64).reshape(len(y), -1)

@@ -1,15 +1,17 @@
 """The report of a run, or of several compared: a page, tables in the terminal, a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
 from codedfedl.cli.output import messages, print_json, progress, results, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
+from codedfedl.report.compare import change, changes_sentence, configuration_diff
 from codedfedl.report.html import main_figure, render_report
-from codedfedl.report.results import outcomes
+from codedfedl.report.results import Outcome, outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.directory import RunDirectory
@@ -33,20 +35,40 @@ def write_report(
         _note_unfinished(directory)
     with progress("drawing"), replacing(page) as partial:
         partial.write_text(render_report(*directories), "utf-8")
+    differences = configuration_diff([run.experiment() for run in directories])
     if as_json:
-        told = [{"run": run, "rows": outcome_rows(rows)} for run, rows in found.items()]
-        print_json(told[0] if len(told) == 1 else {"runs": told})
+        told: list[dict[str, Any]] = [
+            {"run": run, "rows": outcome_rows(rows)} for run, rows in found.items()
+        ]
+        print_json(told[0] if len(told) == 1 else {"differences": differences, "runs": told})
     else:
-        for run, rows in found.items():
-            if len(runs) > 1:
-                results.print(Text(run, style="bold"))
-            results.print(outcome_view(rows, results.width))
+        _print(found, differences)
     wrote(page)
     if figure is not None:
         from codedfedl.report.figures import save_figure
 
         save_figure(main_figure(directories[0]), figure)
         wrote(figure)
+
+
+def _print(found: Mapping[str, list[Outcome]], differences: Sequence[Mapping[str, Any]]) -> None:
+    """Print the results of each run; of several, first what differs, and last what that changed."""
+    if len(found) == 1:
+        (rows,) = found.values()
+        results.print(outcome_view(rows, results.width))
+        return
+    results.print(Text("Configuration changes", style="bold"))
+    for row in differences:
+        results.print(f"  {row['key']}: {' → '.join(row['values'])}", soft_wrap=True)
+    if not differences:
+        results.print("  none: the configurations are the same")
+    (_, first), *_ = found.items()
+    before = {o.setting: o for o in first}
+    for run, rows in found.items():
+        results.print(Text(f"\n{run}", style="bold"))
+        changes = None if rows is first else [change(before.get(o.setting), o) for o in rows]
+        results.print(outcome_view(rows, results.width, changes))
+    results.print("\n" + "\n".join(changes_sentence(found)), soft_wrap=True)
 
 
 def _note_unfinished(directory: RunDirectory) -> None:

@@ -35,7 +35,7 @@ LinkAddress = Annotated[
     typer.Option("--superlink", help="A SuperLink of your own, as host:port, instead of --home."),
 ]
 Authority = Annotated[
-    Path | None, typer.Option("--ca", help="The authority's ca.crt; plaintext if not given.")
+    Path | None, typer.Option("--ca", help="The authority's ca.crt; by default plaintext.")
 ]
 
 
@@ -64,7 +64,7 @@ def serve_command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8000,
     home: Home = SERVER_HOME,
     database: Annotated[
-        Path | None, typer.Option(help="The SuperLink's data base; in --home if not given.")
+        Path | None, typer.Option(help="The SuperLink's data base; by default in --home.")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No certificates and no keys; on loopback only.")
@@ -156,7 +156,7 @@ def _pair(text: str) -> tuple[str, str]:
 def register_command(
     keys: Annotated[list[Path], typer.Argument(help="The nodes' public keys, such as ada.pub.")],
     name: Annotated[
-        str | None, typer.Option(help="The node's name; the file's if not given. For one key.")
+        str | None, typer.Option(help="The node's name; by default the file's. For one key.")
     ] = None,
     home: Home = SERVER_HOME,
     superlink: LinkAddress = None,

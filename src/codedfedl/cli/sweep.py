@@ -30,7 +30,7 @@ def sweep_command(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="How many seeds; the experiment's own if not said.")
+        int | None, typer.Option(help="How many seeds; by default those of the experiment.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/sweep"),
     overrides: Overrides = None,

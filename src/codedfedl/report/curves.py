@@ -13,7 +13,14 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from codedfedl.report.figures import PAGE, STYLE
 from codedfedl.report.reading import Curve
 
-__all__ = ["COLOURS", "cold_start_figure", "curve_figure", "curve_panel", "log_axis"]
+__all__ = [
+    "COLOURS",
+    "cold_start_figure",
+    "curve_figure",
+    "curve_panel",
+    "log_axis",
+    "lowest",
+]
 
 COLOURS = (
     *("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c"),
@@ -40,32 +47,38 @@ def curve_figure(curves: Sequence[Curve], title: str, target: float | None) -> F
             if clock != "rounds":
                 log_axis(ax)
         axes[0].set(ylabel=f"{curves[0].metric_name} on the test set", title=title)
-        axes[0].set_ylim(_lowest(curves, target), None)
+        axes[0].set_ylim(lowest(curves, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
     return figure
 
 
 def curve_panel(
-    drawn: Sequence[tuple[str, Sequence[Curve]]], clock: str, label: str, target: float | None
+    drawn: Sequence[tuple[str, Sequence[int], Sequence[Curve]]],
+    clock: str,
+    label: str,
+    target: float | None,
+    scale: float | None,
 ) -> Figure:
     """Draw the metric against one clock, for a page that has its own legend.
 
     Parameters
     ----------
     drawn
-        The colour and the seeds of each line.
+        The colour, the dash and the seeds of each line.
+    scale
+        How many units of time an hour has; None for rounds.
     """
-    everything = [curve for _, seeds in drawn for curve in seeds]
+    everything = [curve for *_, seeds in drawn for curve in seeds]
     with mpl.rc_context(PAGE):
         figure = Figure(figsize=(5, 3.6), layout="constrained")
         ax = figure.subplots()
-        for colour, seeds in drawn:
-            _draw(ax, seeds, clock, colour)
+        for colour, dash, seeds in drawn:
+            _draw(ax, seeds, clock, colour, dash, scale or 1.0)
         if target is not None and np.isfinite(target):
             ax.axhline(target, color="#8a94a0", lw=0.8, ls=":")
         ax.set(xlabel=label, ylabel=f"{everything[0].metric_name} on the test set")
-        ax.set_ylim(_lowest(everything, target), None)
-        if clock != "rounds":
+        ax.set_ylim(lowest(everything, target), None)
+        if scale is not None:
             log_axis(ax)
     return figure
 
@@ -139,7 +152,7 @@ def _coloured(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
     return list(zip(cycle(COLOURS), cells.values(), strict=False))
 
 
-def _lowest(curves: Sequence[Curve], target: float | None) -> float | None:
+def lowest(curves: Sequence[Curve], target: float | None) -> float | None:
     """Begin a little below where it becomes interesting; an accuracy is never below 0."""
     tops = [curve.metric[np.isfinite(curve.metric)].max(initial=-np.inf) for curve in curves]
     wanted = float(max(tops)) if target is None or not np.isfinite(target) else target
@@ -149,14 +162,22 @@ def _lowest(curves: Sequence[Curve], target: float | None) -> float | None:
     return max(0.0, least) if curves[0].metric_name == "accuracy" else least
 
 
-def _draw(ax: Axes, seeds: Sequence[Curve], clock: str, colour: str) -> None:
+def _draw(
+    ax: Axes,
+    seeds: Sequence[Curve],
+    clock: str,
+    colour: str,
+    dash: Sequence[int] = (),
+    scale: float = 1.0,
+) -> None:
     """Draw the median over seeds after each round, at the median hour of that round."""
     rounds = min(len(curve.metric) for curve in seeds)  # a plan may differ from seed to seed
-    hours = np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)
+    hours = scale * np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)
     metric = np.array([curve.metric[:rounds] for curve in seeds])
     middle, label = np.median(metric, axis=0), seeds[0].setting
     if len(middle) == 1:  # one answer, no curve
         ax.plot(hours, middle, "D", color=colour, label=label)
         return
-    ax.plot(hours, middle, color=colour, lw=1.5, label=label)
+    style = (0, [length / 2 for length in dash]) if dash else "-"
+    ax.plot(hours, middle, color=colour, lw=1.5, ls=style, label=label)
     ax.fill_between(hours, metric.min(axis=0), metric.max(axis=0), color=colour, alpha=0.15, lw=0)

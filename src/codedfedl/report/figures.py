@@ -51,7 +51,7 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
     Parameters
     ----------
     form
-        ``png``, ``svg`` or ``pdf``; the path's ending if not given.
+        ``png``, ``svg`` or ``pdf``; by default the path's ending.
     """
     if isinstance(path, str | Path):
         check_destination(path, FIGURE_SUFFIXES)

@@ -2,49 +2,64 @@
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from codedfedl.report.curves import COLOURS, curve_figure, curve_panel
+from codedfedl.report.charts import (
+    Line,
+    asset,
+    curve_charts,
+    drawn_lines,
+    large_gains,
+    page_data,
+)
+from codedfedl.report.compare import changes_sentence, configuration_diff
+from codedfedl.report.curves import curve_figure, curve_panel
 from codedfedl.report.federation import federation_figure, federation_headline
 from codedfedl.report.figures import INK, save_figure
-from codedfedl.report.results import Outcome, baseline_of, median_of_all, written
+from codedfedl.report.race import comparable, race_rows
+from codedfedl.report.results import Outcome, baseline_of, written
 from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, distinct
 from codedfedl.report.sweep import sweep_figure
 from codedfedl.report.timeline import TIMELINE, timeline_figure
-from codedfedl.report.verdict import races, three_digits, verdict
+from codedfedl.report.units import UNITS, Unit, unit_for
+from codedfedl.report.verdict import three_digits, verdict
 from codedfedl.runs.directory import RunDirectory
 
 __all__ = ["main_figure", "render_report"]
 
 
-@dataclass(frozen=True)
-class Line:
-    """A setting that is drawn: its run, its results and its colour."""
-
-    run: str
-    outcome: Outcome
-    colour: str
+def _times(gain: float | None) -> str:
+    return "–" if gain is None else three_digits(gain) + "×"
 
 
-def _middle(values: list[float | None]) -> str:
+def _middle(values: list[float | None], scale: float = 1.0) -> str:
     met = [value for value in values if value is not None]
     if len(met) < len(values):
         return f"{len(met)} of {len(values)} seeds" if met else "not met"
-    return three_digits(float(np.median(met)))
+    return three_digits(scale * float(np.median(met)))
 
 
-_FILTERS: dict[str, Callable[..., str]] = {
-    "times": lambda gain: "–" if gain is None else three_digits(gain) + "×",
-    "middle": _middle,
-    "number": lambda value: "–" if value is None else three_digits(value),
-    "percent": lambda share: "–" if share is None else f"{share:.1%}",
-    "score": written,
-}
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return "–" if value is None else three_digits(scale * value)
+
+
+def _filters(unit: Unit) -> dict[str, Callable[..., str]]:
+    """Return how the page writes numbers; times are in its unit."""
+    return {
+        "times": _times,
+        "middle": _middle,
+        "time": partial(_middle, scale=unit.per_hour),
+        "hours": partial(_number, scale=unit.per_hour),
+        "seconds": partial(_number, scale=unit.per_hour / 3600),
+        "number": _number,
+        "percent": lambda share: "–" if share is None else f"{share:.1%}",
+        "score": written,
+    }
 
 
 def render_report(*directories: RunDirectory) -> str:
@@ -52,6 +67,7 @@ def render_report(*directories: RunDirectory) -> str:
     names = distinct(directories)
     stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]
     simulated = [story for story in stories if not story.records]
+    unit = _unit(stories)
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"),
         autoescape=True,
@@ -59,22 +75,29 @@ def render_report(*directories: RunDirectory) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= _FILTERS
-    lines = _lines(simulated)
+    pages.filters |= _filters(unit)
+    lines = drawn_lines([(story.name, o) for story in simulated for o in story.outcomes])
+    by_metric = _by_metric(simulated, lines)
+    live = [chart for _, target, some in by_metric for chart in curve_charts(some, target, unit)]
     return pages.get_template("report.html.j2").render(
         title=" against ".join(dict.fromkeys(story.title for story in stories)),
-        headlines=_headlines(stories),
+        unit=unit,
+        asset=asset,
+        chart_data=page_data(live),
+        headlines=_headlines(stories, unit),
         goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
-        race=_race(simulated, lines),
+        race=race_rows(simulated, lines),
+        differences=configuration_diff([story.experiment for story in stories]),
+        logarithmic=large_gains([o for story in simulated for o in story.outcomes]),
         lines=lines,
         stories=stories,
-        panels=_panels(simulated, lines),
+        panels={metric: _panels(some, target, unit) for metric, target, some in by_metric},
         grids={
             story.name: _svg(sweep_figure(story.experiment, story.outcomes))
             for story in stories
             if story.experiment.grid
         },
-        timelines={story.name: _timelines(story) for story in stories},
+        timelines={story.name: _timelines(story, unit) for story in stories},
         answers={
             story.name: _svg(federation_figure(story.records, story.curves[0].metric_name))
             for story in stories
@@ -85,6 +108,16 @@ def render_report(*directories: RunDirectory) -> str:
         parts=PARTS,
         shown_clients=SHOWN_CLIENTS,
     )
+
+
+def _unit(stories: Sequence[Story]) -> Unit:
+    """Choose the page's unit: seconds for real clients, else by the times to the target."""
+    if any(story.records for story in stories):
+        return UNITS[-1]
+    every = [o for story in stories for o in story.outcomes]
+    hours = [hour for o in every for hour in o.total_hours if hour is not None]
+    ends = [float(curve.total_hours[-1]) for o in every for curve in o.seeds]
+    return unit_for(hours or ends)
 
 
 def main_figure(directory: RunDirectory) -> Figure:
@@ -105,95 +138,58 @@ def _goal(outcome: Outcome) -> str:
     return f"an {outcome.metric} of {reached} on the test set{source}"
 
 
-def _headlines(stories: Sequence[Story]) -> list[str]:
+def _headlines(stories: Sequence[Story], unit: Unit) -> list[str]:
     """Say who won: among all runs where they can be compared, and in each run otherwise."""
-    if _comparable(stories) and len(stories) > 1:
-        return verdict([replace(o, run=story.name) for story in stories for o in story.outcomes])
+    if comparable(stories) and len(stories) > 1:
+        every = [replace(o, run=story.name) for story in stories for o in story.outcomes]
+        runs = {story.name: story.outcomes for story in stories}
+        return changes_sentence(runs, unit) + verdict(every, unit)
     told = []
     for story in stories:
         prefix = f"{story.name}: " if len(stories) > 1 else ""
-        told += [prefix + sentence for sentence in _headline(story)]
+        told += [prefix + sentence for sentence in _headline(story, unit)]
     return told
 
 
-def _comparable(stories: Sequence[Story]) -> bool:
-    """Whether all race on the same data to the same target, on a virtual clock."""
-    outcomes = [outcome for story in stories for outcome in story.outcomes]
-    return len(races(outcomes)) == 1 and not any(story.records for story in stories)
-
-
-def _headline(story: Story) -> list[str]:
+def _headline(story: Story, unit: Unit) -> list[str]:
     if not story.records:
-        return verdict(story.outcomes)
+        return verdict(story.outcomes, unit)
     first = story.outcomes[0]
     final = first.final[0]
     reached = "" if np.isnan(final) else f"{first.metric} {written(first.metric, final)} after "
     return [federation_headline(first.setting, story.records, reached)]
 
 
-def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return every setting of every run, its share of the longest time, and who is first."""
-    every = [(story.name, o) for story in stories for o in story.outcomes]
-    colours = {(line.run, line.outcome.cell): line.colour for line in lines}
-    together = _comparable(stories)
-    racing = [("" if together else name, o.dataset, o.target) for name, o in every]
-    hours: dict[tuple[Any, ...], list[float]] = {}
-    for key, (_, o) in zip(racing, every, strict=True):
-        if (hour := median_of_all(o.total_hours)) is not None and o.above_chance:
-            hours.setdefault(key, []).append(hour)
-    race = []
-    for key, (name, o) in zip(racing, every, strict=True):
-        hour = median_of_all(o.total_hours) if o.above_chance else None
-        rivals = hours.get(key, [])
-        race.append(
-            {
-                "run": name,
-                "colour": colours.get((name, o.cell)),
-                "outcome": o,
-                "share": 0.0 if hour is None else hour / max(rivals),
-                "first": hour is not None and hour == min(rivals) and racing.count(key) > 1,
-            }
-        )
-    return race
-
-
-def _lines(stories: Sequence[Story]) -> list[Line]:
-    """Choose which settings are drawn, and in which colour: the soonest, where there are many."""
-    every = [(story.name, o) for story in stories for o in story.outcomes]
-
-    def hours(place: int) -> float:
-        hour = median_of_all(every[place][1].total_hours)
-        return np.inf if hour is None else hour
-
-    soonest = sorted(range(len(every)), key=hours)[: len(COLOURS)]
-    drawn = [every[place] for place in sorted(soonest)]
-    return [Line(run, o, colour) for (run, o), colour in zip(drawn, COLOURS, strict=False)]
-
-
-def _panels(stories: Sequence[Story], lines: Sequence[Line]) -> dict[str, list[str]]:
-    """Draw each metric against both clocks and the rounds, each on its own."""
-    clocks = {
-        "total_hours": "hours with set-up charged",
-        "training_hours": "hours of training alone, the paper's clock",
-        "rounds": "rounds",
-    }
+def _by_metric(
+    stories: Sequence[Story], lines: Sequence[Line]
+) -> list[tuple[str, float | None, list[Line]]]:
+    """Return each metric with its target, where there is one, and the lines that have it."""
     targets: dict[str, set[float]] = {}
     for o in (o for story in stories for o in story.outcomes):
         targets.setdefault(o.metric, set()).add(o.target)
-    panels = {}
+    found = []
     for metric, wanted in targets.items():
-        drawn = [
-            (line.colour, line.outcome.seeds) for line in lines if line.outcome.metric == metric
-        ]
-        target = next(iter(wanted)) if len(wanted) == 1 else None
-        if drawn:
-            panels[metric] = [
-                _svg(curve_panel(drawn, clock, label, target)) for clock, label in clocks.items()
-            ]
-    return panels
+        some = [line for line in lines if line.outcome.metric == metric]
+        if some:
+            found.append((metric, next(iter(wanted)) if len(wanted) == 1 else None, some))
+    return found
 
 
-def _timelines(story: Story) -> dict[str, str]:
+def _panels(lines: Sequence[Line], target: float | None, unit: Unit) -> list[str]:
+    """Draw a metric against both clocks and the rounds, each on its own, for paper."""
+    drawn = [(line.colour, line.dash, line.outcome.seeds) for line in lines]
+    clocks = {
+        "total_hours": (f"{unit.name} with set-up charged", unit.per_hour),
+        "training_hours": (f"{unit.name} of training alone, the paper's clock", unit.per_hour),
+        "rounds": ("rounds", None),
+    }
+    return [
+        _svg(curve_panel(drawn, clock, label, target, scale))
+        for clock, (label, scale) in clocks.items()
+    ]
+
+
+def _timelines(story: Story, unit: Unit) -> dict[str, str]:
     """Draw the first rounds of the shown settings, as much as the busiest of them has.
 
     How long a baseline waits does not stretch the others, unless nothing else is shown.
@@ -205,7 +201,8 @@ def _timelines(story: Story) -> dict[str, str]:
     others = [c for c, rows in timelines.items() if not baseline_of(str(rows["scheme"][0]))]
     longest = max((lengths[cell] for cell in others or lengths), default=0.0)
     return {
-        str(rows["setting"][0]): _svg(timeline_figure(rows, longest)) for rows in timelines.values()
+        str(rows["setting"][0]): _svg(timeline_figure(rows, longest, unit))
+        for rows in timelines.values()
     }
 
 

@@ -33,10 +33,17 @@ def rounds_view(rounds: Mapping[str, npt.NDArray[Any]]) -> Table:
     return table
 
 
-def outcome_view(outcomes: Sequence[Outcome], width: int) -> Table:
+def outcome_view(
+    outcomes: Sequence[Outcome], width: int, changes: Sequence[str] | None = None
+) -> Table:
     """Return the schemes of a run with their hours on both clocks: medians, and ranges over seeds.
 
     Ranges and the paper's own figures are left out where there is no room or nothing to show.
+
+    Parameters
+    ----------
+    changes
+        Of each setting against another run, where runs are compared.
     """
     wide = width >= 150
     columns = {
@@ -49,6 +56,8 @@ def outcome_view(outcomes: Sequence[Outcome], width: int) -> Table:
         "gain ": [_times(o.gain_total) for o in outcomes],
         "final": [written(o.metric, float(np.median(o.final))) for o in outcomes],
     }
+    if changes is not None:
+        columns["change"] = list(changes)
     if width >= 100 and any(o.points_per_parity_row is not None for o in outcomes):
         mixing = (o.points_per_parity_row for o in outcomes)
         columns["mixing"] = ["" if points is None else f"{points:,.0f}" for points in mixing]

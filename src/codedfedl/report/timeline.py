@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from codedfedl.report.figures import PAGE
+from codedfedl.report.units import Unit
 
 __all__ = ["TIMELINE", "timeline_figure"]
 
@@ -26,7 +27,7 @@ TIMELINE = {
 Columns = Mapping[str, npt.NDArray[Any]]
 
 
-def timeline_figure(rows: Columns, seconds: float) -> Figure:
+def timeline_figure(rows: Columns, seconds: float, time: Unit) -> Figure:
     """Draw the rounds of one setting, a lane per client, the slowest at the bottom.
 
     Parameters
@@ -35,6 +36,8 @@ def timeline_figure(rows: Columns, seconds: float) -> Figure:
         One per round and client: round, client, seconds, round_seconds, deadline_s, arrived.
     seconds
         How much of it is drawn.
+    time
+        The unit of the axis.
     """
     clients = list(dict.fromkeys(rows["client"].tolist()))
     shape = (-1, len(clients))
@@ -44,7 +47,7 @@ def timeline_figure(rows: Columns, seconds: float) -> Figure:
     lanes = order[
         np.unique(np.linspace(0, len(order) - 1, min(_LANES, len(order))).round().astype(int))
     ]
-    unit, name = _unit(seconds)
+    unit, name = 3600 / time.per_hour, time.name
     with mpl.rc_context(PAGE):
         figure = Figure(figsize=(9, 0.9 + 0.13 * len(lanes)), layout="constrained")
         ax = figure.subplots()
@@ -79,10 +82,3 @@ def _draw_round(
         ]
         ax.add_collection(PatchCollection(bars, facecolor=colour, lw=0))
     ax.axvline(end, color="#8a94a0", lw=1.0)
-
-
-def _unit(seconds: float) -> tuple[float, str]:
-    """Return the unit in which a span is best told."""
-    if seconds >= 2 * 3600:
-        return 3600.0, "hours"
-    return (60.0, "minutes") if seconds >= 120 else (1.0, "seconds")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from codedfedl.report.results import Outcome, median_of_all, written
+from codedfedl.report.units import UNITS, Unit
 
 __all__ = ["CLOCKS", "best", "races", "span", "three_digits", "verdict"]
 
@@ -30,19 +31,25 @@ def races(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return list(groups.values())
 
 
-def verdict(outcomes: Sequence[Outcome]) -> list[str]:
-    """Say on each clock which setting is best, and how much sooner it is than waiting for all."""
+def verdict(outcomes: Sequence[Outcome], unit: Unit | None = None) -> list[str]:
+    """Say on each clock which setting is best, and how much sooner it is than waiting for all.
+
+    Parameters
+    ----------
+    unit
+        Of all times; by default each has the unit that suits it.
+    """
     told = []
     every = races(outcomes)
     for race in every:
         target = race[0].target
         aim = f", to {written(race[0].metric, target)}" if np.isfinite(target) else ""
         goal = f"On {race[0].dataset}{aim}: "
-        told += [(goal if len(every) > 1 else "") + sentence for sentence in _verdict(race)]
+        told += [(goal if len(every) > 1 else "") + sentence for sentence in _verdict(race, unit)]
     return told
 
 
-def _verdict(race: Sequence[Outcome]) -> list[str]:
+def _verdict(race: Sequence[Outcome], unit: Unit | None) -> list[str]:
     if not any(o.above_chance for o in race):
         return [_nothing_learned(race)]
     if not np.isfinite(race[0].target):
@@ -56,18 +63,18 @@ def _verdict(race: Sequence[Outcome]) -> list[str]:
         if first is None:
             return ["No setting met the target on every seed."]
         hours = median_of_all(getattr(first, clock)) or 0.0
-        took = span(hours) if hours else "its start meets the target, before any round"
+        took = f"in {span(hours, unit)}" if hours else "before any round, with its first model"
         gain = first.gain if clock == "training_hours" else first.gain_total
         if len(race) == 1:
             reached = written(first.metric, first.target)
             sentences.append(
-                f"With {name}, {first.setting} reached {first.metric} {reached}: {took}."
+                f"With {name}, {first.setting} reaches {first.metric} {reached} {took}."
             )
             continue
         versus = ""
         if gain is not None and not first.is_reference:
-            versus = f", {_times(gain)} {first.reference_name}"
-        sentences.append(f"With {name}, {first.setting} is first: {took}{versus}.")
+            versus = f": {_times(gain)} {first.reference_name}"
+        sentences.append(f"With {name}, {first.setting} reaches the target first, {took}{versus}.")
     return sentences
 
 
@@ -99,9 +106,8 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def span(hours: float) -> str:
-    """Write a time in the unit that people would take."""
-    for unit, name in ((1.0, "h"), (60.0, "min")):
-        if hours * unit >= 1:
-            return f"{three_digits(hours * unit)} {name}"
-    return f"{three_digits(hours * 3600)} s"
+def span(hours: float, unit: Unit | None = None) -> str:
+    """Write a time in a unit, by default in the one that people would take."""
+    if unit is None:
+        unit = next((one for one in UNITS if hours * one.per_hour >= 1), UNITS[-1])
+    return f"{three_digits(hours * unit.per_hour)} {unit.sign}"

@@ -123,7 +123,7 @@ class FederationConfig(_Table):
     clients
         How many nodes must be there before anything begins.
     deadline : seconds
-        Of a round. The plan's own if not given; where a scheme waits for all, the longest wait.
+        Of a round. By default the plan's own; where a scheme waits for all, the longest wait.
     test
         Test data at the server, a name or a file; without it there is no accuracy.
     ready_timeout, probe_timeout, setup_timeout : seconds
