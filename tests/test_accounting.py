@@ -1,8 +1,8 @@
 """The accountant, against closed forms, a naive test of hypotheses, and dp-accounting."""
 
-import sys
 from math import e, inf, log, sqrt
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +16,8 @@ from codedfedl.privacy.accounting import (
     delta_of,
     epsilon_of,
     mu_of,
-    sampled_epsilon,
 )
+from codedfedl.privacy.sampling import composed_epsilon, renyi_epsilon, weight_ratios
 
 MUS, DELTAS = st.floats(0.02, 8), st.floats(1e-9, 0.1)
 
@@ -107,8 +107,85 @@ def test_budgets_out_of_range_are_refused(epsilon: float, delta: float, message:
 def test_releases_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="sensitivity"):
         Release("gradient", 1, 0.0, 1.0)
-    with pytest.raises(InputError, match="sampled_epsilon"):
-        Release("gradient", 1, 1.0, 1.0, sampling_rate=0.5)
+    for rate in (0.0, 1.5, (0.5, 0.0)):
+        with pytest.raises(InputError, match="sampling_rate"):
+            Release("gradient", 1, 1.0, 1.0, sampling_rate=rate)
+    with pytest.raises(InputError, match="unit is 'dog'"):
+        Account(1e-5, [], unit="dog")
+
+
+def test_epsilon_is_the_largest_over_clients() -> None:
+    """A client that is heavy in one sum and light in the other is not both at once."""
+    releases = [Release("a", 1, (3.0, 1.0), 4.0), Release("b", 1, (1.0, 2.0), 4.0)]
+    expected = epsilon_of(sqrt(3**2 + 1) / 4, 1e-5)
+    assert Account(1e-5, releases).epsilon == pytest.approx(expected)
+
+
+class TestSampling:
+    def test_the_bound_is_exact_where_all_points_are_in(self) -> None:
+        """A Gaussian's divergence of order α is α/(2σ²): the bound is no closer than that."""
+        orders = np.arange(2, 161)
+        divergence = 40 * orders / (2 * 8.0**2)
+        best = divergence + np.log1p(-1 / orders) - np.log(1e-5 * orders) / (orders - 1)
+        found = renyi_epsilon([(1.0, 8.0, 40)], 1e-5)
+        assert found == pytest.approx(best.min(), rel=0.01)
+        assert found >= epsilon_of(sqrt(40) / 8.0, 1e-5)
+
+    @pytest.mark.parametrize("rate", [0.05, 0.3])
+    def test_one_divergence_against_its_integral(self, rate: float) -> None:
+        """Order 2, by its definition: log ∫ p²/q for p = (1 − γ)·N(0, σ²) + γ·N(1, σ²)."""
+        sigma = 1.5
+
+        def ratio(x: float) -> float:
+            p = (1 - rate) * norm.pdf(x, 0, sigma) + rate * norm.pdf(x, 1, sigma)
+            return float(p**2 / norm.pdf(x, 0, sigma))
+
+        exact = log(quad(ratio, -30, 30)[0])
+        from codedfedl.privacy.sampling import _divergences
+
+        assert _divergences(rate, sigma)[0] == pytest.approx(exact, rel=1e-6)
+
+    @given(st.floats(0.01, 1.0), st.floats(0.5, 20), st.integers(1, 200))
+    def test_more_points_noise_or_sums_go_the_right_way(
+        self, rate: float, noise: float, count: int
+    ) -> None:
+        here = renyi_epsilon([(rate, noise, count)], 1e-5)
+        assert renyi_epsilon([(rate / 2, noise, count)], 1e-5) <= here + 1e-9
+        assert renyi_epsilon([(rate, 2 * noise, count)], 1e-5) <= here + 1e-9
+        assert renyi_epsilon([(rate, noise, 2 * count)], 1e-5) >= here - 1e-9
+
+    @pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
+    def test_points_that_are_drawn_seldom_may_weigh_more(self, epsilon: float) -> None:
+        mu, rates = mu_of(epsilon, 1e-5), np.array([0.02, 0.1, 0.3, 0.7, 1.0])
+        ratios = weight_ratios(mu, 1e-5, 64, rates)
+        assert ratios[-1] == pytest.approx(1.0)
+        assert (np.diff(ratios) < 0).all()
+        assert (ratios * rates <= 1 + 1e-6).all()  # never more than in the mean
+        # Most of what sampling could give is there while it is not too rare.
+        assert (ratios * rates)[1:].min() > 0.4
+
+    def test_sums_out_of_range_are_refused(self) -> None:
+        for sums in [(0.0, 1.0, 1), (1.1, 1.0, 1), (0.5, 0.0, 1), (0.5, 1.0, 0)]:
+            with pytest.raises(InputError, match="must be one"):
+                renyi_epsilon([sums], 1e-5)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(("rate", "noise", "count"), [(0.1, 1.5, 40), (0.5, 6.0, 80), (1, 8, 40)])
+def test_the_renyi_bound_is_above_the_library_and_not_far(
+    rate: float, noise: float, count: int
+) -> None:
+    bound = renyi_epsilon([(rate, noise, count)], 1e-5)
+    found = composed_epsilon(((rate, noise, count),), 1e-5)
+    assert found <= bound <= 1.35 * found
+
+
+@pytest.mark.extras
+def test_weights_by_renyi_keep_the_budget_by_the_library() -> None:
+    mu, rates, count = mu_of(3.0, 1e-5), np.array([0.03, 0.1, 0.4, 1.0]), 46
+    noise = sqrt(count) / mu
+    for rate, ratio in zip(rates, weight_ratios(mu, 1e-5, count, rates), strict=True):
+        assert composed_epsilon(((float(rate), noise / float(ratio), count),), 1e-5) <= 3.02
 
 
 @pytest.mark.extras
@@ -129,15 +206,25 @@ def test_dp_accounting_finds_the_same_epsilon(sigma: float, count: int, delta: f
 @pytest.mark.extras
 def test_sampling_is_accounted_for_between_its_bounds() -> None:
     whole = Account(1e-5, [Release("sum", 40, 1.0, 4.0)]).epsilon
-    assert sampled_epsilon(4.0, 1.0, 40, 1e-5) == pytest.approx(whole, rel=2e-3)
-    sampled = sampled_epsilon(4.0, 0.2, 40, 1e-5)
+    assert composed_epsilon(((1.0, 4.0, 40),), 1e-5) == pytest.approx(whole, rel=2e-3)
+    drawn = Account(1e-5, [Release("sum", 40, 1.0, 4.0, sampling_rate=0.2)])
     # The limit of many rounds: μ = p·√(T·(exp(1/σ²) − 1)) (Bu et al., 2020).
     limit = epsilon_of(0.2 * sqrt(40 * (e ** (1 / 16) - 1)), 1e-5)
-    assert sampled < whole / 3
-    assert sampled == pytest.approx(limit, rel=0.15)
+    assert drawn.epsilon < whole / 3
+    assert drawn.epsilon == pytest.approx(limit, rel=0.15)
+    assert drawn.accountant == "dp-accounting, PLD"
 
 
-def test_sampling_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(InputError, match=r"codedfedl\[privacy\]"):
-        sampled_epsilon(1.0, 0.5, 1, 1e-5)
+@pytest.mark.extras
+def test_a_dominated_client_changes_nothing() -> None:
+    worst = Account(1e-5, [Release("sum", 20, (1.0, 2.0), 9.0, (1.0, 0.3))]).epsilon
+    more = Account(1e-5, [Release("sum", 20, (1.0, 2.0, 1.9), 9.0, (1.0, 0.3, 0.2))]).epsilon
+    alone = [Account(1e-5, [Release("sum", 20, w, 9.0, r)]) for w, r in ((1.0, 1.0), (2.0, 0.3))]
+    assert more == worst == pytest.approx(max(one.epsilon for one in alone), rel=2e-3)
+
+
+def test_without_the_library_the_bound_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codedfedl.privacy.sampling.find_spec", lambda _name: None)
+    account = Account(1e-6, [Release("sum", 7, 1.0, 3.0, sampling_rate=0.25)])
+    assert account.document()["accountant"] == "Rényi divergences"
+    assert account.epsilon == renyi_epsilon([(0.25, 3.0, 7)], 1e-6)

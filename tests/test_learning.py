@@ -8,7 +8,7 @@ from codedfedl import Fleet, FleetDelays, plan
 from codedfedl._types import FloatArray
 from codedfedl.learning.gradients import Quadratic, gradient
 from codedfedl.learning.parity import Parity, compose, encode, point_weights
-from codedfedl.learning.training import Schedule, accuracy, r_squared, step
+from codedfedl.learning.training import Schedule, accuracy, r_squared, step, telling_excess
 from codedfedl.streams import stream
 
 
@@ -159,3 +159,10 @@ class TestTraining:
         targets = np.array([[0.0], [1.0], [2.0]])
         both = np.stack([targets, np.ones((3, 1))], axis=1)
         assert r_squared(both, targets).tolist() == [1, 0]
+
+
+def test_an_excess_is_smaller_where_little_can_be_explained() -> None:
+    assert telling_excess(0.2, np.inf) == 0.2
+    assert telling_excess(0.2, 10.0) == 0.2
+    assert telling_excess(0.2, 1.0) == pytest.approx(0.02)
+    assert telling_excess(0.2, 0.0) == pytest.approx(2e-4)  # nothing to learn, nothing asked

@@ -284,6 +284,23 @@ class TestAnswers:
         error = np.std(draws, axis=0) / np.sqrt(2000)
         assert (np.abs(np.mean(draws, axis=0) - x.T @ x) < 5 * error).all()
 
+    @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+    def test_labels_in_any_unit_survive_sixteen_bits(self, unit: float) -> None:
+        rng = np.random.default_rng(0)
+        x, y = rng.standard_normal((2, 30, 1)).astype(np.float32)
+        told = [
+            PARITY.answer(SimulatedClient([Batch(x, y * u, np.array([0, 30]))], 0, 0), 30, None)
+            for u in (1.0, unit)
+        ]
+        plain, other = (np.asarray(one.arrays["targets0"], float) for one in told)
+        np.testing.assert_allclose(other / unit, plain, rtol=2e-3)
+
+    def test_inputs_that_sixteen_bits_cannot_hold_are_refused(self) -> None:
+        x = np.full((30, 1), 1e6, dtype=np.float32)
+        client = SimulatedClient([Batch(x, x, np.array([0, 30]))], 0, 0)
+        with pytest.raises(InputError, match="which 16 bits cannot: scale the inputs"):
+            PARITY.answer(client, 30, None)
+
     def test_answers_equal_the_plain_gradient_of_the_first_points(self) -> None:
         _, problem, _, _ = prepared({"name": "sketch-solve"})
         model = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)

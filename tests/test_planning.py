@@ -53,6 +53,7 @@ def test_promises_hold_for_the_whole_loads(fleet: Fleet, redundancy: float) -> N
 
 
 class TestMetamorphic:
+    @settings(max_examples=30)
     @given(fleet=fleets(), redundancy=st.floats(0.05, 0.9), scale=st.floats(1e-3, 1e3))
     def test_scaling_time_scales_the_deadline(
         self, fleet: Fleet, redundancy: float, scale: float
@@ -66,6 +67,7 @@ class TestMetamorphic:
         expected = plan(fleet, redundancy).deadline * scale
         assert plan(slower, redundancy).deadline == pytest.approx(expected, rel=1e-6)
 
+    @settings(max_examples=30)
     @given(fleet=fleets(), redundancy=st.floats(0.05, 0.9), seed=st.integers(0, 99))
     def test_permuting_clients_permutes_the_plan(
         self, fleet: Fleet, redundancy: float, seed: int
@@ -79,6 +81,7 @@ class TestMetamorphic:
             other.loads * other.return_probabilities, returned[order], rtol=1e-4, atol=1e-6
         )
 
+    @settings(max_examples=30)
     @given(fleet=fleets(), low=st.floats(0.05, 0.9), more=st.floats(0, 1))
     def test_more_redundancy_never_waits_longer(
         self, fleet: Fleet, low: float, more: float
@@ -86,6 +89,7 @@ class TestMetamorphic:
         high = low + more * (0.95 - low)
         assert plan(fleet, high).deadline <= plan(fleet, low).deadline * (1 + 1e-6)
 
+    @settings(max_examples=30)
     @given(fleet=fleets(), redundancy=st.floats(0.05, 0.9), faster=st.floats(1, 100))
     def test_a_faster_client_never_hurts(
         self, fleet: Fleet, redundancy: float, faster: float

@@ -4,7 +4,7 @@ import numpy as np
 
 __all__ = ["stream"]
 
-_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise")
+_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit")
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:

@@ -58,6 +58,11 @@ class Commands(LazyGroup):
             _SIMULATE,
             "Reproduce the paper's figures and Table 1, and the experiments that go beyond them.",
         ),
+        "audit": LazyCommand(
+            "codedfedl.cli.audit:audit_command",
+            _SIMULATE,
+            "Attack what the server receives, to tell whether a record was there.",
+        ),
         "predict": LazyCommand(
             "codedfedl.cli.predict:predict_command",
             _USE,
@@ -100,6 +105,7 @@ def tour(
       codedfedl sweep --fleet fleet.csv   which redundancy is best for it
       codedfedl simulate my.toml          your own data, fleet and schemes
       codedfedl report RUN RUN            runs compared, in one page
+      codedfedl audit RUN                 can a record be told from what leaves?
       codedfedl predict MODEL DATA        predictions with a run's model
       codedfedl reproduce table1          the paper's Table 1 beside ours
       codedfedl federate local            real processes and sockets, here

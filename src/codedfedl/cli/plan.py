@@ -47,7 +47,8 @@ class ParityOptions:
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Choose the rows: least total time of set-up and this many rounds.",
+            help="Choose the rows: least total time of set-up and this many rounds; and what the "
+            "paper's rule for the deadline costs.",
             rich_help_panel=PARITY,
         ),
     ] = None
@@ -56,6 +57,14 @@ class ParityOptions:
         typer.Option(
             help="Plan a cold start with coded-newton instead: wanted relative excess of the "
             "objective over its optimum, such as 0.2.",
+            rich_help_panel=PARITY,
+        ),
+    ] = None
+    within: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose the feature map of a cold start: the most telling one that is trained in "
+            "so many hours, to --excess (0.2 by default).",
             rich_help_panel=PARITY,
         ),
     ] = None
@@ -86,9 +95,20 @@ class WorkOptions:
             help="Numbers in a raw point, for --rounds and --excess.", rich_help_panel=WORK
         ),
     ] = 784
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="HEIGHT,WIDTH,CHANNELS of a point that is an image, for --within.",
+            rich_help_panel=WORK,
+        ),
+    ] = None
     batches: Annotated[
         int, typer.Option(help="Mini-batches, for --rounds and --excess.", rich_help_panel=WORK)
     ] = 5
+    step: Annotated[
+        float,
+        typer.Option(help="Step size of gradient descent, for --rounds.", rich_help_panel=WORK),
+    ] = 6.0
 
 
 @dataclass(frozen=True)

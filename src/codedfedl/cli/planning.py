@@ -27,10 +27,12 @@ def show_plan(
         _show(*_measured_plan(fleet, parity, work), output)
         return
     clients = _read(fleet, work, seed)
-    if parity.excess is not None:
+    if parity.within is not None:
+        _plan_feature_map(clients, parity, work, output)
+    elif parity.excess is not None:
         _plan_cold_start(clients, parity, work, output)
     elif parity.rounds is not None:
-        _show(clients, _cheapest_plan(clients, parity, work), output)
+        _plan_for_rounds(clients, parity, work, output)
     else:
         server = _server(parity, clients)
         with progress("planning"):
@@ -61,8 +63,26 @@ def _workload(work: WorkOptions) -> Workload:
     return Workload(work.features, work.labels, work.bits, work.packet_overhead)
 
 
-def _show(clients: Clients, chosen: Plan, output: OutputOptions) -> None:
-    """Write, draw and print a plan."""
+def _image(work: WorkOptions) -> tuple[int, int, int] | None:
+    """Return the image's shape, or refuse what is none."""
+    if work.image is None:
+        return None
+    try:
+        height, width, channels = map(int, work.image.split(","))
+    except ValueError:
+        height = width = channels = 0
+    if min(height, width, channels) < 1 or height * width * channels != work.inputs:
+        raise InputError(
+            f"--image is {work.image!r}: must be HEIGHT,WIDTH,CHANNELS with a product of "
+            f"{work.inputs}, as --inputs says; such as 28,28,1"
+        )
+    return height, width, channels
+
+
+def _show(
+    clients: Clients, chosen: Plan, output: OutputOptions, more: dict[str, Any] | None = None
+) -> None:
+    """Write, draw and print a plan, in JSON with something more."""
     with progress("planning"):
         waiting = expected_maximum(clients, clients.points)
     if chosen.parity_rows >= chosen.total_points:
@@ -82,7 +102,7 @@ def _show(clients: Clients, chosen: Plan, output: OutputOptions) -> None:
     if output.as_json:
         gain = waiting / chosen.deadline if chosen.deadline else inf
         extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
-        print_json(chosen.document() | extra)
+        print_json(chosen.document() | extra | (more or {}))
     else:
         results.print(plan_view(chosen, waiting))
 
@@ -90,6 +110,7 @@ def _show(clients: Clients, chosen: Plan, output: OutputOptions) -> None:
 def _measured_plan(name: str, parity: ParityOptions, work: WorkOptions) -> tuple[Clients, Plan]:
     """Plan with delays as they were measured, which say nothing about other work."""
     needs_a_fleet = {"--server-rate": parity.server_rate, "--rounds": parity.rounds}
+    needs_a_fleet |= {"--within": parity.within}
     _refuse(f"the measured delays of {name}", needs_a_fleet | {"--excess": parity.excess})
     _refuse_points(name, work.points)
     measured = read_measured(name)
@@ -121,19 +142,48 @@ def _plan_cold_start(
         print_json(document)
 
 
-def _cheapest_plan(clients: Fleet, parity: ParityOptions, work: WorkOptions) -> Plan:
-    """Plan with the rows that take the least time, with the set-up and all rounds."""
-    assert parity.rounds is not None
+def _plan_feature_map(
+    clients: Fleet, parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
+    """Choose a feature map for a cold start within some hours, and print it."""
+    hours, excess = parity.within, 0.2 if parity.excess is None else parity.excess
+    assert hours is not None
+    if not 0 < hours < inf:
+        raise InputError(f"--within is {hours:g}: must be finite and above 0 hours")
+    files = {"--out": output.out, "--figure": output.figure}
+    _refuse("--within", _others(parity) | {"--rounds": parity.rounds} | files)
+    from codedfedl.cli.cold_plan import plan_feature_map
+
+    workload, image = _workload(work), _image(work)
+    with progress("planning"):
+        document = plan_feature_map(
+            clients, workload, work.inputs, image, work.batches, excess, hours,
+            quiet=output.as_json,
+        )  # fmt: skip
+    if output.as_json:
+        print_json(document)
+
+
+def _plan_for_rounds(
+    clients: Fleet, parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
+    """Plan for the least time with the set-up and all rounds; show what the paper's rule costs."""
+    rounds = parity.rounds
+    assert rounds is not None
     _server(parity, clients)  # refuses --max-rows alone
     _refuse("--rounds", _others(parity))
+    from codedfedl.cli.charged_plan import charged_plans, charged_view
     from codedfedl.fleet.costs import Setup
 
     setup, workload = Setup(work.inputs, work.batches), _workload(work)
     with progress("planning"):
         chosen, _ = cheapest_plan(
-            clients, parity.rounds, lambda rows: setup.seconds(clients, workload, rows)
+            clients, rounds, lambda rows: setup.seconds(clients, workload, rows)
         )
-    return chosen
+        charged = charged_plans(clients, workload, work.inputs, work.batches, rounds, work.step)
+    _show(clients, chosen, output, {"charged": charged})
+    if not output.as_json:
+        results.print(charged_view(charged, rounds))
 
 
 def _is_measured(name: str) -> bool:

@@ -7,7 +7,8 @@ private run needs of a client. Only the simulator sends them without a mask.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar, Self
 
 import numpy as np
@@ -21,7 +22,9 @@ from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint
 
-__all__ = ["ClippedGradient", "ClippedMoments", "clipped"]
+__all__ = ["ClippedGradient", "ClippedMoments", "PrivateSum", "clipped"]
+
+_DRAWS = 1 << 20  # names the stream of draws beside those of codes
 
 
 def clipped(rows: Array, length: float) -> Array:
@@ -31,44 +34,86 @@ def clipped(rows: Array, length: float) -> Array:
     return rows * xp.minimum(xp.asarray(1.0, dtype=rows.dtype), length / xp.maximum(own, 1e-30))
 
 
+def _of(values: npt.ArrayLike, j: int) -> float:
+    """Return client j's own, where clients have different ones."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(array if array.ndim == 0 else array[j])
+
+
+def _drawn(points: Points, rate: float, rng: np.random.Generator) -> Points:
+    """Return each point with a chance of its own; which ones is the client's secret."""
+    if rate == 1:
+        return points
+    rows = beside(np.flatnonzero(rng.random(points[0].shape[0]) < rate), points[0])
+    xp = array_namespace(points[0])
+    return xp.take(points[0], rows, axis=0), xp.take(points[1], rows, axis=0)
+
+
 def _added(parts: Iterable[Array]) -> FloatArray:
     return np.asarray(sum(to_host(part).astype(np.float64) for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
-class _PrivateSum(OnEmbedded):
+class PrivateSum(OnEmbedded):
     """A weighted sum over the points that a client has embedded, no more than it is asked for.
 
     Parameters
     ----------
     chances : array of shape (n,), or one client's
         Its probability to arrive: weights make up for it, so that sums are right on average.
-    cap
-        A client with k of its ℓ points gives each the weight ℓ/(k·chance), but no more than this.
+    cap : array of shape (n,), or one client's
+        A client that sums k of its ℓ points on average gives each the weight ℓ/(k·chance), but no
+        more than this.
     scale
         Of the fixed-point numbers.
+    rates : array of shape (n,), or one client's
+        Each embedded point is in a sum with this chance, drawn anew for every sum.
+    draw
+        Which draw it is, where draws can be repeated.
+    longest
+        To which length a client's whole sum is clipped: for a guarantee for whole clients.
     """
 
     chances: npt.ArrayLike
-    cap: float
+    cap: npt.ArrayLike
     scale: float
+    rates: npt.ArrayLike = field(default=1.0, kw_only=True)
+    draw: int = field(default=0, kw_only=True)
+    longest: float = field(default=inf, kw_only=True)
 
     needs_model: ClassVar[bool] = True
     name: ClassVar[str]
 
     def for_client(self, j: int) -> Self:
-        """Return the chance of one client."""
-        return replace(self, chances=float(np.asarray(self.chances)[j]))
+        """Return what is one client's own."""
+        return replace(
+            self,
+            chances=_of(self.chances, j),
+            cap=_of(self.cap, j),
+            rates=_of(self.rates, j),
+        )
+
+    @property
+    def rate(self) -> float:
+        """Of one client."""
+        return float(self.rates)  # type: ignore[arg-type]
 
     def weight(self, held: int, load: int) -> float:
         """Return the weight of each point of one client: it depends on no data."""
-        return float(min(held / max(load * float(self.chances), 1e-300), self.cap))  # type: ignore[arg-type]
+        chance, cap = float(self.chances), float(self.cap)  # type: ignore[arg-type]
+        return float(min(held / max(load * chance * self.rate, 1e-300), cap))
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the sum in integers."""
-        weight = self.weight(client.points, load)
-        exact = weight * _added(self.part(part, model) for part in client.first(load))
-        return Answer(load, {self.name: FixedPoint(self.scale).encode(exact)})
+        weight, luck = self.weight(client.points, load), client.code_stream(_DRAWS, self.draw)
+        some = (_drawn(part, self.rate, luck) for part in client.first(load))
+        exact = weight * _added(self.part(part, model) for part in some)
+        short = exact * min(1.0, self.longest / max(float(np.linalg.norm(exact)), 1e-300))
+        return Answer(load, {self.name: FixedPoint(self.scale).encode(short)})
+
+    def _processed(self, loads: IntArray) -> FloatArray:
+        """Return how many points each client goes through on average."""
+        return np.asarray(loads * np.asarray(self.rates, dtype=np.float64), dtype=np.float64)
 
     @abstractmethod
     def part(self, points: Points, model: Array) -> Array:
@@ -76,7 +121,7 @@ class _PrivateSum(OnEmbedded):
 
 
 @dataclass(frozen=True, eq=False)
-class ClippedMoments(_PrivateSum):
+class ClippedMoments(PrivateSum):
     """Sums of the features, of their squared lengths and of the labels, before the gradients.
 
     Features and labels are clipped to length 1, so a record adds three parts of length 1 at most;
@@ -99,7 +144,7 @@ class ClippedMoments(_PrivateSum):
 
         The second packet is the helper's, charged to everybody's own link: more than it takes.
         """
-        macs = loads.astype(np.float64) * (4 * task.workload.features)
+        macs = self._processed(loads) * (4 * task.workload.features)
         return Cost(macs, np.full(task.clients, 2 * task.workload.packet_bits))
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
@@ -108,7 +153,7 @@ class ClippedMoments(_PrivateSum):
 
 
 @dataclass(frozen=True, eq=False)
-class ClippedGradient(_PrivateSum):
+class ClippedGradient(PrivateSum):
     """The gradient of clipped residuals on clipped features, in units of radius · residual.
 
     Parameters
@@ -129,10 +174,13 @@ class ClippedGradient(_PrivateSum):
     def part(self, points: Points, model: Array) -> Array:
         """Return Σ x·rᵀ/(R·C), with x less its part in the direction."""
         features, labels = points
-        direction = beside(np.asarray(self.direction, dtype=np.float32), features)
         residuals = clipped(features @ model - labels, self.residual)
-        across = features - (features @ direction)[:, None] * direction[None, :]
-        return clipped(across, self.radius).T @ residuals / (self.radius * self.residual)
+        return self.across(features).T @ residuals / (self.radius * self.residual)
+
+    def across(self, features: Array) -> Array:
+        """Return features without their part in the direction, clipped to R."""
+        direction = beside(np.asarray(self.direction, dtype=np.float32), features)
+        return clipped(features - (features @ direction)[:, None] * direction, self.radius)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return 2·q·c + 2·c multiply-accumulates a point, and two packets: see `ClippedMoments`.
@@ -141,7 +189,7 @@ class ClippedGradient(_PrivateSum):
         """
         q, c = task.model_shape
         packets = np.full(task.clients, 2 * task.workload.packet_bits)
-        return Cost(loads.astype(np.float64) * (2 * q * c + 2 * c), packets)
+        return Cost(self._processed(loads) * (2 * q * c + 2 * c), packets)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""

@@ -12,6 +12,7 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
+from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
@@ -20,6 +21,8 @@ from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.parity import encode, point_weights
 
 __all__ = ["BlockParity", "Gram", "Parity"]
+
+_LEAST_HALF, _LARGEST_HALF = 1e-2, 6e4  # between these a half keeps its eleven digits
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,28 @@ class BlockParity(OnEmbedded):
         weights = np.full(load, np.sqrt(client.points / load))
         stream = client.code_stream(client.batches, rows, self.code.nonzeros)
         part = encode(features, targets, weights, rows, stream, self.code)
-        arrays = {"features0": self._short(part.features), "targets0": self._short(part.targets)}
+        arrays = {
+            "features0": self._short(part.features),
+            "targets0": self._short(part.targets, must=False),
+        }
         return Answer(load, arrays, self.code.points_per_row(load, rows))
 
-    def _short(self, array: Array) -> Array:
+    def _short(self, array: Array, *, must: bool = True) -> Array:
+        """Return numbers in as many bits as they are sent in.
+
+        Halves reach from 6e-5 to 65,504. Targets in other units keep 32 bits, of which there are
+        few; features must fit.
+        """
         xp = array_namespace(array)
-        return xp.astype(array, xp.float16) if self.bits == 16 else array
+        largest = float(xp.max(xp.abs(array)))
+        if self.bits != 16 or (not must and not _LEAST_HALF < largest < _LARGEST_HALF):
+            return array
+        if largest >= _LARGEST_HALF:
+            raise InputError(
+                f"a parity row holds {largest:.3g}, which 16 bits cannot: scale the inputs, or set "
+                "bits = 32 of the scheme"
+            )
+        return xp.astype(array, xp.float16)
 
     def _rows(self, points: int) -> int:
         return int(costs.block_rows(points, self.mixing, self.code.nonzeros))

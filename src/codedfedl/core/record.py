@@ -69,7 +69,7 @@ FACTS = (
 )
 """What a scheme says once of a setting and seed; NaN where it does not apply."""
 
-RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points", "exact_metric")
+RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained")
 """What the runtime adds to a scheme's facts."""
 
 CLIENT_COLUMNS = (

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.data.partitions import processing_order
+from codedfedl.data.scaling import UNSCALED, Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.transport import Answered
@@ -49,6 +50,7 @@ class Cache:
         *,
         points: int | None = None,
         seconds: float = np.inf,
+        scaling: Scaling = UNSCALED,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
         """Embed until so many points are here, or the time is up.
 
@@ -70,8 +72,8 @@ class Cache:
             shard, order = self.load(), processing_order(len(targets), seed)
         while embedded < wanted and self.clock() < until:
             rows = slice(embedded, min(embedded + _ROWS_AT_ONCE, wanted))
-            rows_of_features[rows] = features.transform(shard.inputs[order[rows]])
-            targets[rows] = shard.targets(order[rows], columns)
+            rows_of_features[rows] = features.transform(scaling.inputs(shard.inputs[order[rows]]))
+            targets[rows] = scaling.targets(shard.targets(order[rows], columns))
             if not (np.isfinite(rows_of_features[rows]).all() and np.isfinite(targets[rows]).all()):
                 raise InputError(f"{self.name} has points that are not finite: leave them out")
             for array in arrays:

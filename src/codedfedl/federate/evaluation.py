@@ -6,6 +6,7 @@ import numpy as np
 
 from codedfedl.data.dataset import chance_of
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
+from codedfedl.data.scaling import UNSCALED, Scaling
 from codedfedl.data.shards import Shard, read_shard
 from codedfedl.learning.training import accuracy, r_squared
 from codedfedl.runs.config import Experiment
@@ -40,14 +41,16 @@ class Evaluation:
         """Return the test points and their labels, where there are some."""
         return None if self._shard is None else (self._shard.inputs, self._shard.labels)
 
-    def metric(self, model: Any) -> float:
-        """Return accuracy or R²; NaN without test points."""
+    def metric(self, model: Any, scaling: Scaling = UNSCALED) -> float:
+        """Return accuracy or R², on the scale that the clients have; NaN without test points."""
         if self._shard is None:
             return float("nan")
         if self._features is None:
-            self._features = self._map.transform(np.asarray(self._shard.inputs, dtype=np.float32))
+            inputs = scaling.inputs(np.asarray(self._shard.inputs))
+            self._features = self._map.transform(inputs.astype(np.float32))
         predictions = (self._features @ model)[:, None, :]
         if self._shard.is_classification:
             return float(accuracy(predictions, np.asarray(self._shard.labels))[0])
         rows = np.arange(len(self._shard.labels))
-        return float(r_squared(predictions, self._shard.targets(rows, model.shape[1]))[0])
+        targets = scaling.targets(self._shard.targets(rows, model.shape[1]))
+        return float(r_squared(predictions, targets)[0])

@@ -180,8 +180,8 @@ def wait_for(transport: Transport, members: Members, say: Say) -> None:
         transport.sleep(0.5)
 
 
-def job_of(experiment: Experiment, key: str, columns: int = 0) -> Job:
-    """Return what all nodes must agree on; the label columns once they are known."""
+def job_of(experiment: Experiment, key: str, members: Members | None = None) -> Job:
+    """Return what all nodes must agree on; label columns and scale once they are known."""
     config, chosen = experiment.features, experiment.schemes[0]
     return Job(
         key=key,
@@ -190,6 +190,7 @@ def job_of(experiment: Experiment, key: str, columns: int = 0) -> Job:
         sigma=config.known_sigma,
         seed=experiment.seeds[0],
         batches=experiment.data.batches,
-        columns=columns,
+        columns=0 if members is None else members.columns,
         tiles=asdict(config.tiles()),
+        scaling={} if members is None else members.scaling,
     )

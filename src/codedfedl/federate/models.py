@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.core.record import metric_name
+from codedfedl.data.scaling import Scaling
 from codedfedl.federate.ending import Ending
 from codedfedl.federate.evaluation import Evaluation
 from codedfedl.models.files import map_settings
@@ -21,19 +22,26 @@ def trained_model(
     """Return the model with its card, calibrated on the server's test points where it has some."""
     members, scheme = ending.members, experiment.schemes[0]
     features = experiment.feature_map(experiment.seeds[0], scheme)
+    scaling = Scaling(**members.scaling)
     model = Model(
         features=features,
         weights=ending.model,
         inputs=members.inputs,
         classes=np.arange(members.columns) if members.classes else None,
         labels=tuple((experiment.data.label or "label").split(",")),
+        low=np.array(scaling.low) if scaling.low else None,
+        span=np.array(scaling.span) if scaling.low else None,
+        offset=np.array(scaling.offset) if scaling.offset else None,
+        scale=np.ones(members.columns) if scaling.offset else None,
         card=_card(experiment, ending, journal) | {"features": map_settings(features)},
     )
     points = evaluation.points()
     if points is None or not members.classes:
         return model
     inputs, labels = points
-    return model.calibrated(inputs, labels, f"the server's {len(labels):,} test points")
+    return model.calibrated(
+        scaling.inputs(inputs), labels, f"the server's {len(labels):,} test points"
+    )
 
 
 def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str, Any]:

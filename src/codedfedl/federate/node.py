@@ -23,6 +23,7 @@ import numpy.typing as npt
 from codedfedl import __version__
 from codedfedl.core.travel import work_from
 from codedfedl.core.work import ArrayClient, Work
+from codedfedl.data.scaling import Scaling, moments
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.cache import Cache
@@ -37,7 +38,7 @@ __all__ = ["NAME", "QUESTIONS", "Job", "Node"]
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
 
-QUESTIONS = ("hello", "probe", "work", "goodbye")
+QUESTIONS = ("hello", "moments", "probe", "work", "goodbye")
 """All that a server may ask of a node."""
 
 
@@ -53,6 +54,8 @@ class Job:
         Label columns (c), once all nodes have said what they hold; 0 until then.
     tiles
         How images are cut into patches, where the feature map does that: `Tiles` as a mapping.
+    scaling
+        How inputs and targets are scaled, where the clients have agreed on that: `Scaling`.
     """
 
     key: str
@@ -63,6 +66,7 @@ class Job:
     batches: int
     columns: int = 0
     tiles: Mapping[str, Any] = field(default_factory=dict)
+    scaling: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{32}", self.key):  # it becomes part of a path
@@ -149,6 +153,10 @@ class _Desk:
             "version": __version__,
         }, {}
 
+    def moments(self, about: list[float]) -> Answered:
+        """Sum every column, and its squares about some values: for a scale that all agree on."""
+        return {}, vars(moments(self.node.load(), about))
+
     def probe(self, load: int, model: npt.NDArray[np.float32]) -> Answered:
         """Measure a gradient over some points, and how long all took; embeds no more than these."""
         began = self.node.clock()
@@ -214,7 +222,12 @@ class _Desk:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
         job = self.job
         found = self.cache.embed(
-            job.features, job.columns, job.seed, points=points, seconds=seconds
+            job.features,
+            job.columns,
+            job.seed,
+            points=points,
+            seconds=seconds,
+            scaling=Scaling(**job.scaling),
         )
         if len(found[1]) < job.batches:
             raise InputError(

@@ -6,7 +6,7 @@ was killed begins where it was.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 
 import numpy as np
@@ -15,12 +15,14 @@ from codedfedl.arrays import Array
 from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
+from codedfedl.data.scaling import Scaling
 from codedfedl.federate.ending import Ending, write_records
 from codedfedl.federate.evaluation import Evaluation
 from codedfedl.federate.meeting import Say, job_of, meet, wait_for
 from codedfedl.federate.models import trained_model
 from codedfedl.federate.probe import probe
 from codedfedl.federate.runtime import Federation
+from codedfedl.federate.scaling import agree_on_scaling
 from codedfedl.federate.transport import Transport
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -50,7 +52,7 @@ def federate(
         The name that each node is bound to by its key, as far as that is known.
     """
     config, scheme = federation_config(experiment), scheme_of(experiment)
-    evaluation = Evaluation(experiment)
+    evaluation = Evaluation(experiment)  # a wrong path is refused at once
     with directory.opened(experiment) as status:
         directory.stop_wanted()  # of an earlier run
         journal = Journal(directory.path)
@@ -64,7 +66,7 @@ def federate(
         state = start(scheme, experiment, members, fit, zero)
         driver = Driver(scheme, state, config.rounds)
         for exchange in _played(driver, federation, journal):
-            metric = evaluation.metric(np.asarray(driver.state.model))
+            metric = evaluation.metric(np.asarray(driver.state.model), Scaling(**members.scaling))
             has_model = driver.state.model is not zero
             record = replace(exchange.record, metric=metric, has_model=has_model)
             journal.append(replace(exchange, record=record))
@@ -113,12 +115,17 @@ def _assembled(
     config, members = federation_config(experiment), journal.members()
     if members is None:
         members = meet(transport, experiment, config, say, names)
+        if config.scale:
+            say("the nodes agree on a scale")
+            job = job_of(experiment, members.key, members)
+            scaling = agree_on_scaling(transport, config, members, job)
+            members = replace(members, scaling=asdict(scaling))
         journal.keep_members(members)
     else:
         wait_for(transport, members, say)
     task, job = (
         federation_task(experiment, members),
-        job_of(experiment, members.key, members.columns),
+        job_of(experiment, members.key, members),
     )
     return Federation(transport, config, members, task, job, journal, say)
 

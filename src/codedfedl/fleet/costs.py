@@ -169,9 +169,12 @@ class BlockSetup:
         """Return the set-ups that differ in the rows that a point goes into alone.
 
         More rows are a better sketch and take longer to mix and to send. A client never sends more
-        than half as many rows as it has points.
+        than half as many rows as it has points. Each number of rows comes once, the cheapest way.
         """
-        return [replace(self, operations=s) for s in range(1, max(self.mixing // 2, 1) + 1)]
+        most = max(self.mixing // 2, 1)
+        blocks = -(-self.mixing // np.arange(1, most + 1))  # points for a row, fewer and fewer
+        _, first = np.unique(blocks, return_index=True)
+        return [replace(self, operations=int(s)) for s in sorted(first + 1)]
 
     def rows(self, points: npt.ArrayLike) -> IntArray:
         """Return how many rows so many points make."""

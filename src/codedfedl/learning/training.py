@@ -7,7 +7,10 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
 
-__all__ = ["Schedule", "accuracy", "r_squared", "step"]
+__all__ = ["Schedule", "accuracy", "r_squared", "step", "telling_excess"]
+
+_EXPLAINED = 0.1  # an excess is measured by what the optimum explains where that is below ten times
+_LEAST_SHARE = 1e-3  # the rest of the loss; but nothing is asked of data that explain nothing
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,17 @@ def r_squared(predictions: Array, targets: Array) -> Array:
     residual = xp.sum((predictions - targets[:, None, :]) ** 2, axis=(0, 2))
     total = xp.sum((targets - xp.mean(targets, axis=0)) ** 2)
     return 1 - residual / total
+
+
+def telling_excess(excess: float, explained: float) -> float:
+    """Return an excess over the optimum's loss, smaller where the optimum explains little.
+
+    Where most of the loss is irreducible, an excess that is small beside it may be all that there
+    is to learn.
+
+    Parameters
+    ----------
+    explained
+        How far the objective falls from no model to the optimum, relative to the optimum's.
+    """
+    return excess * min(1.0, max(_EXPLAINED * explained, _LEAST_SHARE))

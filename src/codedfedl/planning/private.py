@@ -1,22 +1,25 @@
 """The plan of private training: set-up, rounds, loads, weights and noise for an (ε, δ).
 
-Four effects predict the error of the predictions, before any data are seen. Lengths of features are
+Everybody embeds a pool of its points until a deadline. In every round each point of the pool is
+drawn with a chance γ_j, a client's own, so that the round is as long as planned. A point that is
+drawn seldom may weigh more than one that is in every sum, for the same privacy
+(`privacy.sampling`). So a slow client's few points in a round stand for all that it has embedded.
+
+Five effects predict the error of the predictions, before any data are seen. Lengths of features are
 in units of their clipping radius R, those of residuals are as they are:
 
 - *too few rounds*. The covariance of q features is taken to have eigenvalues in proportion to
   1/i, and the best model to be alike in all directions. Nesterov's method is followed for each
-  eigenvalue; as residuals are clipped to C < 1, the signal moves C times as far.
-- *noise*, which the same recursion adds up: √T·w/μ on every number of a sum over T rounds, where w
-  is the largest weight.
-- *sampling*. Client j stands for its ℓ_j points with k_j, each w_j times as heavy, which costs
-  q·k_j·w_j²/m² of the residuals' variance, but no more than its share of the points.
+  eigenvalue; as residuals are clipped to C < 1, everything moves C times as far.
+- *noise*, which the same recursion adds up, alike on every number of a sum.
+- *draws*, whose noise is in proportion to the eigenvalues.
+- *pools*. Client j stands for its ℓ_j points with k_j, each w_j·γ_j times as heavy on average,
+  which costs q·k_j·(w_j·γ_j)²/m² of the residuals' variance, but no more than its share.
 - *the cap*. A client whose weight is cut to a share ρ of what it should be costs C·(1 − ρ)² of its
   share of the points: labels have length 1, and a clipped residual pulls with C.
-
-The first two say how many rounds, and the last two how long they are; the cap on the weights is
-between noise and both of these.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, sqrt
@@ -30,11 +33,13 @@ from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.privacy.accounting import mu_of
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
+from codedfedl.privacy.sampling import weight_ratios
 
 __all__ = [
     "CENTRE_SHARE",
     "RESIDUAL",
     "PrivatePlan",
+    "allowed_weights",
     "eigenvalues",
     "learning_errors",
     "plan_private",
@@ -46,12 +51,19 @@ CENTRE_SHARE = 0.05
 RESIDUAL = 0.5
 """C: residuals are clipped to half the length of a one-hot label."""
 
-_DECAY = 1.0  # of the eigenvalues
-_CAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+_DECAY = (
+    1.0  # of the eigenvalues: of digits, after centring, 0.105, 0.081, … beside 0.134, 0.067, …
+)
+_CAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 _STEPS = (1.0, 0.5, 0.25)  # of the longest stable one
-_DEADLINES = 24
+_DEADLINES = 16
+_SETUPS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6)  # of all the time
+_FIRST = 2  # rounds that the first sum takes: it is over whole pools, at a fifth of the work
 _SURE, _PATIENCE = 0.98, 3.0  # of a client by the usual end of a round; deadline over usual end
-_LENGTHS = 64  # numbers of rounds that are tried
+_LENGTHS = 48  # numbers of rounds that are tried
+
+Learnt = Mapping[float, tuple[FloatArray, FloatArray]]
+"""`learning_errors` by step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +80,14 @@ class PrivatePlan:
     rounds : int
         Sums of gradients; one sum more comes first.
     cap
-        No weight is larger, in the plan or in the run.
+        The largest weight of a point that is in every sum.
     step
         Of Nesterov's method, in units of 1/R².
-    loads, chances : arrays of shape (n,)
-        Points of each client in a round, and its probability to arrive.
+    loads, rates, weights, chances : arrays of shape (n,)
+        Each client's pool, the chance of a point to be drawn, its weight then, and the client's
+        probability to arrive.
+    caps : array of shape (n,)
+        No drawn point of the client weighs more, also where fewer are embedded than planned.
     error
         Predicted squared error of the predictions above that of the best model.
     """
@@ -84,13 +99,33 @@ class PrivatePlan:
     cap: float
     step: float
     loads: IntArray
+    rates: FloatArray
+    weights: FloatArray
+    caps: FloatArray
     chances: FloatArray
     error: float
 
     @property
     def seconds(self) -> float:
         """When the last round ends, as a rule: rounds end when everybody has answered."""
-        return self.setup_deadline + (self.rounds + 1) * self.deadline / _PATIENCE
+        return self.setup_deadline + (self.rounds + _FIRST) * self.deadline / _PATIENCE
+
+    @property
+    def exposures(self) -> FloatArray:
+        """How much a record of each client weighs in the account, in units of the cap: (n,)."""
+        return np.where(self.loads > 0, self.weights * self.rates / self.cap, 0.0)
+
+
+def allowed_weights(
+    cap: float, mu: float, delta: float, counts: IntArray, rates: FloatArray
+) -> FloatArray:
+    """Return the weights that cost no more than `cap` in every sum, shape (counts, n).
+
+    Without noise nothing is to be paid for, and the cap is on the weight in the mean.
+    """
+    if mu == inf:
+        return np.tile(cap / np.maximum(rates, 1e-12), (len(counts), 1))
+    return cap * np.stack([weight_ratios(mu, delta, int(count), rates) for count in counts])
 
 
 def eigenvalues(features: int) -> FloatArray:
@@ -111,23 +146,25 @@ def learning_errors(step: float, features: int, rounds: int) -> tuple[FloatArray
     -------
     missed : array of shape (rounds + 1,)
         Of a signal that is alike in all directions; 1 at first.
-    gained : array of shape (rounds + 1,)
-        Squared error of the predictions, for noise of variance 1 on every number of a gradient.
+    gained : array of shape (2, rounds + 1)
+        Squared error of the predictions, for noise of variance 1 on every number of a gradient, and
+        for noise whose variances are the eigenvalues.
     """
     values = eigenvalues(features)
-    slow, fast = 1 - step * RESIDUAL * values, 1 - step * values
+    kept = 1 - step * RESIDUAL * values
+    added = step**2 * np.stack([np.ones(features), values])
     now, before = np.ones(features), np.ones(features)
     # Variances of the model, of the one before, and their covariance.
-    new, old, both = np.zeros(features), np.zeros(features), np.zeros(features)
-    missed, gained = [1.0], [0.0]
+    new, old, both = (np.zeros((2, features)) for _ in range(3))
+    missed, gained = [1.0], [np.zeros(2)]
     for k in range(rounds):
         lean = max(k - 1, 0) / (max(k - 1, 0) + 3)
-        now, before = slow * (now + lean * (now - before)), now
+        now, before = kept * (now + lean * (now - before)), now
         asked = (1 + lean) ** 2 * new + lean**2 * old - 2 * (1 + lean) * lean * both
-        new, old, both = fast**2 * asked + step**2, new, fast * ((1 + lean) * new - lean * both)
+        new, old, both = kept**2 * asked + added, new, kept * ((1 + lean) * new - lean * both)
         missed.append(float(values @ now**2))
-        gained.append(float(values @ new))
-    return np.array(missed), np.array(gained)
+        gained.append(new @ values)
+    return np.array(missed), np.array(gained).T
 
 
 def plan_private(
@@ -143,6 +180,8 @@ def plan_private(
     setup_deadline: float | None = None,
     deadline: float | None = None,
     cap: float | None = None,
+    sampling: bool = True,
+    longest: float | None = None,
 ) -> PrivatePlan:
     """Choose what promises the smallest error by some hour; what is given is taken as it is.
 
@@ -154,23 +193,28 @@ def plan_private(
         When the plan ends, set-up included, unless rounds and deadlines are given.
     most_rounds
         Of gradients.
+    sampling
+        Whether points are drawn from larger pools; otherwise a client has as many as it can
+        process in a round.
+    longest
+        Of a client's whole sum, where that is what noise must hide.
     """
     mu = mu_of(epsilon, delta) * sqrt(1 - CENTRE_SHARE)
-    planner = _Planner(fleet, workload, feature_macs, mu, 3600 * hours)
-    trials = [deadline] if deadline is not None else planner.deadlines()
+    planner = _Planner(fleet, workload, feature_macs, mu, delta, 3600 * hours, longest)
+    lengths = [deadline] if deadline is not None else planner.deadlines()
+    setups = [setup_deadline] if setup_deadline is not None else planner.setups()
     caps = _CAPS if cap is None else (cap,)
     counts = planner.round_counts(most_rounds) if rounds is None else np.array([rounds])
-    longest = float(1 / eigenvalues(workload.features)[0])
+    longest = float(1 / (RESIDUAL * eigenvalues(workload.features)[0]))
     steps = [longest * share for share in _STEPS]
     learnt = {step: learning_errors(step, workload.features, int(counts[-1])) for step in steps}
     best: PrivatePlan | None = None
-    for seconds in trials:
-        here = planner.at(seconds, setup_deadline)
+    for seconds, first in product(lengths, setups):
+        here = planner.at(seconds, first, sampling=sampling)
         fits = counts if rounds is not None else counts[counts <= planner.room(here)]
-        for limit, step in product(caps, steps):
-            found = planner.best(here, limit, step, learnt[step], fits)
-            if found is not None and (best is None or found.error < best.error):
-                best = found
+        found = planner.best(here, caps, learnt, fits)
+        if found is not None and (best is None or found.error < best.error):
+            best = found
     if best is None:
         raise InputError(
             f"private.hours is {hours:g}: no set-up and two rounds with two clients end by then; "
@@ -191,11 +235,12 @@ def _surely_done(delays: FleetDelays, seconds: float, points: FloatArray) -> Int
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """Rounds of one length: loads and chances of the clients, and the set-up that they need."""
+    """Rounds of one length after some set-up: pools, rates and chances of the clients."""
 
     deadline: float
     setup_deadline: float
     loads: IntArray
+    rates: FloatArray
     chances: FloatArray
 
 
@@ -205,70 +250,95 @@ class _Planner:
     workload: Workload
     feature_macs: int
     mu: float
+    delta: float
     seconds: float
+    longest: float | None
 
     def deadlines(self) -> FloatArray:
         """Return lengths of rounds, from a slow link's messages on."""
         messages = self.fleet.packet_time / (1 - self.fleet.erasure)
         messages = messages + 2 * self.fleet.packet_time_up / (1 - self.fleet.erasure_up)
         least = float(np.median(messages))
-        return _PATIENCE * np.geomspace(least, max(self.seconds / 3, 2 * least), _DEADLINES)
+        return _PATIENCE * np.geomspace(least, max(self.seconds / 6, 2 * least), _DEADLINES)
+
+    def setups(self) -> FloatArray:
+        """Return lengths of the set-up."""
+        return self.seconds * np.array(_SETUPS)
 
     def round_counts(self, most: int) -> IntArray:
-        spread = np.geomspace(1, max(most, 1), _LENGTHS).round().astype(np.int64)
-        return np.unique(np.concatenate([spread, np.arange(1, min(most, 60) + 1)]))
+        return np.unique(np.geomspace(1, max(most, 1), _LENGTHS).round().astype(np.int64))
 
     def room(self, trial: _Trial) -> float:
-        """Return how many gradients the time leaves room for, after one round for the centre."""
-        return (self.seconds - trial.setup_deadline) * _PATIENCE / trial.deadline - 1
+        """Return how many gradients the time leaves room for, after the first sum."""
+        return (self.seconds - trial.setup_deadline) * _PATIENCE / trial.deadline - _FIRST
 
-    def at(self, deadline: float, setup_deadline: float | None) -> _Trial:
-        """Return loads with which nearly everybody is done when a round usually ends.
+    def at(self, deadline: float, setup_deadline: float, *, sampling: bool) -> _Trial:
+        """Return pools, and rates with which nearly everybody is done when a round usually ends.
 
-        The helper's message is a second one up. The set-up is as long as the slowest of the clients
-        needs to embed its load.
+        The helper's message is a second one up.
         """
         slower = replace(self.fleet, packet_time_up=2 * self.fleet.packet_time_up)
         delays, usual = FleetDelays(slower), deadline / _PATIENCE
-        loads = _surely_done(delays, usual, self.fleet.points)
+        processed = _surely_done(delays, usual, self.fleet.points)
         each = seconds_to_embed(self.feature_macs, self.workload, self.fleet)
-        if setup_deadline is None:
-            setup_deadline = float((loads * each).max())
-        loads = np.minimum(loads, (setup_deadline / each * (1 + 1e-9)).astype(np.int64))
-        return _Trial(deadline, setup_deadline, loads, delays.cdf(np.maximum(loads, 1), deadline))
+        pools = np.minimum(setup_deadline / each * (1 + 1e-9), self.fleet.points).astype(np.int64)
+        pools = np.where(processed > 0, pools, 0)
+        if not sampling:
+            pools = np.minimum(pools, processed)
+        rates = np.minimum(processed / np.maximum(pools, 1), 1.0)
+        chances = delays.cdf(np.maximum(np.minimum(processed, pools), 1), deadline)
+        return _Trial(deadline, setup_deadline, pools, rates, chances)
 
     def best(
-        self,
-        trial: _Trial,
-        cap: float,
-        step: float,
-        learnt: tuple[FloatArray, FloatArray],
-        counts: IntArray,
+        self, trial: _Trial, caps: Sequence[float], learnt: Learnt, counts: IntArray
     ) -> PrivatePlan | None:
-        """Return the plan with the best number of rounds, if there is any."""
-        points, expected = self.fleet.points, trial.loads * trial.chances
+        """Return the plan with the best cap, step and number of rounds, if there is any."""
+        points, expected = self.fleet.points, trial.loads * trial.rates * trial.chances
         if (expected > 0).sum() < LEAST_SUMMED or not len(counts):
             return None
         fair = points / np.maximum(expected, 1e-300)
-        weights = np.where(expected > 0, np.minimum(fair, cap), 0.0)
-        largest = float(weights.max())
-        total, share = float((weights * expected).sum()), points / points.sum()
+        ratios = allowed_weights(1.0, self.mu, self.delta, counts, trial.rates)
+        best: PrivatePlan | None = None
+        for cap in caps:
+            weights = np.where(expected > 0, np.minimum(fair, cap * ratios), 0.0)  # (counts, n)
+            fixed, noise, drawn = self._effects(trial, cap, weights, expected, counts)
+            for step, (missed, gained) in learnt.items():
+                errors = missed[counts] + (gained[:, counts] * [noise, drawn]).sum(0) + fixed
+                place = int(np.argmin(errors))
+                if best is None or errors[place] < best.error:
+                    best = PrivatePlan(
+                        mu=self.mu,
+                        setup_deadline=trial.setup_deadline,
+                        deadline=trial.deadline,
+                        rounds=int(counts[place]),
+                        cap=cap,
+                        step=step,
+                        loads=trial.loads,
+                        rates=trial.rates,
+                        weights=weights[place],
+                        caps=cap * ratios[place],
+                        chances=trial.chances,
+                        error=float(errors[place]),
+                    )
+        return best
+
+    def _effects(
+        self,
+        trial: _Trial,
+        cap: float,
+        weights: FloatArray,
+        expected: FloatArray,
+        counts: IntArray,
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return what pools and cap cost, and the variances of noise and draws, by rounds."""
+        points, share = self.fleet.points, self.fleet.points / self.fleet.points.sum()
         q, c = self.workload.features, self.workload.labels
-        sampling = np.minimum(q * expected * weights**2 / points.sum() ** 2, share)
+        total = (weights * expected).sum(1)
+        standing = trial.loads * trial.chances * (weights * trial.rates) ** 2
+        pools = np.minimum(q * standing / points.sum() ** 2, share)
         missing = share * (1 - weights * expected / points) ** 2
-        fixed = RESIDUAL * float((RESIDUAL * sampling + missing).sum())
-        noise = RESIDUAL * largest / (self.mu * total)
-        missed, gained = (array[counts] for array in learnt)
-        errors = missed + c * gained * counts * noise**2 + fixed
-        place = int(np.argmin(errors))
-        return PrivatePlan(
-            mu=self.mu,
-            setup_deadline=trial.setup_deadline,
-            deadline=trial.deadline,
-            rounds=int(counts[place]),
-            cap=largest if largest < inf else cap,
-            step=step,
-            loads=trial.loads,
-            chances=trial.chances,
-            error=float(errors[place]),
-        )
+        fixed = RESIDUAL * (RESIDUAL * pools + missing).sum(1)
+        hidden = cap if self.longest is None else self.longest
+        noise = c * counts * (RESIDUAL * hidden / (self.mu * total)) ** 2
+        drawn = (expected * (1 - trial.rates) * weights**2).sum(1) * (RESIDUAL / total) ** 2
+        return np.asarray(fixed), np.asarray(noise), np.asarray(drawn)

@@ -5,8 +5,8 @@ tells two neighbouring data sets apart better than N(0, 1) from N(μ, 1). Releas
 μ² = Σ μ_i², whatever each was chosen by of what came before (Dong, Roth and Su, 2022); and μ-GDP is
 (ε, δ)-DP exactly where δ ≥ Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) (Balle and Wang, 2018).
 
-This holds for sums over all points. Where points are sampled by chance the maintained library
-dp-accounting accounts for it, in the extra ``privacy``.
+This holds for sums over all points. Where points are drawn by chance, `privacy.sampling` accounts
+for them. ε is the largest over all clients: each has its own weights and sampling rates.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +17,24 @@ from typing import Any
 from scipy.special import log_ndtr
 
 from codedfedl.errors import InputError
+from codedfedl.privacy.sampling import composed_epsilon, library_installed
 
 __all__ = [
     "ADJACENCY",
+    "UNITS",
     "Account",
     "Release",
     "check_budget",
     "delta_of",
     "epsilon_of",
     "mu_of",
-    "sampled_epsilon",
 ]
 
 ADJACENCY = "zero-out"
 """One record is replaced by nothing; sizes and weights stay as they are, and are public."""
+
+UNITS = ("record", "client")
+"""What may be replaced by nothing: one record, or all records of one client."""
 
 _PRECISION = 1e-12
 
@@ -111,67 +115,136 @@ class Release:
     count
         How many such sums there are.
     sensitivity
-        Euclidean length by which one record changes a sum at most, the largest over all clients.
+        Euclidean length by which one record changes a sum at most: one number for all clients, or
+        one for each.
     sigma
         Standard deviation of the noise on every number; in the units of the sensitivity.
     sampling_rate
-        Chance of a point to be in a sum; 1 where all are.
+        Chance of a point to be in a sum, over those that could be drawn; 1 where all are. One
+        number, or one for each client.
     """
 
     what: str
     count: int
-    sensitivity: float
+    sensitivity: float | tuple[float, ...]
     sigma: float
-    sampling_rate: float = 1.0
+    sampling_rate: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
-        if self.count < 0 or not self.sensitivity > 0 or not self.sigma >= 0:
+        lengths, rates = _listed(self.sensitivity), _listed(self.sampling_rate)
+        if self.count < 0 or not min(lengths) > 0 or not self.sigma >= 0:
             raise InputError(
-                f"release {self.what!r} has count {self.count}, sensitivity {self.sensitivity:g} "
+                f"release {self.what!r} has count {self.count}, sensitivity {min(lengths):g} "
                 f"and sigma {self.sigma:g}: must be at least 0, above 0 and at least 0"
             )
-        if self.sampling_rate != 1:
+        if not 0 < min(rates) <= max(rates) <= 1:
             raise InputError(
-                f"release {self.what!r} has sampling_rate {self.sampling_rate:g}: sums over "
-                "sampled points are accounted for by sampled_epsilon, by themselves"
+                f"release {self.what!r} has sampling_rate {min(rates):g} to {max(rates):g}: must "
+                "be above 0 and at most 1"
             )
+
+    def of_client(self, j: int) -> tuple[float, float]:
+        """Return sampling rate and sensitivity of one client's records."""
+        rates, lengths = _listed(self.sampling_rate), _listed(self.sensitivity)
+        return rates[min(j, len(rates) - 1)], lengths[min(j, len(lengths) - 1)]
+
+    @property
+    def clients(self) -> int:
+        """How many clients it tells apart; 1 where all are alike."""
+        return max(len(_listed(self.sensitivity)), len(_listed(self.sampling_rate)))
 
     @property
     def mu(self) -> float:
-        """Of all its sums together."""
+        """Of all its sums together, for a record that is in each with the largest sensitivity."""
         if self.count == 0:
             return 0.0
-        return sqrt(self.count) * self.sensitivity / self.sigma if self.sigma else inf
+        return sqrt(self.count) * max(_listed(self.sensitivity)) / self.sigma if self.sigma else inf
+
+
+def _listed(value: float | tuple[float, ...]) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True)
 class Account:
-    """Everything that a run gives away, and what it amounts to against whoever sees only that."""
+    """Everything that a run gives away, and what it amounts to against whoever sees only that.
+
+    Attributes
+    ----------
+    unit
+        Whose absence nobody can tell: a ``record``, or a whole ``client``.
+    """
 
     delta: float
     releases: Sequence[Release]
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         _check_delta(self.delta)
+        if self.unit not in UNITS:
+            raise InputError(f"unit is {self.unit!r}: must be one of {', '.join(UNITS)}")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether any points are drawn by chance."""
+        return any(min(_listed(one.sampling_rate)) < 1 for one in self.releases)
 
     @property
     def mu(self) -> float:
-        """Of all releases."""
+        """Of all releases, for a record that is in all sums."""
         return sqrt(sum(one.mu**2 for one in self.releases))
 
     @property
     def epsilon(self) -> float:
-        """ε at the account's δ."""
-        return epsilon_of(self.mu, self.delta)
+        """ε at the account's δ, the largest over clients."""
+        if not self.sampled or self.mu == inf:
+            return max(epsilon_of(self._mu_of_client(j), self.delta) for j in range(self._clients))
+        return max(composed_epsilon(sums, self.delta) for sums in self._undominated())
+
+    @property
+    def _clients(self) -> int:
+        return max((one.clients for one in self.releases), default=1)
+
+    def _mu_of_client(self, j: int) -> float:
+        if self.mu in (0, inf):
+            return self.mu
+        parts = (one.count * (one.of_client(j)[1] / one.sigma) ** 2 for one in self.releases)
+        return sqrt(sum(parts))
+
+    def _undominated(self) -> list[tuple[tuple[float, float, int], ...]]:
+        """Return the sums as the clients see them who may be worst off.
+
+        Whoever is drawn no more often than another, and weighs no more, has no larger ε.
+        """
+        used = [one for one in self.releases if one.count]
+        seen = {tuple(one.of_client(j) for one in used) for j in range(self._clients)}
+        kept = [
+            own for own in seen if not any(other != own and _at_least(other, own) for other in seen)
+        ]
+        return [
+            tuple(
+                (rate, one.sigma / length, one.count)
+                for one, (rate, length) in zip(used, own, strict=True)
+            )
+            for own in kept
+        ]
+
+    @property
+    def accountant(self) -> str:
+        """By what ε was found."""
+        if not self.sampled:
+            return "Gaussian DP"
+        return "dp-accounting, PLD" if library_installed() else "Rényi divergences"
 
     def document(self) -> dict[str, Any]:
         """Return what ``privacy.json`` says, so that anybody can account for it again."""
         return {
             "adjacency": ADJACENCY,
-            "unit": "record",
+            "unit": self.unit,
             "delta": self.delta,
             "epsilon": self.epsilon if self.epsilon < inf else None,
-            "mu": self.mu if self.mu < inf else None,
+            "mu": self.mu if self.mu < inf and not self.sampled else None,
+            "accountant": self.accountant,
             "releases": [
                 {
                     "what": one.what,
@@ -185,26 +258,6 @@ class Account:
         }
 
 
-def sampled_epsilon(noise: float, rate: float, count: int, delta: float) -> float:
-    """Return ε of sums over points that are each drawn by chance (Poisson sampling).
-
-    Parameters
-    ----------
-    noise
-        Standard deviation over sensitivity.
-    rate
-        Chance of a point to be in a sum, over those that could be drawn.
-    """
-    try:
-        import dp_accounting
-        from dp_accounting.pld import PLDAccountant
-    except ImportError:
-        raise InputError(
-            "sums over sampled points need dp-accounting: pip install 'codedfedl[privacy]'"
-        ) from None
-    _check_delta(delta)
-    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
-    zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    accountant = PLDAccountant(zero_out)
-    accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))
+def _at_least(other: Sequence[tuple[float, float]], own: Sequence[tuple[float, float]]) -> bool:
+    pairs = zip(other, own, strict=True)
+    return all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairs)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.core.disclosure import discloses_no_more
+from codedfedl.learning.training import telling_excess
 from codedfedl.report.results import Outcome, median_of_all
 from codedfedl.report.rows import outcome_rows
 
@@ -40,8 +41,9 @@ class Place:
 def at_their_best(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Keep of each scheme, optimiser and mixing the setting that trains fastest.
 
-    It is the first to bring the *training* objective within 20% of its minimum, in the median over
-    seeds; or the one that comes closest to it. Test points play no part.
+    It is the first to bring the *training* objective within 20% of its minimum, or closer where the
+    minimum explains little, in the median over seeds; or the one that comes closest to it. Test
+    points play no part.
     """
     kept: dict[tuple[Any, ...], Outcome] = {}
     for one in outcomes:
@@ -55,7 +57,9 @@ def _slowness(outcome: Outcome) -> tuple[float, float]:
     hours, lowest = [], []
     for curve in outcome.seeds:
         excess = np.where(np.isnan(curve.excess), np.inf, curve.excess)
-        there = np.flatnonzero(excess <= _TRAINED)
+        explained = np.nan_to_num(curve.facts.get("explained", np.nan), nan=np.inf)  # if unknown
+        goal = telling_excess(_TRAINED, float(explained))
+        there = np.flatnonzero(excess <= goal)
         hours.append(float(curve.total_hours[there[0]]) if len(there) else np.inf)
         lowest.append(float(excess.min(initial=np.inf)))
     return float(np.median(hours)), float(np.median(lowest))

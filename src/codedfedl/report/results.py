@@ -83,6 +83,8 @@ class Outcome:
     def disclosure(self) -> list[str]:
         """What leaves a client, the most telling first."""
         known = SCHEMES.get(self.scheme)
+        if self.known is not None and self.known.scheme.secure:
+            return [Disclosure.SUMS]
         return [] if known is None else [kind for kind in Disclosure if kind in known.disclosure]
 
     @cached_property

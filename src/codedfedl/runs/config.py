@@ -140,6 +140,8 @@ class FederationConfig(_Table):
         How many times its expected error a gradient may lie off the client's own parity.
     without
         Names of nodes that are left out from now on.
+    scale
+        Whether the nodes agree on means and spreads of their columns, by sums, and scale by these.
     """
 
     clients: int = Field(ge=1)
@@ -155,14 +157,19 @@ class FederationConfig(_Table):
     margin: float = Field(1.5, ge=1)
     tolerance: float = Field(6.0, gt=0)
     without: list[str] = []
+    scale: bool = False
 
 
 class SchemeConfig(BaseModel):
-    """A scheme and its settings; `features` takes the place of the experiment's kind."""
+    """A scheme and its settings; `features` takes the place of the experiment's kind.
+
+    With `secure`, the simulator gives the server sums of answers and no answer by itself.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
     features: FeatureKind | None = None
+    secure: bool | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -187,6 +194,7 @@ class SchemeConfig(BaseModel):
         ]
         code = [str(self.settings[key]) for key in ("code", "nonzeros") if key in self.settings]
         values += [word for word in (" ".join(code), self.features) if word]
+        values += ["secure sums"] if self.secure else []
         return ", ".join([" ".join([self.plain_name, *values[:1]]), *values[1:]])
 
 

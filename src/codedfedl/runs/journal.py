@@ -41,6 +41,8 @@ class Members:
         The engine's number of each node.
     columns, classes
         Label columns, and whether they are classes.
+    scaling
+        The scale that they have agreed on, if any: `Scaling` as a mapping.
     """
 
     key: str
@@ -50,6 +52,7 @@ class Members:
     inputs: int
     columns: int
     classes: bool
+    scaling: Mapping[str, list[float]] = field(default_factory=dict)
     format: int = _FORMAT
 
 

@@ -31,6 +31,7 @@ from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
 from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.sketching import damping as damping_of
+from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.schemes.newton_state import (
     Anchor,
@@ -51,9 +52,6 @@ from codedfedl.schemes.sketch_solve import (
 from codedfedl.streams import stream
 
 __all__ = ["CodedNewton"]
-
-_EXPLAINED = 0.1  # an excess is measured by what the optimum explains where that is below ten times
-_LEAST_SHARE = 1e-3  # the rest of the loss; but nothing is asked of data that explain nothing
 
 _LARGEST = 1e30  # what float32 holds with room to spare
 
@@ -244,14 +242,10 @@ class CodedNewton(Scheme):
         return state.judged(0.0) if asks_evidence else state
 
     def _wanted(self, sketch: Sketch, ridge: float) -> float:
-        """Return the wanted excess over the optimum, now that parity shows what can be explained.
-
-        Where most of the loss is irreducible, an excess that is small beside it may be all that
-        there is to learn.
-        """
+        """Return the wanted excess over the optimum, now that parity shows what is explained."""
         smallest = max(sketch.smallest_objective(ridge), np.finfo(float).tiny)
         explained = max(float((sketch.targets**2).sum()) / 2 - smallest, 0.0)
-        return self.excess * min(1.0, max(_EXPLAINED * explained / smallest, _LEAST_SHARE))
+        return telling_excess(self.excess, explained / smallest)
 
     @staticmethod
     def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:

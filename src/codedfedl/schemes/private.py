@@ -2,8 +2,9 @@
 
 Everybody embeds until a planned deadline. One sum then says where the features' mean lies, how long
 they are and how common each label is; 5% of the budget are for it. Every round after that is a sum
-of clipped gradients, and a step of Nesterov's method. What the mean's direction has is projected
-out of the gradients, so that the model stays linear and starts as the labels' shares.
+of clipped gradients over points that each client draws anew, and a step of Nesterov's method. What
+the mean's direction has is projected out of the gradients, so that the model stays linear and
+starts as the labels' shares.
 """
 
 from dataclasses import dataclass, replace
@@ -24,14 +25,17 @@ from codedfedl.core.waiting import EveryoneUntil, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
+from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
 from codedfedl.planning.private import CENTRE_SHARE, RESIDUAL, PrivatePlan, plan_private
-from codedfedl.privacy.accounting import Account, Release, check_budget, mu_of
+from codedfedl.privacy.accounting import UNITS, Account, Release, check_budget, mu_of
 from codedfedl.privacy.fixed_point import FixedPoint
 
 __all__ = ["Private", "PrivateState"]
 
 _FARTHEST = 8.3  # standard deviations: no noise is larger, see `privacy.helper.system_normal`
+_MORE_NOISE = 1.005  # times as much, until the library finds the budget kept
+_CLIENT_SHARE = 0.25  # of the mean number of points: longer sums of a client are clipped
 _LEAST_SPREAD = 1 / 16  # of the mean squared length, where noise leaves less
 
 
@@ -82,7 +86,14 @@ class Private(Scheme):
     setup_deadline, deadline : seconds
         Of the set-up and of every round; the plan's, if not given.
     cap
-        Largest weight of a point; the plan's, if not given.
+        Largest weight of a point that is in every sum; the plan's, if not given. One that is drawn
+        seldom may weigh more.
+    sampling
+        Whether each client draws the points of a round from all that it has embedded; its noise is
+        accounted for by dp-accounting.
+    unit
+        ``record``, or ``client``: then all records of a client together may be replaced by nothing,
+        and its whole sum is clipped. That needs far more noise, and many clients; nothing is drawn.
     """
 
     epsilon: float = 3.0
@@ -92,6 +103,8 @@ class Private(Scheme):
     setup_deadline: float | None = None
     deadline: float | None = None
     cap: float | None = None
+    sampling: bool = True
+    unit: str = "record"
 
     name: ClassVar[str] = "private"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
@@ -104,6 +117,8 @@ class Private(Scheme):
             value = getattr(self, key)
             if value is not None and not 0 < value < inf:
                 raise InputError(f"private.{key} is {value:g}: must be finite and above 0")
+        if self.unit not in UNITS:
+            raise InputError(f"private.unit is {self.unit!r}: {nearest(self.unit, UNITS)}")
         if self.cap is not None and not 1 <= self.cap < inf:
             raise InputError(f"private.cap is {self.cap:g}: must be finite and at least 1")
 
@@ -147,24 +162,47 @@ class Private(Scheme):
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             cap=self.cap,
+            sampling=self.sampling and self.unit == "record",
+            longest=self._longest(task),
         )
         optimiser, account = Nesterov(measures=False), self._account(task, chosen)
         return PrivateState(task, model, optimiser=optimiser, planned=chosen, account=account)
 
+    def _longest(self, task: Task) -> float | None:
+        """Return to which length a client's sum is clipped, where clients are to be hidden."""
+        return None if self.unit == "record" else _CLIENT_SHARE * float(task.held.mean())
+
     def _account(self, task: Task, plan: PrivatePlan) -> Account:
-        """Return all sums, with the least noise that keeps the budget."""
+        """Return all sums, with the least noise that keeps the budget.
+
+        σ is right for points that are in every sum; those that are drawn have weights that cost no
+        more, but for a little that the library may find.
+        """
         q, c = task.workload.features, task.workload.labels
+        mu, asked, longest = mu_of(self.epsilon, self.delta), plan.loads > 0, self._longest(task)
+        steps, hidden = self._numbers(task, plan), plan.cap if longest is None else longest
+        first, rest = (_sensitivity(steps, hidden, size) for size in (q + 1 + c, q * c))
+        each: float | tuple[float, ...] = rest
+        if longest is None:
+            each = tuple(_sensitivity(steps, float(cap), q * c) for cap in plan.caps[asked])
+        rates = tuple(float(rate) for rate in plan.rates[asked])
+        sigmas = first / sqrt(CENTRE_SHARE) / mu, rest * sqrt(plan.rounds / (1 - CENTRE_SHARE)) / mu
+        more = 1.0
+        while True:
+            moments = Release("moments", 1, first, more * sigmas[0])
+            gradients = Release("gradient", plan.rounds, each, more * sigmas[1], rates)
+            account = Account(self.delta, [moments, gradients], self.unit)
+            if self.epsilon == inf or account.epsilon <= self.epsilon:
+                return account
+            more *= _MORE_NOISE
+
+    def _numbers(self, task: Task, plan: PrivatePlan) -> FixedPoint:
+        """Return numbers of which no sum wraps around, the largest noise included."""
+        hidden = self._longest(task) or plan.cap
         mu = mu_of(self.epsilon, self.delta)
-        shares = {"moments": CENTRE_SHARE, "gradient": 1 - CENTRE_SHARE}
-        sizes = {"moments": (1, q + 1 + c), "gradient": (plan.rounds, q * c)}
-        releases = []
-        for what, (count, numbers) in sizes.items():
-            steps = _numbers(task, plan, mu)
-            # A step for rounding, and one for the clients' floating-point sums.
-            sensitivity = steps.distance(steps.distance(plan.cap, numbers), numbers)
-            sigma = sensitivity * sqrt(count / shares[what]) / mu
-            releases.append(Release(what, count, sensitivity, sigma))
-        return Account(self.delta, releases)
+        deviations = sqrt(max(plan.rounds / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
+        noise = 2 * _FARTHEST * hidden * deviations  # twice: rounding adds to the sensitivity
+        return FixedPoint.for_sums(_largest_sum(task, plan) + noise, task.clients)
 
     def ask(self, state: PrivateState) -> Ask | None:
         """Let everybody embed; ask for the first sum, then for gradients."""
@@ -175,13 +213,23 @@ class Private(Scheme):
             return Ask(Embed(), Until(plan.setup_deadline), setup=True)
         if state.finished:
             return None
-        numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
+        numbers = self._numbers(state.task, plan)
         moments, gradient = (one.sigma * numbers.scale for one in account.releases)
-        common = (plan.chances, plan.cap, numbers.scale)
-        wait = EveryoneUntil(plan.deadline)
+        wait, longest = EveryoneUntil(plan.deadline), self._longest(state.task) or inf
         if state.direction is None:
-            return Ask(ClippedMoments(*common), wait, plan.loads, noise=moments)
-        work = ClippedGradient(*common, state.direction, state.radius, RESIDUAL)
+            first = ClippedMoments(plan.chances, plan.cap, numbers.scale, longest=longest)
+            return Ask(first, wait, plan.loads, noise=moments)
+        work = ClippedGradient(
+            plan.chances,
+            plan.caps,
+            numbers.scale,
+            state.direction,
+            state.radius,
+            RESIDUAL,
+            rates=plan.rates,
+            draw=state.round,
+            longest=longest,
+        )
         return Ask(work, wait, plan.loads, noise=gradient, model=state.question)
 
     def receive(self, state: PrivateState, inbox: Inbox) -> PrivateState:
@@ -192,10 +240,11 @@ class Private(Scheme):
             return replace(state, round=state.round + 1)
         plan = state.planned
         assert plan is not None
-        numbers = _numbers(state.task, plan, mu_of(self.epsilon, self.delta))
-        points = float((_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
+        numbers = self._numbers(state.task, plan)
         if state.direction is None:
+            points = float((_pool_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
             return self._centred(state, numbers.decode(inbox.total("moments")), points)
+        points = float((plan.weights * plan.rates * plan.loads)[inbox.arrived].sum())
         unit = state.radius * RESIDUAL / points
         noisy = numbers.decode(inbox.total()) * unit
         # No gradient would ever undo noise in the direction that the clients leave out.
@@ -244,19 +293,28 @@ class Private(Scheme):
         return state.account
 
 
-def _weights(task: Task, plan: PrivatePlan) -> FloatArray:
+def _pool_weights(task: Task, plan: PrivatePlan) -> FloatArray:
+    """Return the weights of the first sum, which is over whole pools."""
     expected = np.maximum(plan.loads * plan.chances, 1e-300)
     return np.where(plan.loads > 0, np.minimum(task.held / expected, plan.cap), 0.0)
 
 
-def _numbers(task: Task, plan: PrivatePlan, mu: float) -> FixedPoint:
-    """Return numbers of which no sum wraps around, the largest noise included."""
-    sums = float(
-        np.minimum(plan.cap * plan.loads, task.held / np.maximum(plan.chances, 1e-9)).sum()
-    )
-    deviations = sqrt(max((plan.rounds) / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
-    noise = 2 * _FARTHEST * plan.cap * deviations  # twice: rounding adds to the sensitivity
-    return FixedPoint.for_sums(sums + noise, task.clients)
+def _sensitivity(steps: FixedPoint, weight: float, numbers: int) -> float:
+    """Return how far a record of this weight moves a sum, with a step for rounding.
+
+    Another step is for the clients' floating-point sums.
+    """
+    return steps.distance(steps.distance(weight, numbers), numbers)
+
+
+def _largest_sum(task: Task, plan: PrivatePlan) -> float:
+    """Return how large a sum may become; of draws eight standard deviations are allowed for."""
+    mean = plan.loads * plan.rates
+    drawn = np.minimum(mean + 8 * np.sqrt(mean) + 8, plan.loads)
+    fair = task.held / np.maximum(plan.chances * mean, 1e-9)
+    gradients = np.minimum(plan.caps, fair) * drawn
+    moments = _pool_weights(task, plan) * plan.loads
+    return max(float(gradients.sum()), float(moments.sum()))
 
 
 def _stepped(state: PrivateState, gradient: Array, size: float) -> PrivateState:

@@ -4,7 +4,7 @@ Each setting has a driver (`core.drive`) and a time line. In every step all of t
 lines say who arrived; and sums of gradients are computed for all settings together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
 from codedfedl.streams import stream
 
-__all__ = ["Entry", "Progress", "Setting", "Simulation", "entries"]
+__all__ = ["Entry", "Listener", "Progress", "Setting", "Simulation", "entries"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +110,27 @@ class Progress:
     settings: Sequence[Setting]
 
 
-class Simulation:
-    """Schemes that share data and features; those with the same fleet share their luck too."""
+Listener = Callable[[Setting, Exchange, Inbox], None]
+"""Is told of every inbox before the scheme learns from it."""
 
-    def __init__(self, problem: Problem, entries: Sequence[Entry], seed: int) -> None:
-        self.problem, self.seed = problem, seed
+
+class Simulation:
+    """Schemes that share data and features; those with the same fleet share their luck too.
+
+    Parameters
+    ----------
+    listener
+        Sees what the server sees, such as an audit does.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        entries: Sequence[Entry],
+        seed: int,
+        listener: Listener | None = None,
+    ) -> None:
+        self.problem, self.seed, self.listener = problem, seed, listener
         self.evaluator = Evaluator(problem.batches)
         self.rounds = max(entry.task.rounds for entry in entries)
         self._objectives: dict[float, Objective] = {}
@@ -197,6 +213,8 @@ class Simulation:
         for setting, exchange, inbox in zip(
             settings, exchanges, self._inboxes(settings, exchanges), strict=True
         ):
+            if self.listener is not None:
+                self.listener(setting, exchange, inbox)
             setting.driver.receive(inbox)
             if measured:
                 setting.records.append(self._record(setting, exchange))

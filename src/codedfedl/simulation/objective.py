@@ -45,6 +45,11 @@ class Objective:
         penalty = self.ridge * float((to_host(model).astype(np.float64) ** 2).sum()) / 2
         return (self.value(model) - penalty) / points
 
+    @property
+    def explained(self) -> float:
+        """How far the objective falls from no model to the best one, relative to the latter."""
+        return self.constant / max(self.smallest, np.finfo(float).tiny) - 1
+
     def excess(self, model: Array) -> float:
         """Return how far the objective lies above its smallest value, relative to that."""
         return self.value(model) / max(self.smallest, np.finfo(float).tiny) - 1

@@ -49,7 +49,8 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None:
 def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
     """Return what is told of a finished unit besides its records: its clients and facts.
 
-    Where no target is given, exact ridge regression sets it.
+    Where no target is given, exact ridge regression sets it. Where the objective is followed, it is
+    told how much of it the optimum explains.
     """
     arrays: Checkpoint = {}
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
@@ -57,6 +58,9 @@ def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
         if cell.experiment.training.target is None:
             exact = simulation.exact_metric(setting.state.task)
             arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
+        if cell.experiment.training.objective:
+            explained = simulation.objective(setting.state.task).explained
+            arrays[f"{prefix}fact/explained"] = np.array([explained])
         columns = client_columns(setting)
         arrays |= {f"{prefix}story/{name}": values for name, values in columns.items()}
         arrays |= {

@@ -17,6 +17,7 @@ from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.data.partitions import processing_order
+from codedfedl.data.scaling import Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.runs.config import Experiment
@@ -123,11 +124,12 @@ def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list
             f"({members.points[:5]} …): only a federation of such data can be replayed"
         )
     features = experiment.feature_map(seed, experiment.schemes[0])
-    clients = []
+    clients, scaling = [], Scaling(**members.scaling)
     for j, rows in enumerate(shards):
         order = rows[processing_order(len(rows), seed)]
         targets = Shard(dataset.inputs, dataset.labels).targets(order, members.columns)
-        embedded = features.transform(dataset.inputs[order])
+        targets = scaling.targets(targets)
+        embedded = features.transform(scaling.inputs(dataset.inputs[order])).astype(np.float32)
         clients.append(
             ArrayClient(
                 embedded,

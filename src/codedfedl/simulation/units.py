@@ -18,6 +18,7 @@ from codedfedl.learning.features import FeatureMap, typical_sigma
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import make_scheme, scheme_for
+from codedfedl.schemes.on_sums import on_sums
 from codedfedl.simulation.engine import Entry
 from codedfedl.simulation.problem import Parts, task_of
 
@@ -135,6 +136,8 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
         scheme = scheme_for(cell.scheme.name, cell.scheme.settings, most)
+        if cell.scheme.secure:
+            scheme = on_sums(scheme)
         followed = bool(training.objective)
         found.append(Entry(cell.label, scheme, *made[key], followed=followed))
     return found

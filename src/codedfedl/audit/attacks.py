@@ -1,0 +1,268 @@
+"""Scores of records: how much likelier what the server received is with a record than without.
+
+Two attackers. The one of canaries knows everything but the coins, as the proof of a guarantee
+allows: what is left of a sum are the canaries and the noise. The one of real records knows the
+candidates, as a population, and nothing else of the data: a sum of unknown points is Gaussian with
+their mean and covariance.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import linalg
+
+from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.audit.messages import Mixed, Parts, Summed, factors, known_sum, parts
+from codedfedl.audit.records import Records, planted
+from codedfedl.learning.codes import Code
+from codedfedl.simulation.problem import Problem
+
+__all__ = ["KnowsAllElse", "KnowsThePopulation"]
+
+_ROUNDING = 1e-5  # relative error of sums in single precision, where there is no noise
+_RIDGE = 1e-6  # of the mean eigenvalue
+_SHRINKAGE = 0.05  # the same, of covariances that are estimated and taken to be a product
+
+
+@dataclass(eq=False)
+class _Attack:
+    """Log-likelihood ratios, added up over messages.
+
+    Attributes
+    ----------
+    scores : array of shape (k,)
+    touched : array of shape (k,)
+        Which records had a part in any message.
+    """
+
+    problem: Problem
+    records: Records
+    seed: int
+    scores: FloatArray = field(init=False)
+    touched: Mask = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scores = np.zeros(len(self.records))
+        self.touched = np.zeros(len(self.records), dtype=bool)
+        sizes = [np.diff(batch.offsets) for batch in self.problem.batches]
+        self.held: IntArray = np.sum(sizes, axis=0)
+
+    def _add(self, place: IntArray, ratios: FloatArray) -> None:
+        self.scores[place] += ratios
+        self.touched[place] = True
+
+    def result(self) -> FloatArray:
+        """Return the scores after all messages."""
+        return self.scores
+
+    def _mixed_places(self, message: Mixed) -> tuple[IntArray, FloatArray]:
+        """Return which records are behind some parity, and their weights."""
+        records = self.records
+        if message.batch is None:
+            where, here = records.position, records.client == message.client
+        else:
+            where = records.index
+            here = (records.client == message.client) & (records.batch == message.batch)
+        place = np.flatnonzero(here & (where < len(message.weights)))
+        return place, message.weights[where[place]]
+
+    def _joined(self, place: IntArray) -> FloatArray:
+        some = self.records.some(place)
+        return np.concatenate([some.features, some.targets], axis=1).astype(np.float64)
+
+
+class KnowsAllElse(_Attack):
+    """An attacker who knows every record but those with a coin."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        nobody = np.zeros(len(self.records), dtype=bool)
+        self.blank = planted(self.problem, self.records, nobody)
+
+    def observe(self, message: Summed | Mixed) -> None:
+        """Learn from a message."""
+        if isinstance(message, Mixed):
+            self._observe_parity(message)
+            return
+        found = parts(message, self.records, self.held)
+        if not len(found.place):
+            return
+        left = message.values - known_sum(message, self.blank, self.seed)
+        floor = _ROUNDING * float(np.abs(message.values).max())
+        variance = message.sigma**2 + floor**2
+        self._add(found.place, _ratios_of_canaries(left, found, variance))
+
+    def _observe_parity(self, message: Mixed) -> None:
+        place, weights = self._mixed_places(message)
+        if not len(place):
+            return
+        joined = self._joined(place)
+        batches = self.blank.batches
+        which = range(len(batches)) if message.batch is None else [message.batch]
+        rows = [np.concatenate(batches[b].client(message.client), axis=1) for b in which]
+        known = np.concatenate(rows)[: len(message.weights)].astype(np.float64)
+        heavy = known * message.weights[:, None]
+        unsure = joined * weights[:, None]
+        covariance = heavy.T @ heavy + unsure.T @ unsure / 2
+        self._add(place, _ratios_of_parity(message, joined, weights, covariance))
+
+
+def _ratios_of_canaries(values: FloatArray, found: Parts, variance: float) -> FloatArray:
+    """Return log-likelihood ratios of canaries in what is left of a sum, each by itself.
+
+    Those that a canary is not at right angles to count as noise of their own variance.
+    """
+    half = found.rate / 2
+    middle = (found.left * (half * found.weight)[:, None]).T @ found.right
+    along = found.weight * np.einsum("ka,ab,kb->k", found.left, values - middle, found.right)
+    products = (found.left @ found.left.T) * (found.right @ found.right.T)
+    products *= np.outer(found.weight, found.weight)
+    squares = np.diag(products).copy()
+    along += half * squares
+    others = products**2 @ (half * (1 - half)) - squares**2 * half * (1 - half)
+    noise = variance + others / np.maximum(squares, 1e-300)
+    exponent = (along - squares / 2) / noise
+    return np.asarray(_mixture(exponent, found.rate))
+
+
+def _mixture(exponent: FloatArray, rate: FloatArray | float) -> FloatArray:
+    """Return log(1 − γ + γ·e^x): with chance γ a record is drawn."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.logaddexp(np.log1p(-np.asarray(rate)), np.log(rate) + exponent))
+
+
+def _ratios_of_parity(
+    message: Mixed, joined: FloatArray, weights: FloatArray, covariance: FloatArray
+) -> FloatArray:
+    """Return log-likelihood ratios of records in parity rows, whose code is secret.
+
+    Parameters
+    ----------
+    covariance : array of shape (q + c, q + c)
+        Of the sum of the weighted points, with signs by chance; a row has 1/u of it.
+    """
+    rows, code = message.values, message.code
+    count = len(rows)
+    ridge = _RIDGE * np.trace(covariance) / len(covariance)
+    root = linalg.cho_factor(covariance / count + ridge * np.eye(len(covariance)) / count)
+    towards = linalg.cho_solve(root, joined.T)  # (q + c, k)
+    chance, entry = _entries(code, count)
+    along = rows @ towards * (weights * entry)
+    square = (joined * towards.T).sum(1) * (weights * entry) ** 2
+    if code.name == "gaussian":
+        one = along**2 / (2 * (1 + square)) - np.log1p(square) / 2
+    else:
+        cosh = np.logaddexp(along, -along) - np.log(2)
+        one = _mixture(cosh - square / 2, chance)
+    return np.asarray(one.sum(0))
+
+
+def _entries(code: Code, rows: int) -> tuple[float, float]:
+    """Return the chance that a point goes into a row, and by how much."""
+    nonzeros = code.operations(rows)
+    return nonzeros / rows, nonzeros**-0.5
+
+
+class KnowsThePopulation(_Attack):
+    """An attacker who knows candidates, and whose they would be, but not who is in.
+
+    Sums without noise over the same points are uncertain by the same unknown points, so of their
+    ratios the mean counts; noise is new in every sum, and ratios add up. Without noise, the size of
+    a ratio rests on a covariance that is only nearly right: it ranks records, and is scaled to a
+    standard deviation of 1 beside the ratios of parity.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._plain, self._plain_count = np.zeros((2, len(self.records)))
+        self._known_axes: dict[str, tuple[FloatArray, FloatArray]] = {}
+        self._known: tuple[FloatArray, FloatArray] | None = None
+
+    def observe(self, message: Summed | Mixed) -> None:
+        """Learn from a message."""
+        if isinstance(message, Mixed):
+            self._observe_parity(message)
+            return
+        found = parts(message, self.records, self.held)
+        if not len(found.place):
+            return
+        clients = self.records.client[found.place]
+        middle, spread = _expected(found, clients, message.loads)
+        values, basis = self._axes(message)
+        turned = found.left @ basis
+        within = found.right - _client_means(found.right, clients)
+        others, axes = linalg.eigh(within.T @ within / len(within))
+        variance = spread * np.outer(np.maximum(values, 0), np.maximum(others, 0))
+        floor = _SHRINKAGE * float(variance.mean()) + 1e-300
+        precision = 1 / (variance + message.sigma**2 + floor)
+        left = basis.T @ (message.values - middle) @ axes
+        # Where the message is farther off than the population says, that says less than it seems.
+        precision /= max(float((left**2 * precision).mean()), 1.0)
+        right = (found.right @ axes) * found.weight[:, None]
+        along = np.einsum("ka,ab,kb->k", turned, left * precision, right, optimize=True)
+        square = np.einsum("ka,ab,kb->k", turned**2, precision, right**2, optimize=True)
+        ratios = found.rate * along - found.rate * square / 2
+        self._add(found.place, ratios * (message.sigma > 0))
+        self._plain[found.place] += ratios * (message.sigma == 0)
+        self._plain_count[found.place] += message.sigma == 0
+
+    def result(self) -> FloatArray:
+        """Return the scores after all messages."""
+        plain = self._plain / np.maximum(self._plain_count, 1)
+        return np.asarray(self.scores + plain / max(float(plain.std()), 1e-300))
+
+    def _axes(self, message: Summed) -> tuple[FloatArray, FloatArray]:
+        """Return variances and principal axes of the left factors, within clients.
+
+        They are the same in all rounds of one kind, and for all clients.
+        """
+        kind = message.work.kind
+        if kind not in self._known_axes:
+            left = factors(message.work, self.records, message.model)[0].astype(np.float64)
+            within = left - _client_means(left, self.records.client)
+            self._known_axes[kind] = linalg.eigh(within.T @ within / len(within))
+        return self._known_axes[kind]
+
+    def _observe_parity(self, message: Mixed) -> None:
+        place, weights = self._mixed_places(message)
+        if not len(place):
+            return
+        within, means = self._population()
+        mean = means[message.client]
+        covariance = (message.weights**2).sum() * (within + np.outer(mean, mean))
+        ratios = _ratios_of_parity(message, self._joined(place), weights, covariance)
+        self._add(place, ratios)
+
+    def _population(self) -> tuple[FloatArray, FloatArray]:
+        """Return the candidates' covariance within clients, and each client's mean."""
+        if self._known is None:
+            everybody, clients = self._joined(np.arange(len(self.records))), self.records.client
+            own = _client_means(everybody, clients)
+            spread = everybody - own
+            means = np.zeros((len(self.held), everybody.shape[1]))
+            means[clients] = own
+            self._known = spread.T @ spread / len(spread), means
+        return self._known
+
+
+def _client_means(values: FloatArray, clients: IntArray) -> FloatArray:
+    """Return the mean over the same client's records, for every record."""
+    _, own = np.unique(clients, return_inverse=True)
+    sums = np.zeros((own.max() + 1, values.shape[1]))
+    np.add.at(sums, own, values)
+    return np.asarray((sums / np.bincount(own)[:, None])[own])
+
+
+def _expected(found: Parts, clients: IntArray, loads: IntArray) -> tuple[FloatArray, float]:
+    """Return the expected sum, and Σ w² of its points.
+
+    Half of a client's candidates are missing from its points, on average.
+    """
+    middle, spread = np.zeros((found.left.shape[1], found.right.shape[1])), 0.0
+    for j in np.unique(clients).tolist():
+        its = clients == j
+        present = max(float(loads[j]) - its.sum() / 2, 1.0) * float(found.rate[its][0])
+        weight = float(found.weight[its][0])
+        middle += present * weight / its.sum() * found.left[its].T @ found.right[its]
+        spread += present * weight**2
+    return middle, spread

@@ -1,0 +1,227 @@
+"""What a server received, and by which part each record adds to it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import Array, beside, to_host
+from codedfedl.audit.records import Records
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.client import Embed, Embedded, Gradient, Gram, Prepare, WeightedGradient
+from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum, clipped
+from codedfedl.core.encoding import BlockParity, Parity
+from codedfedl.core.protocol import Inbox, Task
+from codedfedl.core.shared import PaddedGram, Raw, SharedGradient
+from codedfedl.core.work import Work
+from codedfedl.errors import InputError
+from codedfedl.learning.codes import Code
+from codedfedl.learning.parity import point_weights
+from codedfedl.privacy.fixed_point import FixedPoint
+from codedfedl.simulation.engine import Setting
+from codedfedl.simulation.evaluate import SimulatedClient
+from codedfedl.simulation.problem import Problem
+from codedfedl.simulation.timeline import Exchange
+
+__all__ = ["Mixed", "Parts", "Summed", "check_work", "factors", "known_sum", "messages", "parts"]
+
+_SILENT = Prepare | Embed
+_SUMMED = Gradient | Embedded | Gram | PrivateSum
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """A sum over records, of one client or of several.
+
+    Attributes
+    ----------
+    loads : array of shape (n,)
+        Points of each client behind it; 0 of those who have no part in it.
+    values : array of shape (a, b)
+    sigma
+        Standard deviation of the noise on every number.
+    """
+
+    work: Work
+    loads: IntArray
+    model: Array
+    values: FloatArray
+    sigma: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """Parity of one client's points: rows of features and targets side by side.
+
+    Attributes
+    ----------
+    weights : array of shape (points,)
+        Of the points of the mini-batch, or of the first ones of all where `batch` is None.
+    """
+
+    client: int
+    batch: int | None
+    weights: FloatArray
+    code: Code
+    values: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What records add to a sum: record i, if it is in, ``weight · left ⊗ right``.
+
+    Attributes
+    ----------
+    place : array of shape (k,)
+        Which of all records these are; the others have no part.
+    weight, rate : arrays of shape (k,)
+        Weight, and the chance to be drawn.
+    left, right : arrays of shape (k, a) and (k, b)
+    """
+
+    place: IntArray
+    weight: FloatArray
+    rate: FloatArray
+    left: FloatArray
+    right: FloatArray
+
+
+def check_work(work: Work) -> None:
+    """Refuse what no attack here is for."""
+    if isinstance(work, Raw | PaddedGram | SharedGradient):
+        raise InputError(
+            f"raw points leave the clients for {work.kind!r}: there is nothing left to infer"
+        )
+    if not isinstance(work, _SILENT | _SUMMED | Parity | BlockParity):
+        raise InputError(
+            f"no attack on {work.kind!r} is known here: audit a scheme of sums, gradients or parity"
+        )
+
+
+def messages(
+    setting: Setting, exchange: Exchange, inbox: Inbox, problem: Problem, seed: int
+) -> Iterator[Summed | Mixed]:
+    """Yield what the server received: noisy sums where it sees no more, else each answer."""
+    ask, question = exchange.ask, setting.driver.question
+    if ask.noise is not None:
+        for name, total in inbox.sums.items():
+            values = _decoded(ask.work, {name: total})
+            sigma = ask.noise / ask.work.scale  # type: ignore[attr-defined]
+            loads = np.where(exchange.arrived, exchange.loads, 0)
+            yield Summed(ask.work, loads, question, values, sigma)
+        return
+    if ask.combine is EACH:
+        for reply in inbox.replies:
+            its = (reply.client, reply.points, reply.model, reply.arrays)
+            yield from _of_client(ask.work, *its, setting.state.task)
+        return
+    for job in exchange.done:
+        client = SimulatedClient(problem.batches, job.client, seed)
+        answer = job.work.for_client(job.client).answer(client, job.load, question)
+        its = (job.client, job.load, question, answer.arrays)
+        yield from _of_client(ask.work, *its, setting.state.task)
+
+
+def _of_client(
+    work: Work,
+    client: int,
+    load: int,
+    model: Array,
+    arrays: Mapping[str, Array],
+    task: Task,
+) -> Iterator[Summed | Mixed]:
+    """Yield one client's answer."""
+    if not arrays:
+        return
+    check_work(work)
+    if isinstance(work, Parity):
+        own = work.for_client(client)
+        plans = zip(np.asarray(own.loads), np.asarray(own.return_probabilities), strict=True)
+        for b, (planned, chance) in enumerate(plans):
+            weights = point_weights(int(task.points[b, client]), int(planned), float(chance))
+            yield Mixed(client, b, weights, work.code, _rows(arrays, b))
+    elif isinstance(work, BlockParity):
+        alike = np.full(load, (task.held[client] / load) ** 0.5)
+        yield Mixed(client, None, alike, work.code, _rows(arrays, 0))
+    else:
+        loads = np.zeros(client + 1, dtype=np.int64)
+        loads[client] = load
+        yield Summed(work, loads, model, _decoded(work, arrays))
+
+
+def _rows(arrays: Mapping[str, Array], b: int) -> FloatArray:
+    pair = [to_host(arrays[f"{name}{b}"]) for name in ("features", "targets")]
+    return np.concatenate(pair, axis=1).astype(np.float64)
+
+
+def _decoded(work: Work, arrays: Mapping[str, Array]) -> FloatArray:
+    """Return the numbers of an answer, as a matrix."""
+    if isinstance(work, PrivateSum):
+        (residues,) = arrays.values()
+        values = FixedPoint(work.scale).decode(residues)
+        return values if values.ndim == 2 else values[:, None]
+    ordered = [
+        to_host(arrays[name]) for name in ("hessian", "moment", "gradient") if name in arrays
+    ]
+    return np.concatenate(ordered, axis=1).astype(np.float64)
+
+
+def known_sum(message: Summed, problem: Problem, seed: int) -> FloatArray:
+    """Return what the message would be with these data, without noise."""
+    total: FloatArray | None = None
+    for j in np.flatnonzero(message.loads).tolist():
+        client = SimulatedClient(problem.batches, j, seed)
+        answer = message.work.for_client(j).answer(client, int(message.loads[j]), message.model)
+        values = _decoded(message.work, answer.arrays)
+        total = values if total is None else total + values
+    assert total is not None
+    return total
+
+
+def parts(message: Summed, records: Records, held: IntArray) -> Parts:
+    """Return what each record adds to a sum, if it is in."""
+    work, loads = message.work, np.zeros(len(held), dtype=np.int64)
+    loads[: len(message.loads)] = message.loads
+    took = _took(work, records, loads)
+    place = np.flatnonzero(took)
+    some = records.some(place)
+    weight, rate = np.ones(len(place)), np.ones(len(place))
+    for j in np.unique(some.client).tolist():
+        own, its = work.for_client(j), some.client == j
+        weight[its], rate[its] = _weight_and_rate(own, int(held[j]), int(loads[j]))
+    left, right = factors(work, some, message.model)
+    return Parts(place, weight, rate, left.astype(np.float64), right.astype(np.float64))
+
+
+def _took(work: Work, records: Records, loads: IntArray) -> Mask:
+    if isinstance(work, Gradient):
+        return np.asarray((records.batch == work.batch) & (records.index < loads[records.client]))
+    if isinstance(work, Gram):
+        return np.asarray(loads[records.client] > 0)
+    return np.asarray(records.position < loads[records.client])
+
+
+def _weight_and_rate(work: Work, held: int, load: int) -> tuple[float, float]:
+    if isinstance(work, PrivateSum):
+        return work.weight(held, load), work.rate
+    if isinstance(work, WeightedGradient):
+        return float(work.weights), 1.0  # type: ignore[arg-type]
+    return (held / load if isinstance(work, Embedded) else 1.0), 1.0
+
+
+def factors(work: Work, records: Records, model: Array) -> tuple[Array, Array]:
+    """Return the two factors of what each record adds, before its weight."""
+    features, targets = records.features, records.targets
+    if isinstance(work, ClippedMoments):
+        x, y = clipped(features, 1.0), clipped(targets, 1.0)
+        columns = np.concatenate([x, (x * x).sum(1, keepdims=True), y], axis=1) / 3**0.5
+        return columns, np.ones((len(columns), 1))
+    if isinstance(work, Gram):
+        return features, np.concatenate([features, targets], axis=1)
+    residuals = to_host(beside(features, model) @ model) - targets
+    if isinstance(work, ClippedGradient):
+        return work.across(features) / work.radius, clipped(
+            residuals, work.residual
+        ) / work.residual
+    return features, residuals

@@ -1,0 +1,206 @@
+"""An audit: one run with coins for every attack, and what its guesses prove of ε."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
+from codedfedl.audit.messages import check_work, messages
+from codedfedl.audit.records import Records, crafted, first_slots, planted, random_slots, real
+from codedfedl.core.protocol import Inbox
+from codedfedl.errors import InputError
+from codedfedl.privacy.auditing import Guesses, area, epsilon_bound, guess, true_positives
+from codedfedl.simulation.engine import Entry, Setting, Simulation
+from codedfedl.simulation.problem import Problem
+from codedfedl.simulation.timeline import Exchange
+from codedfedl.streams import stream
+
+__all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "Attacked", "Audit", "audit"]
+
+LEAST_CANARIES = 1000
+LEAST_NON_MEMBERS = 10_000
+
+CONFIDENCE = 0.95
+_DELTA = 1e-5  # where a scheme claims nothing
+_PLAIN_ROUNDS = 8  # without noise, more of them would only repeat what is known
+_SHARES = (0.1, 0.5)  # of the records that are guessed: fixed before any score is known
+_CANARIES, _RECORDS = 0, 1  # streams of coins
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """How well records were told apart.
+
+    Attributes
+    ----------
+    records, non_members
+        Those with a part in what was received, and how many of them were not in.
+    guesses
+        One or several sets, their sizes fixed beforehand.
+    area, true_positives
+        Under the ROC curve; at 0.1% false positives.
+    epsilon
+        Lower bound, with half of the allowed error.
+    """
+
+    records: int
+    non_members: int
+    guesses: tuple[Guesses, ...]
+    area: float
+    true_positives: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found of one setting.
+
+    Attributes
+    ----------
+    claimed
+        The ε of the scheme; ∞ where it claims none.
+    epsilon
+        Lower bound at the confidence of both attacks together.
+    """
+
+    setting: str
+    seed: int
+    claimed: float
+    delta: float
+    confidence: float
+    canaries: Attacked
+    membership: Attacked
+
+    @property
+    def epsilon(self) -> float:
+        """The larger of both bounds."""
+        return max(self.canaries.epsilon, self.membership.epsilon)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim is false, at this confidence."""
+        return self.epsilon > self.claimed
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        claimed = self.claimed if self.claimed < inf else None
+        return asdict(self) | {
+            "claimed": claimed,
+            "epsilon": self.epsilon,
+            "refuted": self.refuted,
+        }
+
+
+def audit(
+    problem: Problem,
+    entry: Entry,
+    seed: int,
+    *,
+    canaries: int = LEAST_CANARIES,
+    records: int = 24_000,
+    least_non_members: int = LEAST_NON_MEMBERS,
+) -> Audit:
+    """Run one setting twice, with canaries and with coins for real records, and attack it.
+
+    Parameters
+    ----------
+    problem
+        The data as they are; the setting trains on copies in which some records are replaced.
+    canaries, records
+        How many crafted and real records have a coin.
+    least_non_members
+        With fewer, so small a share of false positives cannot be measured.
+    """
+    state = entry.scheme.start(entry.task, entry.fleet, None)
+    account = entry.scheme.privacy(state)
+    claimed = inf if account is None else account.epsilon
+    delta = _DELTA if account is None else account.delta
+    held = entry.task.held
+    order, room = _heaviest(entry.scheme.plan(state), held, canaries)
+    luck = stream(seed, "audit", _CANARIES)
+    slots = first_slots(problem.batches, canaries, order, room)
+    made = crafted(problem.batches, slots, luck)
+    first = _attacked(problem, entry, seed, made, luck, delta, KnowsAllElse)
+    luck = stream(seed, "audit", _RECORDS)
+    drawn = real(problem.batches, random_slots(problem.batches, records, luck))
+    second = _attacked(problem, entry, seed, drawn, luck, delta, KnowsThePopulation)
+    if second.non_members < least_non_members:
+        raise InputError(
+            f"{second.non_members} of {records} records were left out of what reached the server, "
+            f"and 0.1% of false positives needs {least_non_members}: raise --records, or take "
+            "larger data"
+        )
+    return Audit(entry.label, seed, claimed, delta, CONFIDENCE, first, second)
+
+
+def _heaviest(plan: Any, held: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return who is to have canaries first, and how many of each.
+
+    A guarantee is for the record that is most exposed: where a plan says whose that is, canaries
+    lie there, on half of the points that a client processes. Otherwise everybody has some.
+    """
+    weights = getattr(plan, "exposures", None)
+    if weights is None:
+        return np.arange(len(held)), np.minimum(held, -(-count // len(held)))
+    order = np.argsort(-weights, kind="stable")
+    room = np.asarray(plan.loads) // 2
+    if room.sum() < count:
+        room = np.asarray(plan.loads)
+    return order, room
+
+
+def _attacked(
+    problem: Problem,
+    entry: Entry,
+    seed: int,
+    records: Records,
+    luck: np.random.Generator,
+    delta: float,
+    attacker: type[KnowsAllElse] | type[KnowsThePopulation],
+) -> Attacked:
+    """Run once with a coin for every record, and guess the coins."""
+    included = luck.random(len(records)) < 0.5
+    here = planted(problem, records, included)
+    attack = attacker(here, records, seed)
+    plain = 0
+
+    def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
+        nonlocal plain
+        check_work(exchange.ask.work)
+        if exchange.ask.noise is None and not exchange.ask.setup:
+            plain += 1
+            if plain > _PLAIN_ROUNDS:
+                return
+        for message in messages(setting, exchange, inbox, here, seed):
+            attack.observe(message)
+
+    simulation = Simulation(here, [entry], seed, listen)
+    for _ in simulation.run():
+        if plain >= _PLAIN_ROUNDS:
+            break
+    if not attack.touched.any():
+        raise InputError(
+            f"{entry.label}: no record with a coin had a part in what the server received: audit "
+            "with more records, or a scheme whose clients answer"
+        )
+    return _judged(attack.result()[attack.touched], included[attack.touched], delta)
+
+
+def _judged(scores: FloatArray, included: Mask, delta: float) -> Attacked:
+    sets = _guesses(scores, included, _SHARES)
+    return Attacked(
+        records=len(scores),
+        non_members=int((~included).sum()),
+        guesses=tuple(sets),
+        area=area(scores, included),
+        true_positives=true_positives(scores, included),
+        epsilon=epsilon_bound(sets, delta, 1 - (1 - CONFIDENCE) / 2),
+    )
+
+
+def _guesses(scores: FloatArray, included: Mask, shares: Sequence[float]) -> list[Guesses]:
+    return [guess(scores, included, round(share * len(scores))) for share in shares]

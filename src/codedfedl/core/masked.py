@@ -1,0 +1,116 @@
+"""Any work whose answers add up, under a secure sum: integers modulo 2³², and the helper's message.
+
+Nobody sees more than the sum of all answers; how that comes about is in `privacy`. Without noise
+this is no guarantee for a record: see `docs/privacy.md`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+
+import numpy as np
+
+from codedfedl._types import IntArray
+from codedfedl.arrays import Array, beside, to_host
+from codedfedl.core.encoding import Parity
+from codedfedl.core.protocol import Task
+from codedfedl.core.work import Answer, Client, Work
+from codedfedl.errors import InputError
+from codedfedl.fleet.costs import Cost
+from codedfedl.privacy.fixed_point import FixedPoint, Residues
+
+__all__ = ["Masked", "masked"]
+
+_ROOM = 8.0  # times what the numbers of a sum are, to leave room for residuals above 1
+
+
+@dataclass(frozen=True, eq=False)
+class Masked(Work):
+    """Another kind of work, in integers.
+
+    Parameters
+    ----------
+    work
+        Whose answers add up.
+    scale
+        Of the fixed-point numbers.
+    """
+
+    work: Work
+    scale: float
+
+    kind = "masked"
+
+    @property
+    def needs_model(self) -> bool:  # type: ignore[override]
+        """As of the other work."""
+        return self.work.needs_model
+
+    @property
+    def embeds(self) -> bool:  # type: ignore[override]
+        """As of the other work."""
+        return self.work.embeds
+
+    @property
+    def once(self) -> bool:  # type: ignore[override]
+        """As of the other work."""
+        return self.work.once
+
+    def for_client(self, j: int) -> "Masked":
+        """Return client j's part."""
+        return replace(self, work=self.work.for_client(j))
+
+    def available(self, task: Task) -> IntArray:
+        """Return what the other work has."""
+        return self.work.available(task)
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return what the other work says."""
+        return self.work.load(asked, embedded, answered, held)
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return the other work's answer in integers."""
+        plain = self.work.answer(client, load, model)
+        numbers = FixedPoint(self.scale)
+        arrays = {name: numbers.encode(to_host(array)) for name, array in plain.arrays.items()}
+        return Answer(plain.points, arrays, plain.mixed)
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return the other work's, with the helper's message as large as the answer.
+
+        It is charged to everybody's own link: more than it takes.
+        """
+        plain = self.work.cost(task, loads)
+        return Cost(plain.macs, 2 * plain.bits_up)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
+        """Return those of the other work."""
+        return self.work.shapes(task, points)
+
+    def decoded(self, sums: Mapping[str, Residues], like: Array) -> dict[str, Array]:
+        """Return the sums as numbers, beside a model."""
+        numbers = FixedPoint(self.scale)
+        return {
+            name: beside(numbers.decode(np.asarray(total)).astype(np.float32), like)
+            for name, total in sums.items()
+        }
+
+
+def masked(work: Work, task: Task) -> Masked:
+    """Return work under a secure sum, with the finest numbers of which no sum wraps around.
+
+    A number of a sum is no larger than features allow, with predictions and labels of length 1, and
+    some room. In parity signs are by chance, and numbers grow with the root of the points.
+    """
+    if task.largest_square == inf:
+        raise InputError(
+            "a secure sum needs features with a bound on their length, which the raw points of "
+            "'identity' have not: choose 'patches', 'fourier' or 'structured'"
+        )
+    length, points = sqrt(task.largest_square), float(task.held.sum())
+    largest = _ROOM * max(length, 1.0) * max(length, 1.0) * points
+    if isinstance(work, Parity):
+        largest = _ROOM * max(length, 1.0) * sqrt(points)
+    return Masked(work, FixedPoint.for_sums(largest, task.clients).scale)

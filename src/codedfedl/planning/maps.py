@@ -1,0 +1,113 @@
+"""Which feature map, and how many features, for a wanted time from a cold start.
+
+A map that tells more of a point takes longer to embed, and more features make longer messages and
+need more points. Which map tells more is not a matter of planning: the maps are given in that
+order. Each is planned as `coded-newton` plans, and the last that is done in time is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy.typing as npt
+
+from codedfedl.errors import InputError
+from codedfedl.fleet.costs import BlockSetup
+from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.planning.cold_start import ColdStart, best_cold_start
+
+__all__ = ["MapCost", "MapPlan", "best_map", "for_features", "plan_maps"]
+
+
+@dataclass(frozen=True)
+class MapCost:
+    """A feature map as a plan sees it.
+
+    Attributes
+    ----------
+    features
+        q.
+    macs
+        Operations to embed a point.
+    stride
+        Of patches; None for other kinds.
+    """
+
+    kind: str
+    features: int
+    macs: int
+    stride: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class MapPlan:
+    """A feature map, and the cold start that is planned with it."""
+
+    map: MapCost
+    plan: ColdStart
+
+    @property
+    def hours(self) -> float:
+        """Predicted hours to the wanted excess."""
+        return self.plan.seconds / 3600
+
+
+def for_features(fleet: Fleet, workload: Workload, features: int) -> Fleet:
+    """Return the same devices with a model of another number of features.
+
+    A point takes as many times as long, and so does a packet.
+    """
+    times = features / workload.features
+    return Fleet(
+        points=fleet.points,
+        rate=fleet.rate / times,
+        alpha=fleet.alpha,
+        packet_time=fleet.packet_time * times,
+        erasure=fleet.erasure,
+        packet_time_up=fleet.packet_time_up * times,
+        erasure_up=fleet.erasure_up,
+        overhead=fleet.overhead,
+        availability=fleet.availability,
+        client=fleet.client,
+    )
+
+
+def plan_maps(
+    fleet: Fleet,
+    workload: Workload,
+    held: npt.ArrayLike,
+    maps: Sequence[MapCost],
+    excess: float,
+    mixing: int,
+) -> list[MapPlan]:
+    """Plan a cold start with each map.
+
+    Parameters
+    ----------
+    fleet, workload
+        The devices, and the model that their rates and packets are for.
+    held : array of shape (n,)
+        Points of each client in all.
+    excess
+        Wanted relative excess of the objective.
+    mixing
+        Points behind every parity row.
+    """
+    plans = []
+    for one in maps:
+        devices = for_features(fleet, workload, one.features)
+        work = replace(workload, features=one.features)
+        ways = BlockSetup(work, one.macs, 1, mixing, bits=16).ways()
+        plans.append(MapPlan(one, best_cold_start(devices, held, ways, excess)[0]))
+    return plans
+
+
+def best_map(plans: Sequence[MapPlan], hours: float) -> MapPlan:
+    """Return the last plan, that of the map that tells most, which is done in so many hours."""
+    done = [one for one in plans if one.hours <= hours]
+    if not done:
+        soonest = min(one.hours for one in plans)
+        raise InputError(
+            f"no feature map is trained within {hours:g} h: the soonest takes {soonest:.2g} h; "
+            "give more time, or ask for a larger --excess"
+        )
+    return done[-1]

@@ -1,0 +1,120 @@
+"""Sums over points that are drawn by chance: each point is in a sum with a chance γ (Poisson).
+
+A record that is drawn seldom may weigh more. How much more is planned by Rényi divergences, which
+have a closed form and bound the true ε from above. What a run claims is accounted for by the
+maintained library dp-accounting, which the extra ``privacy`` brings; without it, by the Rényi
+bound, which holds as well but needs some 7% more noise.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.util import find_spec
+from math import inf, log, sqrt
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from codedfedl._types import FloatArray
+from codedfedl.errors import InputError
+
+__all__ = ["Sums", "composed_epsilon", "library_installed", "renyi_epsilon", "weight_ratios"]
+
+_ORDERS = np.array([2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 28, 34, 40, 48, 60, 80, 110, 160])
+_RATES = np.geomspace(1e-3, 1.0, 16)
+_HALVINGS = 18
+_STEP = 5e-3  # of the privacy losses of dp-accounting, rounded so that ε comes out too large
+
+
+Sums = tuple[float, float, int]
+"""Sampling rate, standard deviation over sensitivity, and how many such sums there are."""
+
+
+def library_installed() -> bool:
+    """Return whether dp-accounting is there."""
+    return find_spec("dp_accounting") is not None
+
+
+def _divergences(rate: float, noise: float) -> FloatArray:
+    """Return the Rényi divergences of one sum, for all `_ORDERS` (Mironov et al., 2019)."""
+    orders, terms = _ORDERS[:, None], np.arange(_ORDERS[-1] + 1)[None, :]
+    inside = np.minimum(terms, orders)
+    logs = gammaln(orders + 1) - gammaln(inside + 1) - gammaln(orders - inside + 1)
+    logs = logs + (orders - inside) * log(max(1 - rate, 1e-300)) + inside * log(rate)
+    logs = logs + inside * (inside - 1) / (2 * noise**2)
+    return np.asarray(logsumexp(np.where(terms <= orders, logs, -inf), axis=1) / (_ORDERS - 1))
+
+
+def renyi_epsilon(sums: Iterable[Sums], delta: float) -> float:
+    """Return an upper bound on ε of sums together, by Rényi divergences.
+
+    From divergences to (ε, δ) by Canonne, Kamath and Steinke (2020).
+    """
+    total = sum(count * _divergences(rate, noise) for rate, noise, count in _checked(sums))
+    found = total + np.log1p(-1 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1)
+    return max(float(np.min(found)), 0.0)
+
+
+@lru_cache(maxsize=256)
+def _ratio_table(mu: float, delta: float, count: int) -> tuple[float, ...]:
+    """Return how many times as heavy points of the rates `_RATES` may be as those in every sum."""
+    noise = sqrt(count) / mu
+    target = renyi_epsilon([(1.0, noise, count)], delta)
+    ratios, low = [], 1.0
+    for rate in _RATES[::-1]:
+        # In the mean a point weighs at least as much; and rare points never more than this.
+        high = max(2 / rate, low)
+        for _ in range(_HALVINGS):
+            middle = sqrt(low * high)
+            if renyi_epsilon([(float(rate), noise / middle, count)], delta) <= target:
+                low = middle
+            else:
+                high = middle
+        ratios.append(low)
+    return tuple(ratios[::-1])
+
+
+def weight_ratios(mu: float, delta: float, count: int, rates: FloatArray) -> FloatArray:
+    """Return how many times as heavy drawn points may be as those that are in every sum.
+
+    Parameters
+    ----------
+    mu
+        Of `count` sums together, for points that are in all of them.
+    count
+        Of a similar number, no larger, there is a table: fewer sums allow less.
+    """
+    inside = np.clip(rates, _RATES[0], 1.0)
+    table = np.log(_ratio_table(mu, delta, int(2 ** (int(4 * np.log2(count)) / 4))))
+    return np.asarray(np.exp(np.interp(np.log(inside), np.log(_RATES), table)))
+
+
+@lru_cache(maxsize=4096)
+def composed_epsilon(sums: tuple[Sums, ...], delta: float) -> float:
+    """Return ε of sums together, for a record that is in each with a chance of its own.
+
+    A record is replaced by nothing, and the sample does not depend on it.
+    """
+    if not library_installed():
+        return renyi_epsilon(sums, delta)
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(
+        dp_accounting.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=_STEP
+    )
+    for rate, noise, count in _checked(sums):
+        event = dp_accounting.GaussianDpEvent(noise)
+        if rate < 1:
+            event = dp_accounting.PoissonSampledDpEvent(rate, event)
+        accountant.compose(event, count)
+    return float(accountant.get_epsilon(delta))
+
+
+def _checked(sums: Iterable[Sums]) -> Iterable[Sums]:
+    for rate, noise, count in sums:
+        if not 0 < rate <= 1 or not noise > 0 or count < 1:
+            raise InputError(
+                f"{count} sums have sampling rate {rate:g} and noise {noise:g}: there must be one "
+                "at least, with a rate above 0 and at most 1, and noise above 0"
+            )
+        yield rate, noise, count

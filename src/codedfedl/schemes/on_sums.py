@@ -1,0 +1,57 @@
+"""Schemes on secure sums: the server sees the sum of all answers, and no answer by itself."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from codedfedl.core.aggregate import EACH
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.masked import Masked, masked
+from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State
+from codedfedl.errors import InputError
+
+__all__: list[str] = []
+
+
+class _OnSums:
+    """Asks as another scheme does, for sums in integers, and decodes them."""
+
+    def ask(self, state: State) -> Ask | None:
+        """Ask for a secure sum; refuse where every single answer is needed."""
+        ask: Ask | None = super().ask(state)  # type: ignore[misc]
+        if ask is None or not _says_something(ask, state):
+            return ask
+        if ask.combine is EACH or ask.keep_late:
+            raise InputError(
+                f"{self.name} needs each client's answer, and a secure sum hides it: choose "  # type: ignore[attr-defined]
+                "uncoded, coded, balanced or private, or leave secure out"
+            )
+        return replace(ask, work=masked(ask.work, state.task), noise=0.0, adds=None)
+
+    def receive(self, state: State, inbox: Inbox) -> State:
+        """Decode the sums, and learn as the other scheme does."""
+        ask = self.ask(state)
+        if ask is not None and isinstance(ask.work, Masked):
+            inbox = replace(inbox, sums=ask.work.decoded(inbox.sums, state.model))
+        learnt: State = super().receive(state, inbox)  # type: ignore[misc]
+        return learnt
+
+    def within(self, limits: Limits) -> Scheme:
+        """Refuse: the simulator alone puts any scheme on sums."""
+        raise InputError("secure is for the simulator: leave it out of a federation")
+
+
+def on_sums(scheme: Scheme) -> Scheme:
+    """Return a scheme that trains on secure sums.
+
+    Its state, plan and facts are those of the scheme; what leaves a client are sums.
+    """
+    own = type(scheme)
+    members: dict[str, Any] = {"disclosure": frozenset({Disclosure.SUMS})}
+    secured = type(own.__name__, (_OnSums, own), members)
+    made: Scheme = secured(**{one.name: getattr(scheme, one.name) for one in fields(scheme)})  # type: ignore[arg-type]
+    return made
+
+
+def _says_something(ask: Ask, state: State) -> bool:
+    """Return whether anything leaves the clients."""
+    return ask.work.shapes(state.task, 1) != {}
