@@ -259,7 +259,7 @@ class Setup:
                 raise InputError(f"{name} is {getattr(self, name)}: must be at least 1")
 
     def seconds(self, fleet: Fleet, workload: Workload, rows: int) -> float:
-        """Mean set-up time of the client that takes longest in the mean, seconds."""
+        """Mean set-up time of the client that takes longest on average, seconds."""
         points = np.tile(fleet.points, (self.batches, 1))
         embed = embedding(points.sum(0), self.inputs * workload.features)
         encode = parity(points, [rows] * self.batches, workload)

@@ -41,7 +41,7 @@ class Objective:
         return float((beta * (curved / 2 - self.moment)).sum()) + self.constant
 
     def loss(self, model: Array, points: float) -> float:
-        """Return half the squared error of a point, in the mean, without the ridge."""
+        """Return half the squared error of a point, on average, without the ridge."""
         penalty = self.ridge * float((to_host(model).astype(np.float64) ** 2).sum()) / 2
         return (self.value(model) - penalty) / points
 
