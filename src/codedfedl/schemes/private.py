@@ -192,7 +192,7 @@ class Private(Scheme):
             moments = Release("moments", 1, first, more * sigmas[0])
             gradients = Release("gradient", plan.rounds, each, more * sigmas[1], rates)
             account = Account(self.delta, [moments, gradients], self.unit)
-            if self.epsilon == inf or account.epsilon <= self.epsilon:
+            if account.keeps(self.epsilon):
                 return account
             more *= _MORE_NOISE
 
