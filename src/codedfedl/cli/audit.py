@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from codedfedl.audit.run import LEAST_CANARIES, LEAST_NON_MEMBERS, Audit, audit
+from codedfedl.audit.run import LEAST_CANARIES, LEAST_NON_MEMBERS, RECORDS, Audit, audit
 from codedfedl.cli.output import messages, print_json, progress, results
 from codedfedl.cli.simulate import (
     Data,
@@ -47,7 +47,7 @@ def audit_command(
         int | None, typer.Option(help="The seed; the first by default.", show_default=False)
     ] = None,
     canaries: Annotated[int, typer.Option(help="Crafted records with a coin.")] = LEAST_CANARIES,
-    records: Annotated[int, typer.Option(help="Real records with a coin.")] = 24_000,
+    records: Annotated[int, typer.Option(help="Real records with a coin.")] = RECORDS,
     overrides: Overrides = None,
     data: Data = None,
     as_json: Json = False,
