@@ -205,6 +205,22 @@ def test_without_clipping_the_gradient_is_the_usual_one() -> None:
     np.testing.assert_allclose(total, expected, atol=1e6 / 2**20)
 
 
+@given(st.integers(0, 2**32))
+def test_the_sum_is_that_of_clipped_features_and_residuals(seed: int) -> None:
+    """Against the definition, record by record."""
+    rng = np.random.default_rng(seed)
+    features, labels = rng.standard_normal((30, Q)), rng.standard_normal((30, C))
+    model, direction = rng.standard_normal((Q, C)), rng.standard_normal(Q)
+    direction /= np.linalg.norm(direction)
+    work = ClippedGradient(1.0, 1.0, 2.0**20, direction.astype(np.float32), 1.5, 0.8)
+    expected = np.zeros((Q, C))
+    for x, y in zip(features, labels, strict=True):
+        residual, rest = model.T @ x - y, x - (x @ direction) * direction
+        residual *= min(1, 0.8 / np.linalg.norm(residual))
+        expected += np.outer(rest * min(1, 1.5 / np.linalg.norm(rest)), residual)
+    np.testing.assert_allclose(work.part((features, labels), model) * 1.2, expected, atol=1e-4)
+
+
 def test_noise_on_integers_is_exact_where_there_is_none() -> None:
     total = np.array([0, 1, 2**32 - 1], dtype=np.uint32)
     np.testing.assert_array_equal(with_noise(total, 0.0, np.random.default_rng(0)), total)

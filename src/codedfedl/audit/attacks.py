@@ -175,7 +175,7 @@ class KnowsThePopulation(_Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._plain, self._plain_count = np.zeros((2, len(self.records)))
-        self._known_axes: dict[str, tuple[FloatArray, FloatArray]] = {}
+        self._known_axes: dict[str, tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._known: tuple[FloatArray, FloatArray] | None = None
 
     def observe(self, message: Summed | Mixed) -> None:
@@ -188,8 +188,7 @@ class KnowsThePopulation(_Attack):
             return
         clients = self.records.client[found.place]
         middle, spread = _expected(found, clients, message.loads)
-        values, basis = self._axes(message)
-        turned = found.left @ basis
+        values, basis, squares = self._axes(message)
         within = found.right - _client_means(found.right, clients)
         others, axes = linalg.eigh(within.T @ within / len(within))
         variance = spread * np.outer(np.maximum(values, 0), np.maximum(others, 0))
@@ -199,8 +198,8 @@ class KnowsThePopulation(_Attack):
         # Where the message is farther off than the population says, that says less than it seems.
         precision /= max(float((left**2 * precision).mean()), 1.0)
         right = (found.right @ axes) * found.weight[:, None]
-        along = np.einsum("ka,ab,kb->k", turned, left * precision, right, optimize=True)
-        square = np.einsum("ka,ab,kb->k", turned**2, precision, right**2, optimize=True)
+        along = (found.left @ (basis @ (left * precision)) * right).sum(1)
+        square = (squares[found.place] @ precision * right**2).sum(1)
         ratios = found.rate * along - found.rate * square / 2
         self._add(found.place, ratios * (message.sigma > 0))
         self._plain[found.place] += ratios * (message.sigma == 0)
@@ -211,16 +210,17 @@ class KnowsThePopulation(_Attack):
         plain = self._plain / np.maximum(self._plain_count, 1)
         return np.asarray(self.scores + plain / max(float(plain.std()), 1e-300))
 
-    def _axes(self, message: Summed) -> tuple[FloatArray, FloatArray]:
+    def _axes(self, message: Summed) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return variances and principal axes of the left factors, within clients.
 
-        They are the same in all rounds of one kind, and for all clients.
+        And each record's squared parts along them. All are the same in all rounds of one kind.
         """
         kind = message.work.kind
         if kind not in self._known_axes:
             left = factors(message.work, self.records, message.model)[0].astype(np.float64)
             within = left - _client_means(left, self.records.client)
-            self._known_axes[kind] = linalg.eigh(within.T @ within / len(within))
+            values, basis = linalg.eigh(within.T @ within / len(within))
+            self._known_axes[kind] = values, basis, (left @ basis) ** 2
         return self._known_axes[kind]
 
     def _observe_parity(self, message: Mixed) -> None:

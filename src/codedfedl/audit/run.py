@@ -19,10 +19,12 @@ from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.timeline import Exchange
 from codedfedl.streams import stream
 
-__all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "Attacked", "Audit", "audit"]
+__all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit", "audit"]
 
 LEAST_CANARIES = 1000
 LEAST_NON_MEMBERS = 10_000
+RECORDS = 36_000
+"""Of these, enough are left out even where clients embed but half of their points."""
 
 CONFIDENCE = 0.95
 _DELTA = 1e-5  # where a scheme claims nothing
@@ -101,7 +103,7 @@ def audit(
     seed: int,
     *,
     canaries: int = LEAST_CANARIES,
-    records: int = 24_000,
+    records: int = RECORDS,
     least_non_members: int = LEAST_NON_MEMBERS,
 ) -> Audit:
     """Run one setting twice, with canaries and with coins for real records, and attack it.

@@ -27,7 +27,7 @@ def audit_command(
         int | None, typer.Option(help="The seed; the first by default.", show_default=False)
     ] = None,
     canaries: Annotated[int, typer.Option(help="Crafted records with a coin.")] = 1000,
-    records: Annotated[int, typer.Option(help="Real records with a coin.")] = 24_000,
+    records: Annotated[int, typer.Option(help="Real records with a coin.")] = 36_000,
     overrides: Overrides = None,
     data: Data = None,
     as_json: Json = False,

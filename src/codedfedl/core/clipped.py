@@ -172,10 +172,21 @@ class ClippedGradient(PrivateSum):
     name: ClassVar[str] = "gradient"
 
     def part(self, points: Points, model: Array) -> Array:
-        """Return Σ x·rᵀ/(R·C), with x less its part in the direction."""
+        """Return Σ x·rᵀ/(R·C), with x less its part in the direction, clipped to R.
+
+        The features themselves are only read: for s, by which each is shortened, and p, its part in
+        the direction d, the sum is Xᵀ·(s·r) − d·(pᵀ·(s·r)).
+        """
         features, labels = points
-        residuals = clipped(features @ model - labels, self.residual)
-        return self.across(features).T @ residuals / (self.radius * self.residual)
+        xp = array_namespace(features)
+        direction = beside(np.asarray(self.direction, dtype=np.float32), features)
+        along = features @ direction
+        squares = xp.vecdot(features, features) - along * along
+        lengths = xp.sqrt(xp.maximum(squares, xp.asarray(1e-30, dtype=squares.dtype)))
+        shorter = xp.minimum(xp.asarray(1.0, dtype=lengths.dtype), self.radius / lengths)
+        residuals = clipped(features @ model - labels, self.residual) * shorter[:, None]
+        total = features.T @ residuals - direction[:, None] * (along @ residuals)[None, :]
+        return total / (self.radius * self.residual)
 
     def across(self, features: Array) -> Array:
         """Return features without their part in the direction, clipped to R."""

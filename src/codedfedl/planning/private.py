@@ -209,8 +209,9 @@ def plan_private(
     steps = [longest * share for share in _STEPS]
     learnt = {step: learning_errors(step, workload.features, int(counts[-1])) for step in steps}
     best: PrivatePlan | None = None
+    rounds_of = {seconds: planner.round_of(seconds) for seconds in lengths}
     for seconds, first in product(lengths, setups):
-        here = planner.at(seconds, first, sampling=sampling)
+        here = planner.at(seconds, first, *rounds_of[seconds], sampling=sampling)
         fits = counts if rounds is not None else counts[counts <= planner.room(here)]
         found = planner.best(here, caps, learnt, fits)
         if found is not None and (best is None or found.error < best.error):
@@ -272,21 +273,32 @@ class _Planner:
         """Return how many gradients the time leaves room for, after the first sum."""
         return (self.seconds - trial.setup_deadline) * _PATIENCE / trial.deadline - _FIRST
 
-    def at(self, deadline: float, setup_deadline: float, *, sampling: bool) -> _Trial:
-        """Return pools, and rates with which nearly everybody is done when a round usually ends.
+    def round_of(self, deadline: float) -> tuple[IntArray, FloatArray]:
+        """Return with how many points each client is nearly surely done when a round usually ends.
 
-        The helper's message is a second one up.
+        And its chance to be done by the deadline. The helper's message is a second one up.
         """
         slower = replace(self.fleet, packet_time_up=2 * self.fleet.packet_time_up)
-        delays, usual = FleetDelays(slower), deadline / _PATIENCE
-        processed = _surely_done(delays, usual, self.fleet.points)
+        delays = FleetDelays(slower)
+        processed = _surely_done(delays, deadline / _PATIENCE, self.fleet.points)
+        return processed, delays.cdf(np.maximum(processed, 1), deadline)
+
+    def at(
+        self,
+        deadline: float,
+        setup_deadline: float,
+        processed: IntArray,
+        chances: FloatArray,
+        *,
+        sampling: bool,
+    ) -> _Trial:
+        """Return pools, and the rates at which as many points are drawn as can be processed."""
         each = seconds_to_embed(self.feature_macs, self.workload, self.fleet)
         pools = np.minimum(setup_deadline / each * (1 + 1e-9), self.fleet.points).astype(np.int64)
         pools = np.where(processed > 0, pools, 0)
         if not sampling:
             pools = np.minimum(pools, processed)
         rates = np.minimum(processed / np.maximum(pools, 1), 1.0)
-        chances = delays.cdf(np.maximum(np.minimum(processed, pools), 1), deadline)
         return _Trial(deadline, setup_deadline, pools, rates, chances)
 
     def best(

@@ -17,7 +17,7 @@ from typing import Any
 from scipy.special import log_ndtr
 
 from codedfedl.errors import InputError
-from codedfedl.privacy.sampling import composed_epsilon, library_installed
+from codedfedl.privacy.sampling import composed_epsilon, library_installed, renyi_epsilon
 
 __all__ = [
     "ADJACENCY",
@@ -200,6 +200,13 @@ class Account:
         if not self.sampled or self.mu == inf:
             return max(epsilon_of(self._mu_of_client(j), self.delta) for j in range(self._clients))
         return max(composed_epsilon(sums, self.delta) for sums in self._undominated())
+
+    def keeps(self, epsilon: float) -> bool:
+        """Return whether ε is no larger than this, looking at the likely worst off first."""
+        if not self.sampled or self.mu == inf:
+            return self.epsilon <= epsilon
+        worst = sorted(self._undominated(), key=lambda sums: -renyi_epsilon(sums, self.delta))
+        return all(composed_epsilon(sums, self.delta) <= epsilon for sums in worst)
 
     @property
     def _clients(self) -> int:

@@ -22,7 +22,7 @@ __all__ = ["Sums", "composed_epsilon", "library_installed", "renyi_epsilon", "we
 _ORDERS = np.array([2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 28, 34, 40, 48, 60, 80, 110, 160])
 _RATES = np.geomspace(1e-3, 1.0, 16)
 _HALVINGS = 18
-_STEP = 5e-3  # of the privacy losses of dp-accounting, rounded so that ε comes out too large
+_STEP = 1e-2  # of the privacy losses of dp-accounting, rounded so that ε comes out too large
 
 
 Sums = tuple[float, float, int]

@@ -184,15 +184,15 @@ class Private(Scheme):
         first, rest = (_sensitivity(steps, hidden, size) for size in (q + 1 + c, q * c))
         each: float | tuple[float, ...] = rest
         if longest is None:
-            each = tuple(_sensitivity(steps, float(cap), q * c) for cap in plan.caps[asked])
-        rates = tuple(float(rate) for rate in plan.rates[asked])
+            each = _shortest([_sensitivity(steps, float(cap), q * c) for cap in plan.caps[asked]])
+        rates = _shortest(plan.rates[asked].tolist())
         sigmas = first / sqrt(CENTRE_SHARE) / mu, rest * sqrt(plan.rounds / (1 - CENTRE_SHARE)) / mu
         more = 1.0
         while True:
             moments = Release("moments", 1, first, more * sigmas[0])
             gradients = Release("gradient", plan.rounds, each, more * sigmas[1], rates)
             account = Account(self.delta, [moments, gradients], self.unit)
-            if self.epsilon == inf or account.epsilon <= self.epsilon:
+            if account.keeps(self.epsilon):
                 return account
             more *= _MORE_NOISE
 
@@ -297,6 +297,11 @@ def _pool_weights(task: Task, plan: PrivatePlan) -> FloatArray:
     """Return the weights of the first sum, which is over whole pools."""
     expected = np.maximum(plan.loads * plan.chances, 1e-300)
     return np.where(plan.loads > 0, np.minimum(task.held / expected, plan.cap), 0.0)
+
+
+def _shortest(values: list[float]) -> float | tuple[float, ...]:
+    """Return one number where all clients have the same."""
+    return values[0] if len(set(values)) == 1 else tuple(values)
 
 
 def _sensitivity(steps: FixedPoint, weight: float, numbers: int) -> float:
