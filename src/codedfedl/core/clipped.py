@@ -2,7 +2,7 @@
 
 Each answer is integers modulo 2³² (`privacy.fixed_point`), which is what masks hide and what sums
 exactly. A record moves it by no more than its weight, and rounding: that is all that the proof of a
-private run needs of a client. Only the simulator sends them without a mask.
+private run needs of a client. Only the simulator sends them without a mask; a node puts one on.
 """
 
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint
 
-__all__ = ["ClippedGradient", "ClippedMoments", "clipped"]
+__all__ = ["ClippedGradient", "ClippedMoments", "PrivateSum", "clipped"]
 
 
 def clipped(rows: Array, length: float) -> Array:
@@ -36,7 +36,7 @@ def _added(parts: Iterable[Array]) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
-class _PrivateSum(OnEmbedded):
+class PrivateSum(OnEmbedded):
     """A weighted sum over the points that a client has embedded, no more than it is asked for.
 
     Parameters
@@ -60,6 +60,19 @@ class _PrivateSum(OnEmbedded):
         """Return the chance of one client."""
         return replace(self, chances=float(np.asarray(self.chances)[j]))
 
+    @property
+    def common(self) -> Self:
+        """What all clients are asked alike: without their chances."""
+        return replace(self, chances=0.0)
+
+    def sensitivity(self, numbers: int) -> float:
+        """Return how far one record moves an answer of so many numbers, at most.
+
+        A step is for rounding, and one for the client's floating-point sums.
+        """
+        steps = FixedPoint(self.scale)
+        return steps.distance(steps.distance(self.cap, numbers), numbers)
+
     def weight(self, held: int, load: int) -> float:
         """Return the weight of each point of one client: it depends on no data."""
         return float(min(held / max(load * float(self.chances), 1e-300), self.cap))  # type: ignore[arg-type]
@@ -76,7 +89,7 @@ class _PrivateSum(OnEmbedded):
 
 
 @dataclass(frozen=True, eq=False)
-class ClippedMoments(_PrivateSum):
+class ClippedMoments(PrivateSum):
     """Sums of the features, of their squared lengths and of the labels, before the gradients.
 
     Features and labels are clipped to length 1, so a record adds three parts of length 1 at most;
@@ -108,7 +121,7 @@ class ClippedMoments(_PrivateSum):
 
 
 @dataclass(frozen=True, eq=False)
-class ClippedGradient(_PrivateSum):
+class ClippedGradient(PrivateSum):
     """The gradient of clipped residuals on clipped features, in units of radius · residual.
 
     Parameters

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.errors import InputError
+from codedfedl.federate.asks import HELPER
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.node import NAME, Job
 from codedfedl.federate.transport import Arrival, Transport
@@ -134,6 +135,8 @@ def _greeted(
     facts, node = arrival.facts, f"node {arrival.client}"
     if arrival.status != "answer":
         raise RefusedError(f"{node}: {arrival.reason}")
+    if facts.get("role") == HELPER:
+        raise RefusedError(f"{node} is a helper and holds no points")
     if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
         raise RefusedError(f"{node} greets in a form that is not ours")
     if not NAME.fullmatch(facts["name"]):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from codedfedl.errors import InputError
 
@@ -11,6 +12,7 @@ __all__ = [
     "FIGURE_SUFFIXES",
     "TABLE_SUFFIXES",
     "check_destination",
+    "durable",
     "make_folder",
     "replacing",
 ]
@@ -31,6 +33,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {path}: {reason}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """Give a file that takes its name once it is on the disk, whatever happens to the power."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def check_destination(path: str | Path, suffixes: Sequence[str]) -> None:

@@ -184,7 +184,7 @@ def _surely_done(delays: FleetDelays, seconds: float, points: FloatArray) -> Int
     low, high = np.zeros(len(points), dtype=np.int64), np.asarray(points, dtype=np.int64)
     while (low < high).any():
         middle = (low + high + 1) // 2
-        done = delays.cdf(middle, seconds) >= _SURE
+        done = delays.cdf(middle, seconds) >= _SURE * delays.availability
         low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
     return low
 

@@ -71,6 +71,7 @@ def federation_task(experiment: Experiment, members: Members) -> Task:
         epochs=max(training.epochs, -(-rounds // batches)),
         schedule=federation_schedule(experiment),
         ridge=training.ridge,
+        largest_square=features.largest_square,
     )
 
 

@@ -1,0 +1,376 @@
+"""Noisy sums in a federation: the server sees masked integers, and what the helper lets it see.
+
+A round asks the clients, adds up what came by the deadline, writes that down, and only then tells
+the helper who arrived. So whatever dies on the way, the same list goes to the helper again, which
+answers with the same bytes: no sum is given out twice, and none is lost.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.arrays import Array, to_host
+from codedfedl.core.clipped import PrivateSum
+from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.errors import InputError
+from codedfedl.federate.asks import HELPER, MASKED, ask_digest
+from codedfedl.federate.checks import RefusedError
+from codedfedl.federate.failures import refusals_noted
+from codedfedl.federate.runtime import Federation
+from codedfedl.federate.transport import Arrival
+from codedfedl.io.files import durable, make_folder, replacing
+from codedfedl.privacy.accounting import Account, Release, epsilon_of
+from codedfedl.privacy.contract import Contract, digest_of_keys
+from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import cells
+from codedfedl.runs.journal import Exchange
+
+__all__ = ["SummedFederation", "keep_account"]
+
+_HOLDS = (
+    "against the server, the clients and the public, while server and helper do not work together; "
+    "not against a helper that also sees the models: it knows the noise"
+)
+_TRY = 30.0  # seconds until a question to the helper is taken to be lost
+_GREETING = 10.0  # seconds for a greeting, when the helper is looked for
+_PAUSE = 1.0  # seconds between two looks for the helper
+_ANSWER = 2**20  # bytes that an answer may have besides its numbers
+
+
+def keep_account(directory: RunDirectory, experiment: Experiment, account: Account) -> None:
+    """Write `privacy.json` before the first round; refuse to continue a run under another one."""
+    (cell,) = cells(experiment)
+    which = {"cell": cell.id, "setting": cell.label, "seed": experiment.seeds[0]}
+    document = {"holds": _HOLDS, "runs": [which | account.document()]}
+    text, path = json.dumps(document, indent=2) + "\n", directory.path / "privacy.json"
+    if path.is_file() and path.read_text("utf-8") != text:
+        raise InputError(
+            f"{path} says what this run gives away, and it was planned otherwise now: resume it "
+            "with its own federation.rounds, or choose another --out"
+        )
+    directory.write_text("privacy.json", text)
+
+
+class SummedFederation(Federation):
+    """A federation of which the server sees noisy sums alone."""
+
+    _account: Account
+    _contract: Contract | None = None
+    _asked_helper = False
+
+    def begin(self, account: Account | None) -> None:
+        """Find the helper, and learn everybody's key; on resuming, from the journal."""
+        if account is None:
+            raise InputError("the scheme does not say what it gives away: give it a privacy()")
+        self._account = account
+        self._given: Counter[str] = Counter()
+        self._spent = 0.0
+        path = self.journal.folder / "helper.json"
+        if not path.is_file():
+            self._refuse_few()
+            found = self._found_helper(None)
+            parties = {"key": found[1], "clients": self._paired(found[1])}
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(parties, indent=1), "utf-8")
+        self._parties: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        self._node: int | None = None
+
+    def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
+        """Take an exchange from the journal, if what it says was spent adds up."""
+        if ask.noise is not None:
+            if exchange.sums:
+                self._pay(ask.work.name)  # type: ignore[attr-defined]
+            if not math.isclose(self._spent, exchange.spent, rel_tol=1e-9, abs_tol=1e-12):
+                raise InputError(
+                    f"{self.journal.exchanges_folder} does not add up: by round {round_ + 1} "
+                    f"mu² = {self._spent:.6g} was spent, and it says {exchange.spent:.6g}; restore "
+                    "it from a copy, or begin anew with another --out"
+                )
+        return super().recall(ask, model, round_, exchange)
+
+    def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
+        """Ask the clients, then the helper, and return the sum that both give."""
+        if ask.noise is None:
+            return super().exchange(ask, model, round_)
+        work = ask.work
+        if not isinstance(work, PrivateSum):
+            raise InputError(f"{work.kind} is not made for noisy sums: ask for a PrivateSum")
+        contract = self._agreed(work)
+        number = contract.number(work.name, self._given[work.name])
+        if not math.isclose(ask.noise, contract.noise[number], rel_tol=1e-9):
+            raise InputError(
+                f"{work.kind} is asked for with noise {ask.noise:.6g}, and the account has "
+                f"{contract.noise[number]:.6g} steps"
+            )
+        ask_facts = {"number": number, "attempt": round_}
+        self._remember(ask, model, round_)
+        path = self.journal.folder / "sums" / f"{number:06d}.npz"
+        masked = _kept(path, round_)
+        if masked is None:
+            facts = {**ask_facts, "contract": contract.document()}
+            masked = self._gathered(ask, work, model, round_, facts)
+            if masked.record.arrived.sum() >= contract.least:
+                _keep(path, masked)
+        began, total = self.transport.now(), masked.sums.get(MASKED)
+        if masked.record.arrived.sum() < contract.least:
+            self.say(f"no sum: {masked.record.arrived.sum()} clients arrived, fewer than two")
+            self.last = replace(masked, sums={}, spent=self._spent)
+            return self._inbox(ask, self.last)
+        assert total is not None
+        names = [self.members.names[j] for j in np.flatnonzero(masked.record.arrived).tolist()]
+        asked = {**ask_facts, "ask": ask_digest(work, to_host(model)), "arrived": names}
+        correction = self._correction({**asked, "numbers": len(total)})
+        self._pay(work.name)
+        shape = next(iter(self._shapes(work).values()))
+        seconds = masked.record.seconds + self.transport.now() - began
+        self.last = replace(
+            masked,
+            record=replace(masked.record, seconds=seconds),
+            sums={work.name: (total - correction).reshape(shape)},
+            spent=self._spent,
+        )
+        self._say_spent(number, contract)
+        return self._inbox(ask, self.last)
+
+    def end(self) -> None:
+        """Tell the helper that the federation is over; one that is gone has nothing to lose."""
+        if self._asked_helper and self._node is not None:
+            facts = {"job": self.job}
+            asked = self.transport.ask(
+                "goodbye", {self._helper: (self._node, facts)}, {}, _GREETING, largest=_ANSWER
+            )
+            for _ in self.transport.gather(asked, self.transport.now() + _GREETING):
+                pass
+
+    # The clients.
+
+    def _gathered(
+        self, ask: Ask, work: PrivateSum, model: Array, round_: int, facts: Mapping[str, Any]
+    ) -> Exchange:
+        """Return the sum of the masked answers that came in time."""
+        deadline, tally = self._longest(ask), self._tally(ask)
+        self._pending.clear()
+        numbers = math.prod(next(iter(self._shapes(work).values())))
+        self.extra = {"sum": facts}
+        try:
+            asked = self._ask(ask, tally, round_, deadline, model)
+        finally:
+            self.extra = {}
+        total, points, fresh = np.zeros(numbers, dtype=np.uint32), 0, 0
+        problems = []
+        for arrival in self.transport.gather(asked, tally.began + deadline):
+            pending = self._pending.pop(arrival.question)
+            if arrival.when > tally.began + deadline:
+                continue
+            name = self.members.names[arrival.client]
+            problems += [f"{name}: {arrival.reason}"] if arrival.status == "problem" else []
+            with refusals_noted(tally, arrival, name, self.say) as usable:
+                if usable:
+                    count, residues = _checked(arrival, round_, pending.load, numbers)
+                    if residues is not None:
+                        total += residues
+                        points += count
+                        tally.arrived(arrival)
+                    fresh += 1
+            if ask.wait.enough(fresh=fresh, late=0, expected=len(asked)):
+                break
+        if problems and len(problems) == len(asked):
+            raise InputError(f"no client takes part in this sum; {problems[0]}")
+        here = self.transport.nodes()
+        gone = [j for j in self.everyone if self.members.nodes[j] not in here]
+        record = tally.record(round_, deadline, self.transport.now(), gone)
+        return Exchange(record, points, {MASKED: total})
+
+    def _paired(self, helper: str) -> dict[str, str]:
+        """Return everybody's public key; refuse whoever has pinned another helper."""
+        playing = [j for j in self.everyone if j not in self.excluded]
+        patience = self.config.probe_timeout
+        asked = self.question("pair", {j: {} for j in playing}, patience)
+        keys: dict[str, str] = {}
+        for arrival in self.transport.gather(asked, self.transport.now() + patience):
+            name, facts = self.members.names[arrival.client], arrival.facts
+            if arrival.status != "answer":
+                raise InputError(f"{name} cannot take part in sums: {arrival.reason}")
+            if facts.get("helper") != helper:
+                raise InputError(
+                    f"{name} has pinned the helper key {str(facts.get('helper'))[:16]}…, and the "
+                    f"helper's is {helper[:16]}…: give it the right helper.pub"
+                )
+            keys[name] = str(facts.get("key"))
+        if missing := [self.members.names[j] for j in playing if self.members.names[j] not in keys]:
+            raise InputError(
+                f"no key from {', '.join(missing)} within {patience:g} s: see their logs, or leave "
+                f"them out with federation.without={missing}"
+            )
+        return keys
+
+    def _refuse_few(self) -> None:
+        playing = len(self.everyone) - len(self.excluded)
+        if playing < LEAST_SUMMED:
+            raise InputError(
+                f"federation.clients leaves {playing} client: a sum would be its own answer; have "
+                f"{LEAST_SUMMED} or more"
+            )
+
+    # The helper.
+
+    @property
+    def _helper(self) -> int:
+        """The helper's place after the clients, for the transport."""
+        return len(self.members.names)
+
+    def _found_helper(self, key: str | None) -> tuple[int, str]:
+        """Return the helper's node and public key; with a key, that one and no other."""
+        until = self.transport.now() + self.config.ready_timeout
+        while True:
+            others = self.transport.nodes() - set(self.members.nodes)
+            asked = self.transport.ask(
+                "hello", {n: (n, {"job": self.job}) for n in others}, {}, _GREETING, largest=_ANSWER
+            )
+            found = {
+                arrival.client: str(arrival.facts.get("key"))
+                for arrival in self.transport.gather(asked, self.transport.now() + _GREETING)
+                if arrival.facts.get("role") == HELPER
+            }
+            right = {node: own for node, own in found.items() if key in (None, own)}
+            if len(right) == 1:
+                return next(iter(right.items()))
+            if self.transport.now() >= until:
+                raise InputError(_no_helper(found, key, self.config.ready_timeout))
+            self.transport.sleep(_PAUSE)
+
+    def _agreed(self, work: PrivateSum) -> Contract:
+        """Return the contract, which the helper must have before the first sum of this process."""
+        if self._contract is None:
+            keys = self._parties["clients"]
+            contract = Contract(
+                self.members.key,
+                self._account,
+                work.scale,
+                self._parties["key"],
+                digest_of_keys(keys),
+            )
+            facts = {"contract": contract.document(), "clients": keys}
+            answer = self._ask_helper("agree", facts, 0)
+            if answer.facts.get("digest") != contract.digest:
+                raise InputError("the helper has agreed to something else: use its own version")
+            self._contract = contract
+        return self._contract
+
+    def _correction(self, facts: Mapping[str, Any]) -> Residues:
+        """Return what the helper gives: the sum of the masks, less the noise."""
+        numbers = int(facts["numbers"])
+        answer = self._ask_helper("sum", facts, 4 * numbers)
+        found = answer.arrays.get("sum")
+        if found is None or found.dtype != np.uint32 or found.shape != (numbers,):
+            raise InputError("the helper's sum has another form: use the same version there")
+        return found
+
+    def _ask_helper(self, kind: str, facts: Mapping[str, Any], largest: int) -> Arrival:
+        """Ask until there is an answer: the helper may be restarted meanwhile."""
+        until = self.transport.now() + self.config.ready_timeout
+        self._asked_helper = True
+        while True:
+            if self._node is None:
+                self._node = self._found_helper(self._parties["key"])[0]
+            question = {self._helper: (self._node, {"job": self.job, **facts})}
+            began = self.transport.now()
+            asked = self.transport.ask(kind, question, {}, _TRY, largest=largest + _ANSWER)
+            for arrival in self.transport.gather(asked, began + _TRY):
+                if arrival.status == "answer":
+                    return arrival
+                if arrival.status == "problem":
+                    raise InputError(f"the helper: {arrival.reason}")
+            if self.transport.now() >= until:
+                raise InputError(
+                    f"the helper did not answer within {self.config.ready_timeout:g} s: start it "
+                    "again with its home, and run this again; nothing is lost"
+                )
+            self.say("the helper does not answer: trying again")
+            self._node = None  # it may be back under another number
+            self.transport.sleep(_PAUSE)
+
+    # What is spent.
+
+    def _release(self, what: str) -> Release:
+        found = next(one for one in self._account.releases if one.what == what)
+        return replace(found, count=1)
+
+    def _pay(self, what: str) -> None:
+        self._given[what] += 1
+        self._spent += self._release(what).mu ** 2
+
+    def _say_spent(self, number: int, contract: Contract) -> None:
+        delta = self._account.delta
+        spent = epsilon_of(math.sqrt(self._spent), delta)
+        self.say(
+            f"sum {number + 1} of {contract.sums}: epsilon {spent:.4g} of "
+            f"{self._account.epsilon:.4g} is spent, at delta {delta:g}"
+        )
+
+    def _shapes(self, work: PrivateSum) -> Mapping[str, tuple[int, ...]]:
+        found = work.shapes(self.task, 1)
+        assert found is not None
+        return found
+
+
+def _no_helper(found: Mapping[int, str], key: str | None, waited: float) -> str:
+    if len(found) > 1 and key is None:
+        return f"{len(found)} helpers are there: leave one"
+    if found:
+        other = next(iter(found.values()))
+        return (
+            f"the helper's key is {other[:16]}…, and this run began with {str(key)[:16]}…: start "
+            "the helper with the home that it had"
+        )
+    return f"no helper is there after {waited:g} s: start one with codedfedl federate helper"
+
+
+def _checked(
+    arrival: Arrival, round_: int, load: int, numbers: int
+) -> tuple[int, npt.NDArray[np.uint32] | None]:
+    """Return a masked answer and its points; there is nothing in it that could be judged."""
+    given, points = arrival.facts.get("round"), arrival.facts.get("points")
+    if given != round_:
+        raise RefusedError(f"answers round {given}, not {round_}")
+    if type(points) is not int or not 0 <= points <= load:
+        raise RefusedError(f"stands for {points} points where the client was asked for {load}")
+    if points == 0:
+        return 0, None
+    if set(arrival.arrays) != {MASKED}:
+        raise RefusedError(f"consists of {', '.join(sorted(arrival.arrays)[:5]) or 'nothing'}")
+    found = arrival.arrays[MASKED]
+    if found.dtype != np.uint32 or found.shape != (numbers,):
+        raise RefusedError(
+            f"{MASKED} holds {found.shape} of {found.dtype}, not {numbers} of uint32"
+        )
+    return points, found
+
+
+def _keep(path: Path, masked: Exchange) -> None:
+    make_folder(path.parent)
+    with durable(path) as file:
+        np.savez(file, **masked.arrays())  # type: ignore[arg-type]
+
+
+def _kept(path: Path, round_: int) -> Exchange | None:
+    """Return what the helper was, or may have been, asked about before a kill."""
+    if not path.is_file():
+        return None
+    with np.load(path) as stored:
+        found = Exchange.of(dict(stored))
+    if found.record.round != round_:
+        raise InputError(
+            f"{path} is of round {found.record.round + 1}, and round {round_ + 1} is next: the "
+            "journal lacks rounds; restore it from a copy"
+        )
+    return found
