@@ -51,7 +51,7 @@ class Summing(Loopback):
     def __init__(self, folder: Path, shards: list[Path], script: Script | None = None) -> None:
         super().__init__(folder, shards, script)
         self.seen: list[Arrays] = []  # what clients sent for sums
-        self.pinned = public_digits(own_key(self.home / "helper.key"))
+        self.pinned = public_digits(own_key(self.home / "masks.key"))
         self.responds[HELPER] = self._help
         self.online.add(HELPER)
 
@@ -421,7 +421,7 @@ class TestNode:
         model = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
         facts, arrays = desk.ask(model=model)
         own, helper = desk.grid.vault(0).keys().values()
-        key = own_key(desk.grid.home / "helper.key")
+        key = own_key(desk.grid.home / "masks.key")
         seed = shared_seed(key, bytes.fromhex(own), helper=bytes.fromhex(helper))
         binding = Binding(desk.contract.label, 0, 0, ask_digest(work, model))
         plain = arrays["masked"] - mask(seed, binding, len(arrays["masked"]))
@@ -511,7 +511,7 @@ class TestHelper:
         return helper.answer(kind, {"job": self.JOB, **facts}, {})
 
     def agree(self, tmp_path: Path, pins: Path | None = None, **changes: Any) -> Contract:
-        key = public_digits(own_key(tmp_path / "home" / "helper.key"))
+        key = public_digits(own_key(tmp_path / "home" / "masks.key"))
         keys = changes.pop("keys", self.KEYS)
         contract = contract_of(**{"helper": key, "clients": digest_of_keys(keys), **changes})
         self.ask(tmp_path, "agree", pins=pins, contract=contract.document(), clients=keys)
@@ -580,7 +580,7 @@ class TestHelper:
 def test_a_server_that_promises_less_noise_to_one_side_gets_nothing(tmp_path: Path) -> None:
     """The helper agreed to little noise, the node to more: the masks do not fit together."""
     desk = Desk(tmp_path)
-    key = own_key(desk.grid.home / "helper.key")
+    key = own_key(desk.grid.home / "masks.key")
     keys = {f"node-{j:03d}": desk.grid.vault(j).keys()["key"] for j in range(2)}
     told = replace(desk.contract, clients=digest_of_keys(keys))
     little = replace(told, account=Account(1e-5, [Release("gradient", 3, 9.0, 1e-3)]))
@@ -639,7 +639,7 @@ class TestBadInput:
         with pytest.raises(KeyboardInterrupt):
             run(grid, experiment, tmp_path)
         grid.crash_after = None
-        (grid.home / "helper.key").unlink()
+        (grid.home / "masks.key").unlink()
         with pytest.raises(InputError, match="start the helper with the home that it had"):
             run(grid, experiment, tmp_path)
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from codedfedl.cli.helper import helper_command
 from codedfedl.cli.local import local_command
 from codedfedl.cli.output import messages, wrote
 from codedfedl.cli.serve import (
@@ -31,6 +32,7 @@ federate = typer.Typer(no_args_is_help=True, help="Train on real clients, on Flo
 federate.command("local")(local_command)
 federate.command("serve")(serve_command)
 federate.command("node")(node_command)
+federate.command("helper")(helper_command)
 federate.command("key")(key_command)
 federate.command("register")(register_command)
 federate.command("revoke")(revoke_command)

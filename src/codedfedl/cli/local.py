@@ -18,6 +18,7 @@ from codedfedl.cli.output import (
     wrote,
 )
 from codedfedl.cli.simulate import Data, Json, Resume, set_options
+from codedfedl.core.disclosure import only_private
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
@@ -29,7 +30,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.overrides import parse_overrides
-from codedfedl.schemes import make_scheme
+from codedfedl.schemes import make_scheme, scheme_class
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.keys import Keys
@@ -58,6 +59,9 @@ class TrainingOptions:
     redundancy: Annotated[
         float | None, typer.Option(help="Parity rows as a fraction of all points, for coded.")
     ] = None
+    epsilon: Annotated[
+        float | None, typer.Option(help="The privacy budget of the run, for private.")
+    ] = None
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -69,12 +73,23 @@ class TrainingOptions:
     @property
     def scheme_table(self) -> dict[str, Any]:
         """The scheme with its settings, once both are known to be right."""
-        settings = {} if self.redundancy is None else {"redundancy": self.redundancy}
+        given = {"redundancy": self.redundancy, "epsilon": self.epsilon}
+        settings = {name: value for name, value in given.items() if value is not None}
         with blaming("--scheme"):
             make_scheme(self.scheme, {})
-        with blaming("--redundancy"):
-            make_scheme(self.scheme, settings)
+        for name, value in settings.items():
+            with blaming(f"--{name}"):
+                make_scheme(self.scheme, {name: value})
         return {"name": self.scheme, **settings}
+
+    @property
+    def epsilon_cap(self) -> float | None:
+        """What each node spends at most, where a helper is needed; None where it is not."""
+        if not only_private(scheme_class(self.scheme).disclosure):
+            return None
+        from codedfedl.federate.vault import EPSILON_CAP
+
+        return max(EPSILON_CAP, self.epsilon or 0.0)
 
     @property
     def modules(self) -> list[str]:
@@ -113,14 +128,14 @@ class SecurityOptions:
         if self.keys is not None:
             Keys(self.keys).check("127.0.0.1", names)
 
-    def held(self, folder: Path, clients: int) -> "Keys | None":
+    def held(self, folder: Path, clients: int, *, helper: bool) -> "Keys | None":
         """Return the keys of --keys, or with --tls new ones in a folder."""
         from codedfedl.federate.flower.keys import Keys
         from codedfedl.federate.flower.local import local_keys
 
         if self.keys is not None:
             return Keys(self.keys)
-        return local_keys(folder, clients) if self.tls else None
+        return local_keys(folder, clients, helper=helper) if self.tls else None
 
 
 @grouped
@@ -145,13 +160,14 @@ def local_command(
     directory is that of a simulation, with logs in local/logs.
 
     Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
-    `codedfedl federate local --scheme coded-newton --rounds 3`.
+    `codedfedl federate local --scheme coded-newton --rounds 3`,
+    `codedfedl federate local --scheme private --epsilon 3 --rounds 8 --tls`.
     """
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.local import LocalFederation, check_port
-    from codedfedl.federate.shards import node_name, write_shards
+    from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
+    from codedfedl.federate.shards import write_shards
 
     security.check(training)
     if port is not None:
@@ -165,18 +181,20 @@ def local_command(
     experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     experiment = experiment.with_image(loaded.image)
-    names = [node_name(j) for j in range(training.clients)]
+    cap = training.epsilon_cap
+    names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
     directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
     directory.announce("starting")  # an earlier end of this run is not that of this one
     shards = write_shards(experiment, loaded, folder / "data")
-    keys, works = security.held(folder / "keys", training.clients), training.modules
+    keys = security.held(folder / "keys", training.clients, helper=cap is not None)
+    settings: dict[str, Any] = {"keys": keys, "port": port, "works": training.modules}
     with (
         with_resume_hint(out, resume),
         directory.failures_noted(),
         ended_by_signals(),
-        LocalFederation(folder, shards, keys=keys, port=port, works=works) as running,
+        LocalFederation(folder, shards, **settings, epsilon_cap=cap) as running,
     ):
         killed = followed(running, directory, security.kill)
     _finish(directory, as_json, [names[j] for j in killed])

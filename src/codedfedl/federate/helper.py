@@ -34,7 +34,7 @@ class HelperNode:
     Parameters
     ----------
     home
-        Its folder: `helper.key` and `helper.pub`, and one folder for every federation.
+        Its folder: `masks.key` and `masks.pub`, and one folder for every federation.
     clients
         A folder with the public keys of the only clients that it adds masks for, ``NAME.pub``; by
         default whoever the server names when a federation begins.
@@ -42,7 +42,7 @@ class HelperNode:
 
     def __init__(self, name: str, home: Path, clients: Path | None = None) -> None:
         self.name, self.home, self.clients = name, home, clients
-        self.key = own_key(home / "helper.key")
+        self.key = own_key(home / "masks.key")
 
     def load(self) -> None:
         """Do nothing: it holds no data."""

@@ -203,7 +203,7 @@ class SummedFederation(Federation):
             if facts.get("helper") != helper:
                 raise InputError(
                     f"{name} has pinned the helper key {str(facts.get('helper'))[:16]}…, and the "
-                    f"helper's is {helper[:16]}…: give it the right helper.pub"
+                    f"helper's is {helper[:16]}…: give it the masks.pub of the helper"
                 )
             keys[name] = str(facts.get("key"))
         if missing := [self.members.names[j] for j in playing if self.members.names[j] not in keys]:

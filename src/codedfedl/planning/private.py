@@ -208,10 +208,10 @@ class _Planner:
     seconds: float
 
     def deadlines(self) -> FloatArray:
-        """Return lengths of rounds, from a slow link's messages on."""
+        """Return lengths of rounds, from a slow link's messages and overhead on."""
         messages = self.fleet.packet_time / (1 - self.fleet.erasure)
         messages = messages + 2 * self.fleet.packet_time_up / (1 - self.fleet.erasure_up)
-        least = float(np.median(messages))
+        least = max(float(np.median(messages + self.fleet.overhead)), 1e-6 * self.seconds)
         return _PATIENCE * np.geomspace(least, max(self.seconds / 3, 2 * least), _DEADLINES)
 
     def round_counts(self, most: int) -> IntArray:
