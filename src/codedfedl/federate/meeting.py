@@ -69,6 +69,8 @@ def meet(
         asked |= transport.ask("hello", greetings, {}, patience, largest=0)
         for arrival in transport.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
+            if arrival.facts.get("role") == HELPER:  # it holds no points, and is asked later
+                continue
             try:
                 greeting = _greeted(arrival, features, job.batches, greeted)
                 _check_bound(arrival.client, greeting["name"], names)
@@ -135,8 +137,6 @@ def _greeted(
     facts, node = arrival.facts, f"node {arrival.client}"
     if arrival.status != "answer":
         raise RefusedError(f"{node}: {arrival.reason}")
-    if facts.get("role") == HELPER:
-        raise RefusedError(f"{node} is a helper and holds no points")
     if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
         raise RefusedError(f"{node} greets in a form that is not ours")
     if not NAME.fullmatch(facts["name"]):
