@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import chi2
+from typer.testing import CliRunner
 
+from codedfedl.cli import app
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import ArrayClient
@@ -26,9 +28,11 @@ from codedfedl.federate.server import federate
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.federate.vault import Vault
+from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.planning.private import plan_private
 from codedfedl.privacy.accounting import Account, Release, epsilon_of, mu_of
 from codedfedl.privacy.contract import Contract, digest_of_keys
-from codedfedl.privacy.keys import own_key, public_digits
+from codedfedl.privacy.keys import own_key, public_digits, read_public
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import Binding, mask, shared_seed
 from codedfedl.runs.config import Experiment
@@ -612,7 +616,9 @@ class TestBadInput:
 
     def test_a_fleet_so_small_that_a_sum_would_be_one_client(self, tmp_path: Path) -> None:
         grid = summing(experiment := private(1, 4), tmp_path)
-        with pytest.raises(InputError, match="1 client: a sum would be its own answer"):
+        with pytest.raises(
+            InputError, match="clients is 1: a sum would be one client's own answer"
+        ):
             run(grid, experiment, tmp_path)
         assert answers_sent(grid) == 0
 
@@ -666,6 +672,13 @@ class TestBadInput:
         with pytest.raises(InputError, match=r"resume it with its own federation\.rounds"):
             run(grid, longer, tmp_path)
 
+    def test_features_without_a_bound(self, tmp_path: Path) -> None:
+        grid = summing(experiment := private(3, 4), tmp_path)
+        raw = changed(experiment.model_dump(), {"features.kind": "identity"}, "a test")
+        with pytest.raises(InputError, match="needs features with a bound"):
+            run(grid, raw, tmp_path)
+        assert answers_sent(grid) == 0
+
     def test_too_few_rounds(self) -> None:
         with pytest.raises(InputError, match="rounds is 1: private needs one for its first sum"):
             scheme_of(private(3, 1))
@@ -689,3 +702,78 @@ class TestBadInput:
         exchanges, _ = run(grid, experiment, tmp_path)
         assert [len(one.record.refusals) for one in exchanges[1:]] == [1] * 5
         assert [one.record.arrived.sum() for one in exchanges[1:]] == [2] * 5
+
+
+def refusal(*command: str) -> str:
+    """Return the error that a command ends with, which becomes one line and exit code 2."""
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, InputError), error
+    return str(error)
+
+
+class TestCommands:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--clients", "1"], "a sum would be one client's own answer"),
+            (["--epsilon", "0"], "--epsilon: private.epsilon is 0: must be above 0"),
+            (["--rounds", "1"], "private needs one for its first sum"),
+            (["--scheme", "coded", "--epsilon", "3"], "--epsilon: "),
+            (["--set", "features.sigma=auto"], "features.sigma is 'auto'"),
+        ],
+    )
+    def test_local(self, options: list[str], message: str, tmp_path: Path) -> None:
+        """Refused before a process starts."""
+        command = ["federate", "local", "--scheme", "private", "--out", str(tmp_path / "run")]
+        assert message in refusal(*command, *options)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--superlink", "example.org:1"], "give --ca and --key"),
+            (["--superlink", "127.0.0.1:1", "--clients", "nowhere"], "is not a folder"),
+            (["--superlink", "127.0.0.1:1", "--name", "a b"], "will not do"),
+        ],
+    )
+    def test_helper(self, options: list[str], message: str, tmp_path: Path) -> None:
+        assert message in refusal("federate", "helper", "--home", str(tmp_path), *options)
+
+    def test_node(self, tmp_path: Path) -> None:
+        command = ["federate", "node", "--superlink", "127.0.0.1:1", "--name", "ada"]
+        assert "give --helper too" in refusal(*command, "--epsilon-cap", "3")
+        (tmp_path / "masks.pub").write_text("not a key")
+        command += ["--helper", str(tmp_path / "masks.pub")]
+        assert "is not a key for masks" in refusal(*command)
+
+
+def test_a_key_for_masks_is_its_owners_alone_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "masks.key"
+    key = public_digits(own_key(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert public_digits(own_key(path)) == key == read_public(tmp_path / "masks.pub")
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="can be read by others"):
+        own_key(path)
+
+
+@pytest.mark.parametrize("packet_time", [0.0, 2.0])
+def test_who_may_be_away_gets_the_same_load(packet_time: float) -> None:
+    """A plan is for those who are there; a fleet whose links take no time has one too."""
+    here = Fleet(
+        points=[100, 200], rate=50.0, alpha=2.0, packet_time=packet_time, erasure=0.0, overhead=1.0
+    )
+    plans = [
+        plan_private(
+            replace(here, availability=np.full(2, share)),
+            Workload(64, 10),
+            1000,
+            epsilon=3.0,
+            delta=1e-5,
+            hours=1.0,
+            most_rounds=10,
+        )
+        for share in (1.0, 0.9)
+    ]
+    assert plans[1].loads.tolist() == plans[0].loads.tolist() == [100, 200]
+    np.testing.assert_allclose(plans[1].chances, 0.9 * plans[0].chances)
