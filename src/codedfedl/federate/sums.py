@@ -20,9 +20,10 @@ from codedfedl.arrays import Array, to_host
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import HELPER, MASKED, ask_digest
+from codedfedl.federate.asks import MASKED, ask_digest
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.failures import refusals_noted
+from codedfedl.federate.helper_link import HelperLink
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
@@ -40,10 +41,6 @@ _HOLDS = (
     "against the server, the clients and the public, while server and helper do not work together; "
     "not against a helper that also sees the models: it knows the noise"
 )
-_TRY = 30.0  # seconds until a question to the helper is taken to be lost
-_GREETING = 10.0  # seconds for a greeting, when the helper is looked for
-_PAUSE = 1.0  # seconds between two looks for the helper
-_ANSWER = 2**20  # bytes that an answer may have besides its numbers
 
 
 def keep_account(directory: RunDirectory, experiment: Experiment, account: Account) -> None:
@@ -65,7 +62,6 @@ class SummedFederation(Federation):
 
     _account: Account
     _contract: Contract | None = None
-    _asked_helper = False
 
     def begin(self, account: Account | None) -> None:
         """Find the helper, and learn everybody's key; on resuming, from the journal."""
@@ -74,15 +70,17 @@ class SummedFederation(Federation):
         self._account = account
         self._given: Counter[str] = Counter()
         self._spent = 0.0
+        patience, others = self.config.ready_timeout, set(self.members.nodes)
+        self._link = HelperLink(self.transport, self.job, others, patience, self.say)
         path = self.journal.folder / "helper.json"
         if not path.is_file():
             self._refuse_few()
-            found = self._found_helper(None)
-            parties = {"key": found[1], "clients": self._paired(found[1])}
+            key = self._link.find(None)
+            parties = {"key": key, "clients": self._paired(key)}
             with replacing(path) as partial:
                 partial.write_text(json.dumps(parties, indent=1), "utf-8")
         self._parties: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        self._node: int | None = None
+        self._link.key = self._parties["key"]
 
     def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
         """Take an exchange from the journal, if what it says was spent adds up."""
@@ -143,13 +141,7 @@ class SummedFederation(Federation):
 
     def end(self) -> None:
         """Tell the helper that the federation is over; one that is gone has nothing to lose."""
-        if self._asked_helper and self._node is not None:
-            facts = {"job": self.job}
-            asked = self.transport.ask(
-                "goodbye", {self._helper: (self._node, facts)}, {}, _GREETING, largest=_ANSWER
-            )
-            for _ in self.transport.gather(asked, self.transport.now() + _GREETING):
-                pass
+        self._link.part()
 
     # The clients.
 
@@ -223,31 +215,6 @@ class SummedFederation(Federation):
 
     # The helper.
 
-    @property
-    def _helper(self) -> int:
-        """The helper's place after the clients, for the transport."""
-        return len(self.members.names)
-
-    def _found_helper(self, key: str | None) -> tuple[int, str]:
-        """Return the helper's node and public key; with a key, that one and no other."""
-        until = self.transport.now() + self.config.ready_timeout
-        while True:
-            others = self.transport.nodes() - set(self.members.nodes)
-            asked = self.transport.ask(
-                "hello", {n: (n, {"job": self.job}) for n in others}, {}, _GREETING, largest=_ANSWER
-            )
-            found = {
-                arrival.client: str(arrival.facts.get("key"))
-                for arrival in self.transport.gather(asked, self.transport.now() + _GREETING)
-                if arrival.facts.get("role") == HELPER
-            }
-            right = {node: own for node, own in found.items() if key in (None, own)}
-            if len(right) == 1:
-                return next(iter(right.items()))
-            if self.transport.now() >= until:
-                raise InputError(_no_helper(found, key, self.config.ready_timeout))
-            self.transport.sleep(_PAUSE)
-
     def _agreed(self, work: PrivateSum) -> Contract:
         """Return the contract, which the helper must have before the first sum of this process."""
         if self._contract is None:
@@ -260,7 +227,7 @@ class SummedFederation(Federation):
                 digest_of_keys(keys),
             )
             facts = {"contract": contract.document(), "clients": keys}
-            answer = self._ask_helper("agree", facts, 0)
+            answer = self._link.ask("agree", facts, 0)
             if answer.facts.get("digest") != contract.digest:
                 raise InputError("the helper has agreed to something else: use its own version")
             self._contract = contract
@@ -269,35 +236,11 @@ class SummedFederation(Federation):
     def _correction(self, facts: Mapping[str, Any]) -> Residues:
         """Return what the helper gives: the sum of the masks, less the noise."""
         numbers = int(facts["numbers"])
-        answer = self._ask_helper("sum", facts, 4 * numbers)
+        answer = self._link.ask("sum", facts, 4 * numbers)
         found = answer.arrays.get("sum")
         if found is None or found.dtype != np.uint32 or found.shape != (numbers,):
             raise InputError("the helper's sum has another form: use the same version there")
         return found
-
-    def _ask_helper(self, kind: str, facts: Mapping[str, Any], largest: int) -> Arrival:
-        """Ask until there is an answer: the helper may be restarted meanwhile."""
-        until = self.transport.now() + self.config.ready_timeout
-        self._asked_helper = True
-        while True:
-            if self._node is None:
-                self._node = self._found_helper(self._parties["key"])[0]
-            question = {self._helper: (self._node, {"job": self.job, **facts})}
-            began = self.transport.now()
-            asked = self.transport.ask(kind, question, {}, _TRY, largest=largest + _ANSWER)
-            for arrival in self.transport.gather(asked, began + _TRY):
-                if arrival.status == "answer":
-                    return arrival
-                if arrival.status == "problem":
-                    raise InputError(f"the helper: {arrival.reason}")
-            if self.transport.now() >= until:
-                raise InputError(
-                    f"the helper did not answer within {self.config.ready_timeout:g} s: start it "
-                    "again with its home, and run this again; nothing is lost"
-                )
-            self.say("the helper does not answer: trying again")
-            self._node = None  # it may be back under another number
-            self.transport.sleep(_PAUSE)
 
     # What is spent.
 
@@ -321,18 +264,6 @@ class SummedFederation(Federation):
         found = work.shapes(self.task, 1)
         assert found is not None
         return found
-
-
-def _no_helper(found: Mapping[int, str], key: str | None, waited: float) -> str:
-    if len(found) > 1 and key is None:
-        return f"{len(found)} helpers are there: leave one"
-    if found:
-        other = next(iter(found.values()))
-        return (
-            f"the helper's key is {other[:16]}…, and this run began with {str(key)[:16]}…: start "
-            "the helper with the home that it had"
-        )
-    return f"no helper is there after {waited:g} s: start one with codedfedl federate helper"
 
 
 def _checked(
