@@ -739,6 +739,20 @@ class TestCommands:
     def test_helper(self, options: list[str], message: str, tmp_path: Path) -> None:
         assert message in refusal("federate", "helper", "--home", str(tmp_path), *options)
 
+    def test_ledger(self, tmp_path: Path) -> None:
+        grid = summing(experiment := private(3, 4, epsilon=4.0), tmp_path)
+        run(grid, experiment, tmp_path)
+        told = CliRunner().invoke(
+            app, ["federate", "ledger", str(grid.vault_folder(0)), "--json"], catch_exceptions=False
+        )
+        (row,) = json.loads(told.stdout)["data_sets"]
+        assert row["epsilon"] == pytest.approx(4.0, rel=1e-6)
+        assert (row["delta"], row["adjacency"]) == (1e-5, "zero-out")
+        assert (row["sums"], row["federations"]) == (4, 1)
+        text = CliRunner().invoke(app, ["federate", "ledger", str(grid.vault_folder(0))]).stdout
+        assert "epsilon 4 at delta 1e-05, zero-out; 4 sums of 1 federations" in text
+        assert "has no ledger.json" in refusal("federate", "ledger", str(tmp_path))
+
     def test_node(self, tmp_path: Path) -> None:
         command = ["federate", "node", "--superlink", "127.0.0.1:1", "--name", "ada"]
         assert "give --helper too" in refusal(*command, "--epsilon-cap", "3")

@@ -1,14 +1,19 @@
-"""`codedfedl federate helper`: the party that adds up masks, and holds no data."""
+"""`codedfedl federate helper`, which adds up masks, and `ledger`: what a node has spent."""
 
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from codedfedl.cli.output import json_number, print_json, results
 from codedfedl.cli.serve import Authority, check_access, leave_on_signals, say
+from codedfedl.cli.simulate import Json
 from codedfedl.errors import InputError
+from codedfedl.privacy.accounting import ADJACENCY
+from codedfedl.privacy.ledger import Ledger
 
-__all__ = ["helper_command"]
+__all__ = ["helper_command", "ledger_command"]
 
 _HOME = Path.home() / ".local" / "share" / "codedfedl" / "helper"
 
@@ -48,3 +53,40 @@ def helper_command(
     leave_on_signals()
     settings = NodeSettings(superlink, {"name": name}, authority, key)
     raise typer.Exit(run_answerer(settings, node, say))
+
+
+def ledger_command(
+    vault: Annotated[Path, typer.Argument(help="The node's folder, as given to --vault.")],
+    delta: Annotated[float, typer.Option(help="At which delta epsilon is told.")] = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Say what a node has spent of each of its data sets, over all federations.
+
+    Epsilon is for one record replaced by nothing, and holds while server and helper do not work
+    together. A ledger that does not add up is refused.
+    """
+    path = vault / "ledger.json"
+    if not path.is_file():
+        raise InputError(f"{vault} has no ledger.json: nothing was spent, or it is another folder")
+    ledger = Ledger(path, inf, delta)
+    rows = [
+        {
+            "data": data,
+            "epsilon": json_number(ledger.spent(data)),
+            "delta": delta,
+            "adjacency": ADJACENCY,
+            "federations": len(entries),
+            "sums": sum(len(entry.sums) for entry in entries),
+        }
+        for data, entries in sorted(ledger.data_sets().items())
+    ]
+    if as_json:
+        print_json({"vault": str(vault), "data_sets": rows})
+        return
+    for row in rows:
+        told = "infinite" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        results.print(
+            f"data {str(row['data'])[:16]}…: epsilon {told} at delta {delta:g}, {ADJACENCY}; "
+            f"{row['sums']} sums of {row['federations']} federations",
+            soft_wrap=True,
+        )

@@ -1,5 +1,6 @@
 """`codedfedl federate local`: a whole federation on this machine."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,11 +237,18 @@ def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
                 "r_squared": None if classes else final,
                 "killed": killed,
                 "refusals": _rows(tables.refusals),
+                **_privacy(directory),
             }
         )
     else:
         results.print(rounds_view(rounds))
     wrote(directory.write_text("report.html", render_report(directory)))
+
+
+def _privacy(directory: RunDirectory) -> dict[str, Any]:
+    """Return what the run gave away under a guarantee, where it has one."""
+    path = directory.path / "privacy.json"
+    return {"privacy": json.loads(path.read_text("utf-8"))} if path.is_file() else {}
 
 
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

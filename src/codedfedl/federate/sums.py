@@ -27,7 +27,7 @@ from codedfedl.federate.helper_link import HelperLink
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
-from codedfedl.privacy.accounting import Account, Release, epsilon_of
+from codedfedl.privacy.accounting import ADJACENCY, Account, Release, epsilon_of
 from codedfedl.privacy.contract import Contract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
 from codedfedl.runs.config import Experiment
@@ -257,7 +257,8 @@ class SummedFederation(Federation):
         spent = epsilon_of(math.sqrt(self._spent), delta)
         self.say(
             f"sum {number + 1} of {contract.sums}: epsilon {spent:.4g} of "
-            f"{self._account.epsilon:.4g} is spent, at delta {delta:g}"
+            f"{self._account.epsilon:.4g} is spent, at delta {delta:g}, {ADJACENCY}, while server "
+            "and helper do not work together"
         )
 
     def _shapes(self, work: PrivateSum) -> Mapping[str, tuple[int, ...]]:

@@ -89,6 +89,11 @@ class Ledger:
         """Return the ε that a data set has spent, at the ledger's δ."""
         return self._epsilon(sum(one.spent for one in self._read() if one.data == data))
 
+    def data_sets(self) -> dict[str, list[Entry]]:
+        """Return what every federation got, by data set."""
+        entries = self._read()
+        return {data: [e for e in entries if e.data == data] for data in {e.data for e in entries}}
+
     def check(self, data: str, contract: Contract) -> None:
         """Refuse a federation whose whole contract does not fit under the cap, or that is over."""
         entries = self._read()
