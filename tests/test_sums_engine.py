@@ -15,7 +15,7 @@ from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
 from tests.test_engine import MARK, Running, _failed, eventually, federate_local, flowers_of
-from tests.test_sums import spent_of, uniform
+from tests.test_sums import share_spent, uniform
 
 pytestmark = pytest.mark.engine
 
@@ -53,7 +53,7 @@ def test_a_short_private_federation_with_tls(tmp_path: Path) -> None:
     assert all(one["entries"][0]["closed"] for one in ledgers(out))
     assert uniform(received(out))
     exchanges = [one for one in Journal(out).exchanges() if one.sums]
-    assert spent_of(exchanges) == pytest.approx(3.0, rel=1e-6)
+    assert share_spent(out) == pytest.approx(1.0)
     assert not uniform(exchanges[-1].sums["gradient"])
     assert (out / "local" / "logs" / "helper.log").is_file()
     eventually(lambda: not flowers_of(tmp_path), 10, "processes were left")
@@ -87,7 +87,7 @@ def test_kills_of_node_helper_and_server_spend_nothing_twice(tmp_path: Path) -> 
     rounds = [one.record.round for one in exchanges if not one.record.is_setup]
     assert rounds == list(range(8))
     assert sum(bool(one.sums) for one in exchanges) == 8
-    assert spent_of(exchanges) == pytest.approx(3.0, rel=1e-6)
+    assert share_spent(running.directory.path) == pytest.approx(1.0)
     first, second, _ = ledgers(tmp_path)
     assert first["entries"][0]["sums"] == second["entries"][0]["sums"] == list(range(8))
     assert uniform(received(running.directory.path))

@@ -27,7 +27,7 @@ from codedfedl.federate.helper_link import HelperLink
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
-from codedfedl.privacy.accounting import ADJACENCY, Account, Release, epsilon_of
+from codedfedl.privacy.accounting import ADJACENCY, Account, Release
 from codedfedl.privacy.contract import Contract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
 from codedfedl.runs.config import Experiment
@@ -253,8 +253,9 @@ class SummedFederation(Federation):
         self._spent += self._release(what).mu ** 2
 
     def _say_spent(self, number: int, contract: Contract) -> None:
-        delta = self._account.delta
-        spent = epsilon_of(math.sqrt(self._spent), delta)
+        delta, releases = self._account.delta, self._account.releases
+        given = [replace(one, count=self._given[one.what]) for one in releases]
+        spent = replace(self._account, releases=given).epsilon
         self.say(
             f"sum {number + 1} of {contract.sums}: epsilon {spent:.4g} of "
             f"{self._account.epsilon:.4g} is spent, at delta {delta:g}, {ADJACENCY}, while server "

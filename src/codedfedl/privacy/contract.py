@@ -7,8 +7,9 @@ of other clients, would get nothing but noise: the masks of the two sides would 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -82,11 +83,16 @@ class Contract:
         left = number
         for one in self.account.releases:
             if 0 <= left < one.count:
-                return Release(one.what, 1, one.sensitivity, one.sigma, one.sampling_rate)
+                return replace(one, count=1)
             left -= one.count
         raise InputError(
             f"sum number {number}: the contract has {self.sums}, and no budget is left for another"
         )
+
+    def given(self, sums: Collection[int]) -> list[Release]:
+        """Return the releases with as many sums as were given out, by their numbers."""
+        counts = Counter(self.release(number).what for number in sums)
+        return [replace(one, count=counts[one.what]) for one in self.account.releases]
 
     def number(self, what: str, before: int) -> int:
         """Return the number of the next sum of a kind, of which `before` were given out."""

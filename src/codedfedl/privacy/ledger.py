@@ -7,16 +7,16 @@ had a part in, so that whoever reads it can add up again; one that does not add 
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import inf, isclose, sqrt
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder
-from codedfedl.privacy.accounting import check_budget, epsilon_of
+from codedfedl.privacy.accounting import Account, Release, check_budget
 from codedfedl.privacy.contract import Contract
 
 __all__ = ["Entry", "Ledger"]
@@ -87,7 +87,7 @@ class Ledger:
 
     def spent(self, data: str) -> float:
         """Return the ε that a data set has spent, at the ledger's δ."""
-        return self._epsilon(sum(one.spent for one in self._read() if one.data == data))
+        return self._epsilon([one for one in self._read() if one.data == data], [])
 
     def data_sets(self) -> dict[str, list[Entry]]:
         """Return what every federation got, by data set."""
@@ -97,7 +97,7 @@ class Ledger:
     def check(self, data: str, contract: Contract) -> None:
         """Refuse a federation whose whole contract does not fit under the cap, or that is over."""
         entries = self._read()
-        self._refuse_beyond(data, contract, self._others(entries, data, contract))
+        self._refuse_beyond(contract, self._others(entries, data, contract))
         if any(one.closed for one in entries if one.contract.digest == contract.digest):
             raise InputError(f"federation {contract.federation} is over: begin a new one")
 
@@ -105,7 +105,7 @@ class Ledger:
         """Write a sum down before an answer for it leaves; the same sum is charged once."""
         with self._locked():
             entries = self._read()
-            self._refuse_beyond(data, contract, self._others(entries, data, contract))
+            self._refuse_beyond(contract, self._others(entries, data, contract))
             mine = [e for e in entries if e.data == data and e.contract.digest == contract.digest]
             entry = mine[0] if mine else Entry(data, contract)
             contract.release(number)  # refuses a sum beyond the contract
@@ -125,10 +125,10 @@ class Ledger:
                     ]
                 )
 
-    def _refuse_beyond(self, data: str, contract: Contract, others: float) -> None:
-        after = self._epsilon(others + contract.account.mu**2)
+    def _refuse_beyond(self, contract: Contract, others: list[Entry]) -> None:
+        after = self._epsilon(others, contract.account.releases)
         if not after <= self.epsilon * (1 + _ROUNDING):
-            before = self._epsilon(others)
+            before = self._epsilon(others, [])
             raise InputError(
                 f"epsilon of this data set would be {after:.4g} at delta {self.delta:g} after this "
                 f"run ({before:.4g} before it), and the cap is {self.epsilon:g}: use other data, "
@@ -136,13 +136,14 @@ class Ledger:
             )
 
     @staticmethod
-    def _others(entries: list[Entry], data: str, contract: Contract) -> float:
-        """Return μ² that other federations have spent of a data set."""
-        digest = contract.digest
-        return sum(e.spent for e in entries if e.data == data and e.contract.digest != digest)
+    def _others(entries: list[Entry], data: str, contract: Contract) -> list[Entry]:
+        """Return what other federations got of a data set."""
+        return [e for e in entries if e.data == data and e.contract.digest != contract.digest]
 
-    def _epsilon(self, mu_squared: float) -> float:
-        return epsilon_of(sqrt(mu_squared), self.delta) if mu_squared > 0 else 0.0
+    def _epsilon(self, entries: list[Entry], more: Sequence[Release]) -> float:
+        """Return ε of all that some federations got, and of more releases, at the ledger's δ."""
+        given = [one for entry in entries for one in entry.contract.given(entry.sums)]
+        return Account(self.delta, [*given, *more]).epsilon
 
     def _read(self) -> list[Entry]:
         if not self.path.is_file():
