@@ -15,6 +15,7 @@ __all__ = [
     "durable",
     "make_folder",
     "replacing",
+    "synced",
 ]
 
 TABLE_SUFFIXES = (".csv", ".parquet")
@@ -42,6 +43,16 @@ def durable(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+    synced(path.parent)  # the name is the folder's
+
+
+def synced(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_destination(path: str | Path, suffixes: Sequence[str]) -> None:
