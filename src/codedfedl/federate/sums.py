@@ -104,40 +104,37 @@ class SummedFederation(Federation):
             raise InputError(f"{work.kind} is not made for noisy sums: ask for a PrivateSum")
         contract = self._agreed(work)
         number = contract.number(work.name, self._given[work.name])
-        if not math.isclose(ask.noise, contract.noise[number], rel_tol=1e-9):
-            raise InputError(
-                f"{work.kind} is asked for with noise {ask.noise:.6g}, and the account has "
-                f"{contract.noise[number]:.6g} steps"
-            )
-        ask_facts = {"number": number, "attempt": round_}
+        _check_noise(ask.noise, contract, number)
+        place = {"number": number, "attempt": round_}
         self._remember(ask, model, round_)
         path = self.journal.folder / "sums" / f"{number:06d}.npz"
         masked = _kept(path, round_)
         if masked is None:
-            facts = {**ask_facts, "contract": contract.document()}
+            facts = {**place, "contract": contract.document()}
             masked = self._gathered(ask, work, model, round_, facts)
-            if masked.record.arrived.sum() >= contract.least:
-                _keep(path, masked)
-        began, total = self.transport.now(), masked.sums.get(MASKED)
-        if masked.record.arrived.sum() < contract.least:
-            self.say(f"no sum: {masked.record.arrived.sum()} clients arrived, fewer than two")
-            self.last = replace(masked, sums={}, spent=self._spent)
-            return self._inbox(ask, self.last)
-        assert total is not None
+            if (few := int(masked.record.arrived.sum())) < contract.least:
+                self.say(f"no sum: {few} clients arrived, fewer than {contract.least}")
+                self.last = replace(masked, sums={}, spent=self._spent)
+                return self._inbox(ask, self.last)
+            _keep(path, masked)
+        self.last = self._uncovered(work, masked, place | {"ask": ask_digest(work, to_host(model))})
+        self._say_spent(number, contract)
+        return self._inbox(ask, self.last)
+
+    def _uncovered(self, work: PrivateSum, masked: Exchange, facts: Mapping[str, Any]) -> Exchange:
+        """Ask the helper about those who arrived, and take their masks off: this spends a sum."""
+        began, total = self.transport.now(), masked.sums[MASKED]
         names = [self.members.names[j] for j in np.flatnonzero(masked.record.arrived).tolist()]
-        asked = {**ask_facts, "ask": ask_digest(work, to_host(model)), "arrived": names}
-        correction = self._correction({**asked, "numbers": len(total)})
+        correction = self._correction({**facts, "arrived": names, "numbers": len(total)})
         self._pay(work.name)
-        shape = next(iter(self._shapes(work).values()))
+        (shape,) = self._shapes(work).values()
         seconds = masked.record.seconds + self.transport.now() - began
-        self.last = replace(
+        return replace(
             masked,
             record=replace(masked.record, seconds=seconds),
             sums={work.name: (total - correction).reshape(shape)},
             spent=self._spent,
         )
-        self._say_spent(number, contract)
-        return self._inbox(ask, self.last)
 
     def end(self) -> None:
         """Tell the helper that the federation is over; one that is gone has nothing to lose."""
@@ -151,7 +148,8 @@ class SummedFederation(Federation):
         """Return the sum of the masked answers that came in time."""
         deadline, tally = self._longest(ask), self._tally(ask)
         self._pending.clear()
-        numbers = math.prod(next(iter(self._shapes(work).values())))
+        (shape,) = self._shapes(work).values()
+        numbers = math.prod(shape)
         self.extra = {"sum": facts}
         try:
             asked = self._ask(ask, tally, round_, deadline, model)
@@ -266,6 +264,14 @@ class SummedFederation(Federation):
         found = work.shapes(self.task, 1)
         assert found is not None
         return found
+
+
+def _check_noise(noise: float, contract: Contract, number: int) -> None:
+    if not math.isclose(noise, contract.noise[number], rel_tol=1e-9):
+        raise InputError(
+            f"a sum is asked for with noise {noise:.6g}, and the account has "
+            f"{contract.noise[number]:.6g} steps: let ask and privacy() of the scheme agree"
+        )
 
 
 def _checked(
