@@ -18,6 +18,7 @@ from codedfedl.federate.memory import MemoryTransport, Respond
 from codedfedl.federate.node import Node
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
+from codedfedl.federate.vault import Vault
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import check
 from codedfedl.streams import stream
@@ -66,6 +67,7 @@ class Loopback(MemoryTransport):
         """Return a node as a process would make it anew, but with a seed for its code."""
         name, shard = node_name(client), self.shards[client]
         ticks = count()
+        vault = self.vault(client)
         return Node(
             name,
             lambda: read_shard(shard),
@@ -73,7 +75,12 @@ class Loopback(MemoryTransport):
             works=("tests.own_scheme", "examples.buffered"),
             entropy=stream(SEED, "code", client).bytes,
             clock=lambda: TICK * next(ticks),
+            vault=vault,
         )
+
+    def vault(self, client: int) -> Vault | None:
+        """Return what a node keeps for itself, where it answers in noisy sums."""
+        return None
 
     def _delay(self, node: int, kind: str, facts: dict[str, Any]) -> float:
         return 0.05 + self.script.delay(node - FIRST_NODE, named(kind, facts), facts)

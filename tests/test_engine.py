@@ -81,6 +81,7 @@ class Running:
         tls: bool = False,
         app: Path = APP,
         stock: bool = False,
+        epsilon_cap: float | None = None,
     ) -> None:
         self.folder = tmp_path
         self.directory = RunDirectory(tmp_path / "run")
@@ -89,8 +90,11 @@ class Running:
         folder = tmp_path / "local"
         clients = experiment.federation.clients if experiment.federation else 0
         shards = write_shards(experiment, load_dataset("digits"), folder / "data")
-        keys = local_keys(folder / "keys", clients) if tls else None
-        self.local = LocalFederation(folder, shards, keys=keys, app=app, stock=stock)
+        helper = epsilon_cap is not None
+        keys = local_keys(folder / "keys", clients, helper=helper) if tls else None
+        self.local = LocalFederation(
+            folder, shards, keys=keys, app=app, stock=stock, epsilon_cap=epsilon_cap
+        )
 
     def submit(self) -> int:
         return self.local.submit(self.directory.path / "config.toml", self.directory.path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from codedfedl.cli.serve import _check_node
+from codedfedl.cli.serve import check_access
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.keys import make_keys, make_node_key
@@ -306,14 +306,14 @@ class TestStarting:
 
     def test_a_node_without_keys_stays_on_this_machine(self, tmp_path: Path) -> None:
         private, public = make_node_key(tmp_path, "ada")
-        _check_node("127.0.0.1:8000", None, None)
+        check_access("127.0.0.1:8000", None, None)
         with pytest.raises(InputError, match="is another machine: give --ca and --key"):
-            _check_node("example.org:8000", None, None)
+            check_access("example.org:8000", None, None)
         with pytest.raises(InputError, match="give both --ca and --key"):
-            _check_node("example.org:8000", None, private)
+            check_access("example.org:8000", None, private)
         private.chmod(0o640)
         with pytest.raises(InputError, match="ada.key can be read by others"):
-            _check_node("example.org:8000", public, private)
+            check_access("example.org:8000", public, private)
 
     def test_no_server_in_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no server runs in"):

@@ -270,7 +270,7 @@ def test_more_stragglers_than_clients_are_refused() -> None:
         simulation(small(schemes=[{"name": "gradient-coding", "stragglers": 6}]))
 
 
-@pytest.mark.parametrize("name", ["centralised", "gradient-coding", "private"])
+@pytest.mark.parametrize("name", ["centralised", "gradient-coding"])
 def test_what_no_node_does_is_refused_in_a_federation(name: str) -> None:
     with pytest.raises(InputError, match="which no node does: simulate it"):
         make_scheme(name, {}).within(Limits(10.0, 10.0, 5, 1.0))

@@ -19,6 +19,13 @@ BINDING = Binding("f", 0, 0, "00")
 SMALL = 1e-6  # false alarms of the tests on random numbers, each
 
 
+class _Full(dict[str, bytes]):
+    """A disk without space."""
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        raise OSError("no space left")
+
+
 class _Federation:
     """A helper and some clients who hold integers."""
 
@@ -42,7 +49,10 @@ class _Federation:
         }
 
     def masked(self, names: list[str], binding: Binding = BINDING) -> list[Residues]:
-        return [self.senders[name].masked(binding, self.plain[name]) for name in names]
+        return [
+            self.senders[name].masked(binding, b"", lambda name=name: (b"", self.plain[name]))[1]  # type: ignore[misc]
+            for name in names
+        ]
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=40), st.integers(1, 2**20))
@@ -144,20 +154,32 @@ def test_both_sides_share_a_seed_that_a_third_has_not() -> None:
 
 
 def test_one_mask_hides_one_plaintext_even_after_a_restart() -> None:
-    sent: dict[str, str] = {}
+    """The second plaintext is never made: whoever asks again gets what was sent."""
+    sent: dict[str, bytes] = {}
     sender = Sender(bytes(32), sent)
     plain = np.arange(5, dtype=np.uint32)
-    once = sender.masked(BINDING, plain)
+    note, once = sender.masked(BINDING, b"ask", lambda: (b"5 points", plain))
     restarted = Sender(bytes(32), sent)
-    np.testing.assert_array_equal(once, restarted.masked(BINDING, plain))
-    with pytest.raises(InputError, match="new attempt"):
-        restarted.masked(BINDING, plain + np.uint32(1))
-    restarted.masked(replace(BINDING, attempt=1), plain + np.uint32(1))
+    again = restarted.masked(BINDING, b"ask", lambda: (b"6 points", plain + np.uint32(1)))
+    np.testing.assert_array_equal(once, again[1])
+    np.testing.assert_array_equal(once - mask(bytes(32), BINDING, 5), plain)
+    assert note == again[0] == b"5 points"
+    for binding, question in ((BINDING, b"other"), (replace(BINDING, ask="01"), b"ask")):
+        with pytest.raises(InputError, match="new attempt"):
+            restarted.masked(binding, question, lambda: (b"", plain))
+    assert len(sent) == 1
+    restarted.masked(replace(BINDING, attempt=1), b"other", lambda: (b"", plain))
+
+
+def test_a_client_stores_its_answer_before_it_is_sent() -> None:
+    sender = Sender(bytes(32), _Full())
+    with pytest.raises(OSError, match="no space"):
+        sender.masked(BINDING, b"", lambda: (b"", np.zeros(3, dtype=np.uint32)))
 
 
 def test_a_sender_takes_integers_only() -> None:
     with pytest.raises(InputError, match="uint32"):
-        Sender(bytes(32), {}).masked(BINDING, np.zeros(3))  # type: ignore[arg-type]
+        Sender(bytes(32), {}).masked(BINDING, b"", lambda: (b"", np.zeros(3)))  # type: ignore[arg-type,return-value]
 
 
 def test_the_helper_answers_one_list_a_round_with_the_same_bytes() -> None:
@@ -178,12 +200,8 @@ def test_the_helper_answers_one_list_a_round_with_the_same_bytes() -> None:
 
 
 def test_the_helper_stores_its_answer_before_it_is_sent() -> None:
-    class Full(dict[str, bytes]):
-        def __setitem__(self, key: str, value: bytes) -> None:
-            raise OSError("no space left")
-
     here = _Federation(3)
-    here.helper._answers = Full()
+    here.helper._answers = _Full()
     with pytest.raises(OSError, match="no space"):
         here.helper.answer(BINDING, list(here.senders), 50)
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from codedfedl.cli.helper import helper_command, ledger_command
 from codedfedl.cli.local import local_command
 from codedfedl.cli.output import messages, wrote
 from codedfedl.cli.serve import (
@@ -31,6 +32,8 @@ federate = typer.Typer(
 federate.command("local")(local_command)
 federate.command("serve")(serve_command)
 federate.command("node")(node_command)
+federate.command("helper")(helper_command)
+federate.command("ledger")(ledger_command)
 federate.command("key")(key_command)
 federate.command("register")(register_command)
 federate.command("revoke")(revoke_command)

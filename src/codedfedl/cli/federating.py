@@ -1,5 +1,6 @@
 """A federation on this machine: its experiment, its processes, its results."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ def federate_here(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.local import LocalFederation, check_port
-    from codedfedl.federate.shards import node_name, write_shards
+    from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
+    from codedfedl.federate.shards import write_shards
 
     security.check(training)
     if port is not None:
@@ -59,18 +60,20 @@ def federate_here(
     experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     experiment = experiment.with_image(loaded.image)
-    names = [node_name(j) for j in range(training.clients)]
+    cap = training.epsilon_cap
+    names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
     directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
     directory.announce("starting")  # an earlier end of this run is not that of this one
     shards = write_shards(experiment, loaded, folder / "data")
-    keys, works = security.held(folder / "keys", training.clients), training.modules
+    keys = security.held(folder / "keys", training.clients, helper=cap is not None)
+    settings: dict[str, Any] = {"keys": keys, "port": port, "works": training.modules}
     with (
         with_resume_hint(out, resume),
         directory.failures_noted(),
         ended_by_signals(),
-        LocalFederation(folder, shards, keys=keys, port=port, works=works) as running,
+        LocalFederation(folder, shards, **settings, epsilon_cap=cap) as running,
     ):
         killed = followed(running, directory, security.kill)
     _finish(directory, as_json, [names[j] for j in killed])
@@ -112,11 +115,18 @@ def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
                 "r_squared": None if classes else final,
                 "killed": killed,
                 "refusals": _rows(tables.refusals),
+                **_privacy(directory),
             }
         )
     else:
         results.print(rounds_view(rounds))
     wrote(directory.write_text("report.html", render_report(directory)))
+
+
+def _privacy(directory: RunDirectory) -> dict[str, Any]:
+    """Return what the run gave away under a guarantee, where it has one."""
+    path = directory.path / "privacy.json"
+    return {"privacy": json.loads(path.read_text("utf-8"))} if path.is_file() else {}
 
 
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

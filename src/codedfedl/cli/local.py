@@ -32,6 +32,9 @@ class TrainingOptions:
     redundancy: Annotated[
         float | None, typer.Option(help="Parity rows as a fraction of all points, for coded.")
     ] = None
+    epsilon: Annotated[
+        float | None, typer.Option(help="The privacy budget of the run, for private.")
+    ] = None
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -45,12 +48,26 @@ class TrainingOptions:
         """The scheme with its settings, once both are known to be right."""
         from codedfedl.schemes import make_scheme
 
-        settings = {} if self.redundancy is None else {"redundancy": self.redundancy}
+        given = {"redundancy": self.redundancy, "epsilon": self.epsilon}
+        settings = {name: value for name, value in given.items() if value is not None}
         with blaming("--scheme"):
             make_scheme(self.scheme, {})
-        with blaming("--redundancy"):
-            make_scheme(self.scheme, settings)
+        for name, value in settings.items():
+            with blaming(f"--{name}"):
+                make_scheme(self.scheme, {name: value})
         return {"name": self.scheme, **settings}
+
+    @property
+    def epsilon_cap(self) -> float | None:
+        """What each node spends at most, where a helper is needed; None where it is not."""
+        from codedfedl.core.disclosure import only_private
+        from codedfedl.schemes import scheme_class
+
+        if not only_private(scheme_class(self.scheme).disclosure):
+            return None
+        from codedfedl.federate.vault import EPSILON_CAP
+
+        return max(EPSILON_CAP, self.epsilon or 0.0)
 
     @property
     def modules(self) -> list[str]:
@@ -89,14 +106,14 @@ class SecurityOptions:
         if self.keys is not None:
             Keys(self.keys).check("127.0.0.1", names)
 
-    def held(self, folder: Path, clients: int) -> "Keys | None":
+    def held(self, folder: Path, clients: int, *, helper: bool) -> "Keys | None":
         """Return the keys of --keys, or with --tls new ones in a folder."""
         from codedfedl.federate.flower.keys import Keys
         from codedfedl.federate.flower.local import local_keys
 
         if self.keys is not None:
             return Keys(self.keys)
-        return local_keys(folder, clients) if self.tls else None
+        return local_keys(folder, clients, helper=helper) if self.tls else None
 
 
 @grouped
@@ -123,7 +140,8 @@ def local_command(
     directory is that of a simulation, with logs in local/logs.
 
     Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
-    `codedfedl federate local --scheme coded-newton --rounds 3`.
+    `codedfedl federate local --scheme coded-newton --rounds 3`,
+    `codedfedl federate local --scheme private --epsilon 3 --rounds 8 --tls`.
     """
     from codedfedl.cli.federating import federate_here
 

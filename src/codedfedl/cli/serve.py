@@ -18,11 +18,14 @@ __all__ = [
     "Authority",
     "Home",
     "LinkAddress",
+    "check_access",
     "key_command",
+    "leave_on_signals",
     "link_of",
     "node_command",
     "register_command",
     "revoke_command",
+    "say",
     "serve_command",
     "stop_command",
 ]
@@ -84,7 +87,7 @@ def serve_command(
         raise InputError("give --keys with the server's certificates, or --insecure on loopback")
     held = None if keys is None else Keys(keys)
     _log_to_stderr()
-    code = serve(ServerSettings(home.resolve(), host, port, held, database), _say)
+    code = serve(ServerSettings(home.resolve(), host, port, held, database), say)
     raise typer.Exit(code)
 
 
@@ -105,6 +108,17 @@ def node_command(
     works: Annotated[
         str | None, typer.Option(help="Modules whose own kinds of work it does.")
     ] = None,
+    helper: Annotated[
+        Path | None,
+        typer.Option(help="The helper's masks.pub: it answers in noisy sums alone, under masks."),
+    ] = None,
+    vault: Annotated[
+        Path | None, typer.Option(help="With --helper: a folder for its ledger, to be kept.")
+    ] = None,
+    epsilon_cap: Annotated[
+        float | None,
+        typer.Option(help="With --helper: what it spends of a data set, over all runs.", min=0),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A key for the loader; may be repeated.", metavar="KEY=VALUE"),
@@ -121,18 +135,20 @@ def node_command(
     from codedfedl.federate.flower.supernode import NodeSettings, run_node
 
     check_name(name)
-    _check_node(superlink, authority, key)
+    check_access(superlink, authority, key)
+    if helper is None and (vault is not None or epsilon_cap is not None):
+        raise InputError("--vault and --epsilon-cap are for noisy sums: give --helper too")
     config: dict[str, Any] = dict(_pair(text) for text in settings or [])
-    paths = {"data": data, "cache": cache}
+    paths = {"data": data, "cache": cache, "helper": helper, "vault": vault}
     config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}
-    given = {"label": label, "loader": loader, "least": least, "works": works, "name": name}
-    config |= {what: value for what, value in given.items() if value is not None}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
-    raise typer.Exit(run_node(NodeSettings(superlink, config, authority, key), _say))
+    given = {"label": label, "loader": loader, "works": works, "name": name}
+    numbers = {"least": least, "epsilon_cap": epsilon_cap}
+    config |= {what: value for what, value in (given | numbers).items() if value is not None}
+    leave_on_signals()
+    raise typer.Exit(run_node(NodeSettings(superlink, config, authority, key), say))
 
 
-def _check_node(superlink: str, authority: Path | None, key: Path | None) -> None:
+def check_access(superlink: str, authority: Path | None, key: Path | None) -> None:
     """Refuse a node without certificates that leaves this machine, and files that lack."""
     host = superlink.rpartition(":")[0]
     if (authority is None) != (key is None):
@@ -235,13 +251,20 @@ def key_command(
     messages.print(f"{private} stays here; give {public} to the operator", soft_wrap=True)
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Print a message for people."""
     messages.print(sentence, soft_wrap=True)
 
 
 def _log_to_stderr() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look
+
+
+def leave_on_signals() -> None:
+    """End on SIGTERM and SIGHUP as on an exception, so that everything is ended."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
 
 
 def _leave(number: int, _frame: Any) -> NoReturn:

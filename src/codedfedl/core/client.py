@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
+from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.encoding import BlockParity, Gram, Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Work
@@ -218,6 +219,8 @@ WORK: dict[str, type[Work]] = {
         Gram,
         Parity,
         BlockParity,
+        ClippedMoments,
+        ClippedGradient,
     )
 }
 """Every kind of work that comes with the package."""

@@ -2,7 +2,7 @@
 
 Each answer is integers modulo 2³² (`privacy.fixed_point`), which is what masks hide and what sums
 exactly. A record moves it by no more than its weight, and rounding: that is all that the proof of a
-private run needs of a client. Only the simulator sends them without a mask.
+private run needs of a client. Only the simulator sends them without a mask; a node puts one on.
 """
 
 from abc import abstractmethod
@@ -97,6 +97,19 @@ class PrivateSum(OnEmbedded):
     def rate(self) -> float:
         """Of one client."""
         return float(self.rates)  # type: ignore[arg-type]
+
+    @property
+    def common(self) -> Self:
+        """What all clients are asked alike: without what is each one's own."""
+        return replace(self, chances=0.0, cap=0.0, rates=1.0)
+
+    def sensitivity(self, numbers: int) -> float:
+        """Return how far one record moves an answer of so many numbers, at most.
+
+        A step is for rounding, and one for the client's floating-point sums.
+        """
+        steps = FixedPoint(self.scale)
+        return steps.distance(steps.distance(float(self.cap), numbers), numbers)  # type: ignore[arg-type]
 
     def weight(self, held: int, load: int) -> float:
         """Return the weight of each point of one client: it depends on no data."""

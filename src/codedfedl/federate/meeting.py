@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.errors import InputError
+from codedfedl.federate.asks import HELPER
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.node import NAME, Job
 from codedfedl.federate.transport import Arrival, Transport
@@ -68,6 +69,8 @@ def meet(
         asked |= transport.ask("hello", greetings, {}, patience, largest=0)
         for arrival in transport.gather(asked, min(now + _LOOK, until)):
             del asked[arrival.question]
+            if arrival.facts.get("role") == HELPER:  # it holds no points, and is asked later
+                continue
             try:
                 greeting = _greeted(arrival, features, job.batches, greeted)
                 _check_bound(arrival.client, greeting["name"], names)

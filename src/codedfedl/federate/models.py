@@ -62,7 +62,7 @@ def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str,
         "simulated": False,
         "metric": metric_name(members.classes),
         "test_metric": metric if np.isfinite(metric) else None,
-        "epsilon": None,
+        "epsilon": ending.facts.get("epsilon"),
         "calibrated_on": None,
         "temperature": None,
     }

@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field
 from functools import cache as once
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
+from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.travel import work_from
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.scaling import Scaling, moments
@@ -33,12 +34,15 @@ from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, Tiles, feature_map, fingerprint
 from codedfedl.learning.gradients import gradient
 
+if TYPE_CHECKING:
+    from codedfedl.federate.vault import Vault
+
 __all__ = ["NAME", "QUESTIONS", "Job", "Node"]
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
 
-QUESTIONS = ("hello", "moments", "probe", "work", "goodbye")
+QUESTIONS = ("hello", "moments", "pair", "probe", "work", "goodbye")
 """All that a server may ask of a node."""
 
 
@@ -98,6 +102,8 @@ class Node:
         Where the code's randomness comes from: the operating system, unless a test says otherwise.
     clock
         Returns seconds, for what a computation takes.
+    vault
+        Where it has one, it answers in noisy sums alone, under masks.
     """
 
     def __init__(
@@ -110,8 +116,9 @@ class Node:
         works: Collection[str] = (),
         entropy: Callable[[int], bytes] = os.urandom,
         clock: Callable[[], float] = time.perf_counter,
+        vault: "Vault | None" = None,
     ) -> None:
-        self.name, self.load, self.cache = name, once(load), cache
+        self.name, self.load, self.cache, self.vault = name, once(load), cache, vault
         self.least, self.works, self.entropy, self.clock = least, works, entropy, clock
 
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answered:
@@ -157,6 +164,14 @@ class _Desk:
         """Sum every column, and its squares about some values: for a scale that all agree on."""
         return {}, vars(moments(self.node.load(), about))
 
+    def pair(self) -> Answered:
+        """Say with which helper this node has masks in common, and its own public key."""
+        if self.node.vault is None:
+            raise InputError(
+                f"{self.node.name} has no helper: start it with --helper and the helper's key"
+            )
+        return {**self.node.vault.keys()}, {}
+
     def probe(self, load: int, model: npt.NDArray[np.float32]) -> Answered:
         """Measure a gradient over some points, and how long all took; embeds no more than these."""
         began = self.node.clock()
@@ -175,6 +190,7 @@ class _Desk:
         answered: int,
         seconds: float | None,
         model: npt.NDArray[np.float32] | None = None,
+        sum: Mapping[str, Any] | None = None,
     ) -> Answered:
         """Do what is asked, on as many points as the work says.
 
@@ -186,6 +202,8 @@ class _Desk:
             Points of this node's last answer.
         seconds
             How long it may embed more points first; until all are embedded, if None.
+        sum
+            Contract, number and attempt of the noisy sum that this is a part of.
         """
         asked = work_from(work, self.node.allowed)
 
@@ -207,6 +225,16 @@ class _Desk:
                 arrays = {name: _as_sent(array) for name, array in answer.arrays.items()}
             return {**facts, "seconds": self.node.clock() - began}, arrays
 
+        if self.node.vault is not None:
+            from codedfedl.federate.vault import SumQuestion
+
+            question = SumQuestion(self.job.key, asked, load, model, sum)
+            return self.node.vault.answer(question, self.node.load, make)
+        if isinstance(asked, PrivateSum):
+            raise InputError(
+                f"{asked.kind} is for sums under masks: start {self.node.name} with --helper and "
+                "the helper's key"
+            )
         if not asked.once:
             return make()
         digest = hashlib.sha256(json.dumps([asdict(self.job), work]).encode()).hexdigest()
@@ -215,6 +243,8 @@ class _Desk:
     def goodbye(self) -> Answered:
         """Clear the cache: the federation is over."""
         self.cache.clear()
+        if self.node.vault is not None:
+            self.node.vault.close(self.job.key)
         return {}, {}
 
     def _embedded(
@@ -250,6 +280,6 @@ class _Desk:
 
 
 def _as_sent(array: Any) -> npt.NDArray[Any]:
-    """Return an array as it travels: halves as they are, everything else as float32."""
+    """Return an array as it travels: halves and integers as they are, all else as float32."""
     found = np.asarray(array)
-    return found if found.dtype == np.float16 else found.astype(np.float32, copy=False)
+    return found if found.dtype in (np.float16, np.uint32) else found.astype(np.float32, copy=False)

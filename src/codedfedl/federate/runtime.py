@@ -7,7 +7,7 @@ hold the others up.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrays, Arrival, Transport
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.journal import Exchange, Journal, Members
+
+if TYPE_CHECKING:
+    from codedfedl.privacy.accounting import Account
 
 __all__ = ["Federation"]
 
@@ -83,6 +86,7 @@ class Federation:
         self.evidence = Evidence(task, journal.parity, lambda j: journal.kept()[j])
         self.excluded = {j for j, name in enumerate(members.names) if name in config.without}
         self.last: Exchange | None = None
+        self.extra: dict[str, Any] = {}  # what else a question for work says
         self._pending: dict[int, _Pending] = {}
         self._answered = np.zeros(len(members.names), dtype=np.int64)
         self._sent: dict[int, Array] = {}
@@ -111,6 +115,12 @@ class Federation:
         most = _SLACK * largest + _HEADERS
         return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once, largest=most)
 
+    def begin(self, account: "Account | None") -> None:
+        """Learn what the run gives away under a guarantee, before its first exchange."""
+
+    def end(self) -> None:
+        """Tell whoever is no client that the federation is over."""
+
     # From the journal.
 
     def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
@@ -134,7 +144,8 @@ class Federation:
         """Ask the clients, wait, and return what came."""
         if ask.noise is not None:
             raise InputError(
-                f"{ask.work.kind} is for sums under masks, which no node does: simulate it"
+                f"{ask.work.kind} is for noisy sums, and the scheme discloses more than {{dp}}: "
+                "name what it discloses"
             )
         self._remember(ask, model, round_)
         if not ask.keep_late:
@@ -240,6 +251,7 @@ class Federation:
                 "load": int(tally.loads[j]),
                 "answered": int(self._answered[j]),
                 "seconds": share * deadline if elastic else None,
+                **self.extra,
             }
             for j in wanted
         }

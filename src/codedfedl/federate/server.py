@@ -12,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from codedfedl.arrays import Array
+from codedfedl.core.disclosure import only_private
 from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
@@ -23,6 +24,7 @@ from codedfedl.federate.models import trained_model
 from codedfedl.federate.probe import probe
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.scaling import agree_on_scaling
+from codedfedl.federate.sums import SummedFederation, keep_account
 from codedfedl.federate.transport import Transport
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -64,6 +66,10 @@ def federate(
         fit.fleet.write(directory.path / "fleet.csv")
         zero = np.zeros((workload.features, workload.labels), dtype=np.float32)
         state = start(scheme, experiment, members, fit, zero)
+        account = scheme.privacy(state)
+        if account is not None:
+            keep_account(directory, experiment, account)
+        federation.begin(account)
         driver = Driver(scheme, state, config.rounds)
         for exchange in _played(driver, federation, journal):
             metric = evaluation.metric(np.asarray(driver.state.model), Scaling(**members.scaling))
@@ -127,7 +133,9 @@ def _assembled(
         federation_task(experiment, members),
         job_of(experiment, members.key, members),
     )
-    return Federation(transport, config, members, task, job, journal, say)
+    private = only_private(scheme_of(experiment).disclosure)
+    kind = SummedFederation if private else Federation
+    return kind(transport, config, members, task, job, journal, say)
 
 
 class _Recorded:
@@ -156,6 +164,7 @@ def _played(driver: Driver, federation: Federation, journal: Journal) -> Iterato
 
 def _part(federation: Federation) -> list[int]:
     """End the federation at the clients; return who is gone."""
+    federation.end()
     transport = federation.transport
     asked = federation.question("goodbye", {j: {} for j in federation.everyone}, _GOODBYE)
     answered = {

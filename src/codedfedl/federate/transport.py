@@ -7,11 +7,19 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Answered", "Arrays", "Arrival", "Status", "Transport", "printable"]
+__all__ = ["Answered", "Answerer", "Arrays", "Arrival", "Status", "Transport", "printable"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 Answered = tuple[dict[str, Any], Arrays]
 """A node's answer to a question: plain facts, and arrays."""
+
+
+class Answerer(Protocol):
+    """Whoever answers the server's questions: a node, or a helper."""
+
+    def answer(self, kind: str, facts: dict[str, Any], arrays: Arrays) -> Answered:
+        """Answer a question; `InputError` says why not."""
+
 
 Status = Literal["answer", "malformed", "problem", "gone", "late"]
 """An answer; one that is not ours; the node's own trouble; no such node; nothing in time."""

@@ -229,7 +229,7 @@ def _surely_done(delays: FleetDelays, seconds: float, points: FloatArray) -> Int
     low, high = np.zeros(len(points), dtype=np.int64), np.asarray(points, dtype=np.int64)
     while (low < high).any():
         middle = (low + high + 1) // 2
-        done = delays.cdf(middle, seconds) >= _SURE
+        done = delays.cdf(middle, seconds) >= _SURE * delays.availability
         low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
     return low
 
@@ -256,10 +256,10 @@ class _Planner:
     longest: float | None
 
     def deadlines(self) -> FloatArray:
-        """Return lengths of rounds, from a slow link's messages on."""
+        """Return lengths of rounds, from a slow link's messages and overhead on."""
         messages = self.fleet.packet_time / (1 - self.fleet.erasure)
         messages = messages + 2 * self.fleet.packet_time_up / (1 - self.fleet.erasure_up)
-        least = float(np.median(messages))
+        least = max(float(np.median(messages + self.fleet.overhead)), 1e-6 * self.seconds)
         return _PATIENCE * np.geomspace(least, max(self.seconds / 6, 2 * least), _DEADLINES)
 
     def setups(self) -> FloatArray:

@@ -7,7 +7,7 @@ integers as the answer has. Uniform integers added modulo 2³² leave nothing of
 
 import hashlib
 import json
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import TypeGuard
 
@@ -44,6 +44,11 @@ class Binding:
     round: int
     attempt: int
     ask: str
+
+    @property
+    def place(self) -> str:
+        """Federation, round and attempt as text: where one ask has its place, and no other."""
+        return json.dumps([self.federation, self.round, self.attempt])
 
     @property
     def digest(self) -> bytes:
@@ -94,25 +99,43 @@ class Sender:
     seed
         From `shared_seed`.
     sent
-        The hash of what was sent under each binding, kept where a restart finds it. It is written
-        before the answer leaves.
+        What was sent for every federation, round and attempt, kept where a restart finds it. It is
+        written before the answer leaves.
     """
 
-    def __init__(self, seed: bytes, sent: MutableMapping[str, str]) -> None:
+    def __init__(self, seed: bytes, sent: MutableMapping[str, bytes]) -> None:
         self._seed, self._sent = seed, sent
 
-    def masked(self, binding: Binding, plain: Residues) -> Residues:
-        """Return an answer under its mask; the same answer again gives the same integers."""
-        if not _is_vector(plain):
-            raise InputError(f"plain has shape {np.shape(plain)}: give one row of uint32")
-        key = binding.digest.hex()
-        content = hashlib.sha256(plain.astype("<u4").tobytes()).hexdigest()
-        if self._sent.setdefault(key, content) != content:
+    def masked(
+        self, binding: Binding, question: bytes, make: Callable[[], tuple[bytes, Residues]]
+    ) -> tuple[bytes, Residues]:
+        """Return an answer under its mask; the same question again gets the same bytes.
+
+        Parameters
+        ----------
+        question
+            All that the client was asked; another one for the same round and attempt is refused.
+        make
+            Returns what travels beside the answer in the clear, and the answer, one row of uint32.
+        """
+        key = hashlib.sha256(binding.place.encode()).hexdigest()
+        asked = hashlib.sha256(question + binding.digest).digest()
+        if key not in self._sent:
+            note, plain = make()
+            if not _is_vector(plain):
+                raise InputError(f"plain has shape {np.shape(plain)}: give one row of uint32")
+            hidden = plain + mask(self._seed, binding, len(plain))
+            length = len(note).to_bytes(4, "little")
+            self._sent[key] = asked + length + note + hidden.astype("<u4").tobytes()
+        stored = self._sent[key]
+        if stored[:32] != asked:
             raise InputError(
-                f"round {binding.round}, attempt {binding.attempt}: another answer was already "
-                "sent under this mask, and two would reveal their difference; ask in a new attempt"
+                f"round {binding.round}, attempt {binding.attempt}: another question was already "
+                "answered under this mask, and two answers would reveal their difference; ask in a "
+                "new attempt"
             )
-        return plain + mask(self._seed, binding, len(plain))
+        end = 36 + int.from_bytes(stored[32:36], "little")
+        return stored[36:end], np.frombuffer(stored[end:], dtype="<u4").astype(np.uint32)
 
 
 def _is_vector(plain: object) -> TypeGuard[Residues]:

@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
+from codedfedl.core.aggregate import LEAST_SUMMED
+from codedfedl.core.disclosure import only_private
 from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
@@ -54,7 +56,13 @@ def scheme_of(experiment: Experiment) -> Scheme:
     """Return the scheme, within the limits that the federation sets."""
     config, chosen = federation_config(experiment), experiment.schemes[0]
     limits = Limits(config.deadline, config.setup_timeout, config.rounds, config.availability)
-    return make_scheme(chosen.name, chosen.settings).within(limits)
+    scheme = make_scheme(chosen.name, chosen.settings).within(limits)
+    if only_private(scheme.disclosure) and config.clients < LEAST_SUMMED:
+        raise InputError(
+            f"federation.clients is {config.clients}: a sum would be one client's own answer; have "
+            f"{LEAST_SUMMED} or more"
+        )
+    return scheme
 
 
 def federation_task(experiment: Experiment, members: Members) -> Task:
@@ -71,6 +79,7 @@ def federation_task(experiment: Experiment, members: Members) -> Task:
         epochs=max(training.epochs, -(-rounds // batches)),
         schedule=federation_schedule(experiment),
         ridge=training.ridge,
+        largest_square=features.largest_square,
     )
 
 

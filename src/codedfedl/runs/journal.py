@@ -6,12 +6,10 @@ parity, and one file for every exchange that was finished. To resume is to read 
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -21,7 +19,7 @@ from codedfedl.core.aggregate import RunningSum
 from codedfedl.core.protocol import Inbox, Reply
 from codedfedl.core.record import SETUP, Record
 from codedfedl.errors import InputError
-from codedfedl.io.files import make_folder, replacing
+from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.learning.parity import Parity
 
 __all__ = ["Exchange", "Journal", "Members"]
@@ -71,13 +69,16 @@ class Exchange:
     stored
         Whose answer lies beside the journal, in a folder of its own, and its points: what clients
         send once may be large.
+    spent
+        μ² of all noisy sums that were given out, this one included.
     """
 
     record: Record
     points: float = 0.0
-    sums: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    sums: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     replies: tuple[Reply, ...] = ()
     stored: Mapping[int, int] = field(default_factory=dict)
+    spent: float = 0.0
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
@@ -87,7 +88,7 @@ class Exchange:
         unknown = np.full(len(record.loads), np.nan)
         kept["compute"] = unknown if record.compute is None else record.compute
         kept["refusals"] = np.array(json.dumps(record.refusals))
-        kept["points"] = np.asarray(self.points)
+        kept["points"], kept["spent"] = np.asarray(self.points), np.asarray(self.spent)
         kept["has_model"] = np.asarray(record.has_model)
         kept |= {f"sum/{name}": array for name, array in self.sums.items()}
         facts = [(r.client, r.round, r.points) for r in self.replies]
@@ -117,8 +118,8 @@ class Exchange:
             for k, (client, round_, points) in enumerate(kept.get("replies", np.empty(0)).tolist())
         )
         stored = kept.get("stored", kept.get("blocks", np.empty((0, 2))))
-        points = kept.get("points", np.zeros(())).item()
-        return cls(record, points, _named(kept, "sum/"), replies, dict(stored.tolist()))
+        points, spent = (kept.get(name, np.zeros(())).item() for name in ("points", "spent"))
+        return cls(record, points, _named(kept, "sum/"), replies, dict(stored.tolist()), spent)
 
 
 def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
@@ -161,7 +162,7 @@ class Journal:
         folder = self.parity_folder / str(client)
         make_folder(folder)
         for name, array in arrays.items():
-            with _durable(folder / f"{name}.npy") as file:
+            with durable(folder / f"{name}.npy") as file:
                 np.save(file, array)
         with replacing(folder / "points") as partial:  # last: with this it is whole
             partial.write_text(str(points))
@@ -192,7 +193,7 @@ class Journal:
         if self._count is None:
             self._count = sum(1 for _ in self._paths())
         kind = "setup" if exchange.record.is_setup else "round"
-        with _durable(self.exchanges_folder / f"{self._count:06d}-{kind}.npz") as file:
+        with durable(self.exchanges_folder / f"{self._count:06d}-{kind}.npz") as file:
             np.savez(file, **exchange.arrays())  # type: ignore[arg-type]
         self._count += 1
 
@@ -246,12 +247,3 @@ class Journal:
 
     def _paths(self) -> list[Path]:
         return sorted(self.exchanges_folder.glob("[0-9]*-*.npz"))
-
-
-@contextmanager
-def _durable(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that takes its name once it is on the disk, whatever happens to the power."""
-    with replacing(path) as partial, partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())

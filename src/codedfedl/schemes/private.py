@@ -1,10 +1,10 @@
 """`private`: only noisy sums leave the clients, under an (ε, δ) that is known before it starts.
 
-Everybody embeds until a planned deadline. One sum then says where the features' mean lies, how long
-they are and how common each label is; 5% of the budget are for it. Every round after that is a sum
-of clipped gradients over points that each client draws anew, and a step of Nesterov's method. What
-the mean's direction has is projected out of the gradients, so that the model stays linear and
-starts as the labels' shares.
+Everybody embeds until a planned deadline, or all its points. One sum then says where the features'
+mean lies, how long they are and how common each label is; 5% of the budget are for it. Every round
+after that is a sum of clipped gradients over points that each client draws anew, and a step of
+Nesterov's method. What the mean's direction has is projected out of the gradients, so that the
+model stays linear and starts as the labels' shares.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
-from codedfedl.core.waiting import EveryoneUntil, Until
+from codedfedl.core.waiting import EveryoneUntil
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
@@ -123,9 +123,23 @@ class Private(Scheme):
             raise InputError(f"private.cap is {self.cap:g}: must be finite and at least 1")
 
     def within(self, limits: Limits) -> "Private":
-        """Refuse: the helper has no place in a federation yet."""
-        raise InputError(
-            "private needs a helper to sum under masks, which no node does: simulate it"
+        """Take an operator's limits; one of the rounds is for the first sum."""
+        if limits.rounds < 2:
+            raise InputError(
+                f"federation.rounds is {limits.rounds}: private needs one for its first sum and "
+                "one more; raise it"
+            )
+        if self.unit != "record":
+            raise InputError(
+                f"private.unit is {self.unit!r}: a federation's contracts are for records; choose "
+                "'record', or simulate"
+            )
+        return replace(
+            self,
+            sampling=False,  # a node has no proof of how others draw
+            rounds=self.rounds or limits.rounds - 1,
+            deadline=self.deadline or limits.deadline,
+            setup_deadline=self.setup_deadline or limits.setup_deadline,
         )
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> PrivateState:
@@ -210,7 +224,7 @@ class Private(Scheme):
         assert plan is not None
         assert account is not None
         if not state.set_up:
-            return Ask(Embed(), Until(plan.setup_deadline), setup=True)
+            return Ask(Embed(), EveryoneUntil(plan.setup_deadline), setup=True)
         if state.finished:
             return None
         numbers = self._numbers(state.task, plan)

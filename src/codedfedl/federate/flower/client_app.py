@@ -5,7 +5,7 @@ In the engine's own isolation every message is a new process; `worker.py` answer
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -14,7 +14,11 @@ from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.wire import pack, question_of, unpack
 from codedfedl.federate.node import QUESTIONS, Node
+from codedfedl.federate.transport import Answerer
 from codedfedl.learning.codes import LEAST_MIXING
+
+if TYPE_CHECKING:
+    from codedfedl.federate.vault import Vault
 
 __all__ = ["answer", "app", "node_from", "node_of", "respond"]
 
@@ -31,7 +35,9 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
 
     Its keys: `name`; `data`, a file or folder, with `label` for a table; or `loader`, a function
     as ``module:function``; `cache`, a folder of the node's own; `least`, the fewest points that it
-    answers for together; `works`, modules whose own kinds of work it does, separated by commas.
+    answers for together; `works`, modules whose own kinds of work it does, separated by commas;
+    `helper`, the file with the helper's public key, `vault`, a folder that outlives the cache, and
+    `epsilon_cap`, what it spends of a data set at most.
     """
     name = str(config.get("name", number))
 
@@ -51,7 +57,20 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
     default = Path.home() / ".cache" / "codedfedl" / number
     works = [module.strip() for module in str(config.get("works", "")).split(",") if module.strip()]
     cache = Path(str(config.get("cache", default)))
-    return Node(name, load, cache, least=least, works=works)
+    return Node(name, load, cache, least=least, works=works, vault=_vault_of(config, name))
+
+
+def _vault_of(config: Mapping[str, Any], name: str) -> "Vault | None":
+    """Return what a node keeps for itself, where it has pinned a helper."""
+    if "helper" not in config:
+        return None
+    from codedfedl.federate.vault import EPSILON_CAP, Vault
+    from codedfedl.privacy.keys import read_public
+
+    default = Path.home() / ".local" / "share" / "codedfedl" / "vaults" / name
+    folder = Path(str(config.get("vault", default)))
+    cap = float(config.get("epsilon_cap", EPSILON_CAP))
+    return Vault(folder, read_public(Path(str(config["helper"]))), epsilon_cap=cap)
 
 
 def answer(message: Message, context: Context) -> Message:
@@ -59,7 +78,7 @@ def answer(message: Message, context: Context) -> Message:
     return respond(message, lambda: node_of(context))
 
 
-def respond(message: Message, node: Callable[[], Node]) -> Message:
+def respond(message: Message, node: Callable[[], Answerer]) -> Message:
     """Let a node answer; what is wrong with its own set-up goes into the answer."""
     try:
         facts, arrays = node().answer(question_of(message), *unpack(message.content))

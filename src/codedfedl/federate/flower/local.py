@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from codedfedl.errors import InputError
+from codedfedl.federate.asks import HELPER
 from codedfedl.federate.flower import guard
 from codedfedl.federate.flower.keys import Keys, make_keys
 from codedfedl.federate.flower.programs import APP, Superlink, environment, free_port
@@ -26,7 +27,7 @@ from codedfedl.federate.flower.supernode import NodeSettings
 from codedfedl.federate.shards import node_name
 from codedfedl.io.files import make_folder
 
-__all__ = ["LocalFederation", "check_port", "local_keys"]
+__all__ = ["LocalFederation", "check_port", "local_keys", "local_names"]
 
 HOST = "127.0.0.1"
 
@@ -64,6 +65,9 @@ class LocalFederation:
         Whether nodes are Flower's own, which run the code of `app`, for tests of rogues.
     works
         Modules whose own kinds of work the nodes do; they may lie in the current folder.
+    epsilon_cap
+        Where it is given there is a helper too, and the nodes answer in noisy sums alone, up to
+        this ε for each data set.
     """
 
     def __init__(
@@ -76,10 +80,12 @@ class LocalFederation:
         app: Path = APP,
         stock: bool = False,
         works: Sequence[str] = (),
+        epsilon_cap: float | None = None,
     ) -> None:
         self.folder, self.shards, self.keys, self.app = folder.resolve(), shards, keys, app
         self.port, self.stock, self.works = port or free_port(HOST), stock, works
-        self.home = self.folder / "flower"
+        self.home, self.epsilon_cap = self.folder / "flower", epsilon_cap
+        self.helper: subprocess.Popen[bytes] | None = None
         self._superlink: Superlink | None = None
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes] | None] = [None] * len(shards)
@@ -97,8 +103,10 @@ class LocalFederation:
         try:
             self.start_link()
             if self.keys is not None:
-                for j in range(len(self.shards)):
-                    self.superlink.register(self.keys.node(node_name(j))[1], node_name(j))
+                for name in local_names(len(self.shards), helper=self.epsilon_cap is not None):
+                    self.superlink.register(self.keys.node(name)[1], name)
+            if self.epsilon_cap is not None:
+                self.start_helper()
             for j in range(len(self.shards)):
                 self.start_node(j)
         except BaseException:
@@ -128,7 +136,7 @@ class LocalFederation:
             process.wait()
             self._tell_guard(-process.pid)
         guard.end_marked(self._mark)  # what the engine has put into other groups
-        self.nodes, self.link = [None] * len(self.nodes), None
+        self.nodes, self.link, self.helper = [None] * len(self.nodes), None, None
         if self._guard is not None:
             assert self._guard.stdin is not None
             self._guard.stdin.close()
@@ -165,22 +173,48 @@ class LocalFederation:
         """Start a node, or start it again, with its own data, key and cache."""
         name = node_name(j)
         data, cache = str(self.shards[j].resolve()), str(self.cache(j))
-        config = {"name": name, "data": data, "cache": cache}
-        authority = key = None
-        if self.keys is not None:
-            authority, key = self.keys.authority.resolve(), self.keys.node(name)[0].resolve()
-        address = f"{HOST}:{self.port}"
         if self.stock:
-            settings = NodeSettings(address, config, authority, key)
+            config = {"name": name, "data": data, "cache": cache}
+            settings = NodeSettings(self.address, config, *self._credentials(name))
             command = [*settings.command(free_port(HOST)), "--node-config", settings.stock_config()]
         else:
-            command = [*_FEDERATE, "node", "--superlink", address, "--name", name]
-            command += ["--data", data, "--cache", cache]
+            command = [*self._command("node", name), "--data", data, "--cache", cache]
             if self.works:
                 command += ["--works", ",".join(self.works)]
-            if authority is not None:
-                command += ["--ca", str(authority), "--key", str(key)]
+            if self.epsilon_cap is not None:
+                command += ["--helper", str(self.helper_home / "masks.pub")]
+                command += ["--vault", str(self.vault(j))]
+                command += ["--epsilon-cap", str(self.epsilon_cap)]
         self.nodes[j] = self.start_program(name, command)
+
+    def start_helper(self) -> None:
+        """Start the helper, or start it again, with its own key and home."""
+        from codedfedl.privacy.keys import own_key
+
+        own_key(self.helper_home / "masks.key")  # nodes pin it, so it is made before they start
+        command = [*self._command("helper", HELPER), "--home", str(self.helper_home)]
+        self.helper = self.start_program(HELPER, command)
+
+    def _command(self, role: str, name: str) -> list[str]:
+        """Return how a node or a helper is started."""
+        command = [*_FEDERATE, role, "--superlink", self.address, "--name", name]
+        authority, key = self._credentials(name)
+        return command if key is None else [*command, "--ca", str(authority), "--key", str(key)]
+
+    def _credentials(self, name: str) -> tuple[Path | None, Path | None]:
+        if self.keys is None:
+            return None, None
+        return self.keys.authority.resolve(), self.keys.node(name)[0].resolve()
+
+    @property
+    def address(self) -> str:
+        """Where nodes come in."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def helper_home(self) -> Path:
+        """The helper's folder."""
+        return self.folder / HELPER
 
     def revive(self) -> None:
         """Start nodes again that ended by themselves: the engine refuses a key that it has seen."""
@@ -188,6 +222,13 @@ class LocalFederation:
             if process is not None and process.poll() is not None:
                 self._ended(process)
                 self.start_node(j)
+        if self.helper is not None and self.helper.poll() is not None:
+            self._ended(self.helper)
+            self.start_helper()
+
+    def vault(self, j: int) -> Path:
+        """Return the folder with a node's ledger and its key for masks."""
+        return self.folder / "vaults" / node_name(j)
 
     def cache(self, j: int) -> Path:
         """Return the cache folder of a node."""
@@ -205,6 +246,13 @@ class LocalFederation:
             if number == signal.SIGKILL:
                 self._ended(process)
                 self.nodes[j] = None
+
+    def kill_helper(self) -> None:
+        """Kill the helper."""
+        if self.helper is not None:
+            _signal(self.helper, signal.SIGKILL)
+            self._ended(self.helper)
+            self.helper = None
 
     def kill_link(self) -> None:
         """Kill the SuperLink, and with it the server of every run."""
@@ -262,9 +310,14 @@ class LocalFederation:
         self._guard.stdin.flush()
 
 
-def local_keys(folder: Path, clients: int) -> Keys:
-    """Make certificates for loopback and a key for every node."""
-    return make_keys(folder, [HOST], [node_name(j) for j in range(clients)])
+def local_names(clients: int, *, helper: bool) -> list[str]:
+    """Return the names of all nodes, and of the helper where there is one."""
+    return [*(node_name(j) for j in range(clients)), *([HELPER] if helper else [])]
+
+
+def local_keys(folder: Path, clients: int, *, helper: bool = False) -> Keys:
+    """Make certificates for loopback and a key for every node, and for the helper."""
+    return make_keys(folder, [HOST], local_names(clients, helper=helper))
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

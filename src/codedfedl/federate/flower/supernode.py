@@ -22,8 +22,10 @@ from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.keys import write_secret
 from codedfedl.federate.flower.own_user import listens
 from codedfedl.federate.flower.programs import environment, free_port, own_user
+from codedfedl.federate.node import Node
+from codedfedl.federate.transport import Answerer
 
-__all__ = ["NodeSettings", "run_node"]
+__all__ = ["NodeSettings", "run_answerer", "run_node"]
 
 HOST = "127.0.0.1"
 
@@ -75,11 +77,18 @@ def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
     """Answer the server until the SuperNode ends; return how it ended."""
     node = node_from(settings.config, settings.name)
     node.load()  # what is wrong with the data is said here, and not to the server
+    return run_answerer(settings, node, say)
+
+
+def run_answerer(settings: NodeSettings, node: Answerer, say: Callable[[str], None]) -> int:
+    """Let a node or a helper answer the server until its SuperNode ends; return how it ended."""
     folder, port = Path(tempfile.mkdtemp(prefix="codedfedl-node-")), free_port(HOST)
     secret, path = secrets.token_bytes(32).hex().encode(), folder / "secret"
     write_secret(path, secret)
     command = settings.command(port)
     misfit = worker.fits()
+    if misfit and not isinstance(node, Node):
+        raise InputError(f"a helper runs the installed code alone: install flwr 1.41 ({misfit})")
     if misfit:
         say(
             f"warning: this Flower is not the one that the worker is made for ({misfit}): it runs "

@@ -24,7 +24,7 @@ from flwr.app import Context, Error, Message
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.client_app import respond
 from codedfedl.federate.flower.programs import environment, program
-from codedfedl.federate.node import Node
+from codedfedl.federate.transport import Answerer
 
 __all__ = ["Desk", "ServerWorker", "answer_tasks", "fits"]
 
@@ -127,7 +127,7 @@ class Desk:
             client.close()
 
 
-def answer_tasks(desk: Desk, node: Callable[[], Node], running: Callable[[], bool]) -> None:
+def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[], bool]) -> None:
     """Answer every message that a SuperNode receives, in this process, while it runs."""
     from flwr.supercore.constant import TaskType
 
@@ -146,7 +146,7 @@ def answer_tasks(desk: Desk, node: Callable[[], Node], running: Callable[[], boo
             time.sleep(_QUICK if time.monotonic() - last < _SOON else _SLOW)
 
 
-def _answer(client: Any, node: Callable[[], Node]) -> None:
+def _answer(client: Any, node: Callable[[], Answerer]) -> None:
     """Pull a message, let the node answer, push the reply; the delivered bundle is not touched."""
     import flwr.supernode.runtime.run_clientapp as theirs
     from flwr.common.constant import SubStatus

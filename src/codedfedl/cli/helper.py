@@ -1,0 +1,93 @@
+"""`codedfedl federate helper`, which adds up masks, and `ledger`: what a node has spent."""
+
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codedfedl.cli.options import Json
+from codedfedl.cli.output import json_number, print_json, results
+from codedfedl.cli.serve import Authority, check_access, leave_on_signals, say
+from codedfedl.errors import InputError
+
+__all__ = ["helper_command", "ledger_command"]
+
+_HOME = Path.home() / ".local" / "share" / "codedfedl" / "helper"
+
+
+def helper_command(
+    superlink: Annotated[str, typer.Option(help="The server's gate, as host:port.")],
+    name: Annotated[str, typer.Option(help="The name that the operator registered.")] = "helper",
+    authority: Authority = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key for the gate.")] = None,
+    home: Annotated[
+        Path, typer.Option(help="Its folder, to be kept: its key for masks, and its answers.")
+    ] = _HOME,
+    clients: Annotated[
+        Path | None,
+        typer.Option(help="A folder with the masks.pub of every client, as NAME.pub."),
+    ] = None,
+) -> None:
+    """Help federations to sum in secret: tell the server the sum of masks, less noise.
+
+    Run it on a machine of its own, by somebody who does not work together with the server's
+    operator. The first start makes masks.key and masks.pub in --home; give masks.pub to every
+    client, by a way that the server cannot change.
+    """
+    from codedfedl.federate.flower.programs import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.flower.supernode import NodeSettings, run_answerer
+    from codedfedl.federate.helper import HelperNode
+
+    check_name(name)
+    check_access(superlink, authority, key)
+    if clients is not None and not clients.is_dir():
+        raise InputError(f"--clients {clients} is not a folder: put every NAME.pub into one")
+    node = HelperNode(name, home.resolve(), clients)
+    say(f"clients pin {home / 'masks.pub'}")
+    leave_on_signals()
+    settings = NodeSettings(superlink, {"name": name}, authority, key)
+    raise typer.Exit(run_answerer(settings, node, say))
+
+
+def ledger_command(
+    vault: Annotated[Path, typer.Argument(help="The node's folder, as given to --vault.")],
+    delta: Annotated[float, typer.Option(help="At which delta epsilon is told.")] = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Say what a node has spent of each of its data sets, over all federations.
+
+    Epsilon is for one record replaced by nothing, and holds while server and helper do not work
+    together. A ledger that does not add up is refused.
+    """
+    from codedfedl.privacy.accounting import ADJACENCY
+    from codedfedl.privacy.ledger import Ledger
+
+    path = vault / "ledger.json"
+    if not path.is_file():
+        raise InputError(f"{vault} has no ledger.json: nothing was spent, or it is another folder")
+    ledger = Ledger(path, inf, delta)
+    rows = [
+        {
+            "data": data,
+            "epsilon": json_number(ledger.spent(data)),
+            "delta": delta,
+            "adjacency": ADJACENCY,
+            "federations": len(entries),
+            "sums": sum(len(entry.sums) for entry in entries),
+        }
+        for data, entries in sorted(ledger.data_sets().items())
+    ]
+    if as_json:
+        print_json({"vault": str(vault), "data_sets": rows})
+        return
+    for row in rows:
+        told = "infinite" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        results.print(
+            f"data {str(row['data'])[:16]}…: epsilon {told} at delta {delta:g}, {ADJACENCY}; "
+            f"{row['sums']} sums of {row['federations']} federations",
+            soft_wrap=True,
+        )

@@ -1,0 +1,148 @@
+"""The helper as a node of its own role: it holds no data, and answers for masks alone.
+
+Whatever it has agreed to and answered lies in its home, on the disk before an answer leaves.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from codedfedl import __version__
+from codedfedl.errors import InputError
+from codedfedl.federate.asks import HELPER
+from codedfedl.federate.node import NAME, Job
+from codedfedl.federate.transport import Answered, Arrays
+from codedfedl.federate.vault import Files
+from codedfedl.io.names import nearest
+from codedfedl.privacy.contract import Contract, digest_of_keys
+from codedfedl.privacy.helper import Helper
+from codedfedl.privacy.keys import own_key, public_digits, read_public
+from codedfedl.privacy.masks import Binding
+
+__all__ = ["QUESTIONS", "HelperNode"]
+
+QUESTIONS = ("hello", "agree", "sum", "goodbye")
+"""All that a server may ask of a helper."""
+
+_MOST_NUMBERS = 10**8
+
+
+class HelperNode:
+    """The helper's side of a federation, in place of a `Node`.
+
+    Parameters
+    ----------
+    home
+        Its folder: `masks.key` and `masks.pub`, and one folder for every federation.
+    clients
+        A folder with the public keys of the only clients that it adds masks for, ``NAME.pub``; by
+        default whoever the server names when a federation begins.
+    """
+
+    def __init__(self, name: str, home: Path, clients: Path | None = None) -> None:
+        self.name, self.home, self.clients = name, home, clients
+        self.key = own_key(home / "masks.key")
+
+    def load(self) -> None:
+        """Do nothing: it holds no data."""
+
+    def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answered:
+        """Answer a question of the server, one of `QUESTIONS`."""
+        if kind not in QUESTIONS:
+            raise InputError(
+                f"the question {kind!r} is not for a helper: {nearest(kind, QUESTIONS)}"
+            )
+        asked = {name: value for name, value in facts.items() if name != "job"}
+        answer: Answered = getattr(self, f"_{kind}")(Job(**facts["job"]).key, **asked)
+        return answer
+
+    def _hello(self, federation: str) -> Answered:
+        """Say what this is."""
+        key = public_digits(self.key)
+        return {"role": HELPER, "name": self.name, "key": key, "version": __version__}, {}
+
+    def _agree(
+        self, federation: str, contract: Mapping[str, Any], clients: Mapping[str, str]
+    ) -> Answered:
+        """Take a federation's contract, once; the same again is taken, and any other refused."""
+        self._refuse_ended(federation)
+        found = Contract.of(contract)
+        if found.federation != federation:
+            raise InputError(f"the contract is of another federation, {found.federation}")
+        if found.helper != public_digits(self.key):
+            raise InputError(f"the contract is with another helper, {found.helper[:16]}…")
+        if found.clients != digest_of_keys(clients):
+            raise InputError("the contract is with other clients than those that are named")
+        for name, key in clients.items():
+            self._check_client(name, key)
+        self._summing(found, clients)  # refuses too few clients, and keys that are none
+        text = json.dumps([found.document(), dict(clients)], sort_keys=True).encode()
+        kept = self._files(federation)
+        if kept.setdefault("contract", text) != text:
+            raise InputError(
+                f"federation {federation} has another contract already: what it gives away was "
+                "fixed when it began"
+            )
+        return {"digest": found.digest}, {}
+
+    def _sum(
+        self,
+        federation: str,
+        number: int,
+        attempt: int,
+        ask: str,
+        arrived: list[str],
+        numbers: int,
+    ) -> Answered:
+        """Return the sum of the masks of those who arrived, less the noise."""
+        self._refuse_ended(federation)
+        kept = self._files(federation)
+        if "contract" not in kept:
+            raise InputError(f"federation {federation} has no contract with this helper")
+        document, clients = json.loads(kept["contract"])
+        contract = Contract.of(document)
+        if not 1 <= numbers <= _MOST_NUMBERS:
+            raise InputError(f"numbers is {numbers}: must lie between 1 and {_MOST_NUMBERS:,}")
+        binding = Binding(contract.label, number, attempt, ask)
+        return {}, {"sum": self._summing(contract, clients).answer(binding, arrived, numbers)}
+
+    def _goodbye(self, federation: str) -> Answered:
+        """Forget the answers of a federation, which from now on gets no other."""
+        kept, answers = self._files(federation), self._answers(federation)
+        if "contract" in kept:
+            kept["ended"] = b""
+            for key in answers:
+                del answers[key]
+        return {}, {}
+
+    def _summing(self, contract: Contract, clients: Mapping[str, str]) -> Helper:
+        return Helper(
+            contract.label,
+            self.key,
+            {name: bytes.fromhex(key) for name, key in clients.items()},
+            contract.noise,
+            self._answers(contract.federation),
+            least=contract.least,
+        )
+
+    def _check_client(self, name: str, key: str) -> None:
+        if not NAME.fullmatch(name):
+            raise InputError(f"the client name {name[:64]!r} will not do")
+        if self.clients is None:
+            return
+        path = self.clients / f"{name}.pub"
+        if not path.is_file():
+            raise InputError(f"{name} is not a client of this helper: there is no {path.name}")
+        if read_public(path) != key:
+            raise InputError(f"the key of {name} is not the one in {path.name}")
+
+    def _refuse_ended(self, federation: str) -> None:
+        if "ended" in self._files(federation):
+            raise InputError(f"federation {federation} is over: begin a new one")
+
+    def _files(self, federation: str) -> Files:
+        return Files(self.home / "federations" / federation)
+
+    def _answers(self, federation: str) -> Files:
+        return Files(self.home / "federations" / federation / "answers")

@@ -1,0 +1,155 @@
+"""What server, helper and clients agree on before the first noisy sum.
+
+A mask is bound to the contract. So a server that told the helper of less noise than the clients, or
+of other clients, would get nothing but noise: the masks of the two sides would differ.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from codedfedl.errors import InputError
+from codedfedl.privacy.accounting import Account, Release
+from codedfedl.privacy.fixed_point import LEAST_SUMMED, FixedPoint
+
+__all__ = ["Contract", "digest_of_keys"]
+
+_MOST_SUMS = 10**6
+
+
+def digest_of_keys(keys: Mapping[str, str]) -> str:
+    """Return a hash of who takes part: everybody's public key, in hexadecimal digits, by name."""
+    return _digest(dict(keys))
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Contract:
+    """All sums of one federation, with their noise, and the parties.
+
+    Attributes
+    ----------
+    federation
+        Its own name, 32 hexadecimal digits.
+    account
+        Every release: sums are numbered through them, in their order.
+    scale
+        Of the fixed-point numbers.
+    helper
+        The helper's public key, in hexadecimal digits.
+    clients
+        From `digest_of_keys`.
+    least
+        The fewest clients that a sum is over.
+    """
+
+    federation: str
+    account: Account
+    scale: float
+    helper: str
+    clients: str
+    least: int = LEAST_SUMMED
+
+    def __post_init__(self) -> None:
+        FixedPoint(self.scale)  # refuses what is not a scale
+        digits = {"federation": 32, "helper": 64, "clients": 64}
+        for name, count in digits.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{count}}}", value):
+                raise InputError(f"contract.{name} is {value!r}: must be {count} hex digits")
+        if self.least < LEAST_SUMMED:
+            raise InputError(
+                f"contract.least is {self.least}: a sum over fewer than {LEAST_SUMMED} clients "
+                "would be somebody's own answer"
+            )
+        if self.account.sampled or self.account.unit != "record":
+            raise InputError(
+                "contract.releases are over points drawn by chance, or for whole clients: a "
+                "contract is for records that are in every sum"
+            )
+        if not 0 < self.sums <= _MOST_SUMS:
+            raise InputError(f"contract.releases come to {self.sums} sums: must be 1 to 1,000,000")
+
+    def sensitivity(self, number: int) -> float:
+        """Return how far a record may move a sum, by the sum's number: what was paid for."""
+        allowed = self.release(number).sensitivity
+        return allowed if isinstance(allowed, float | int) else min(allowed)
+
+    @property
+    def sums(self) -> int:
+        """How many sums there are."""
+        return sum(one.count for one in self.account.releases)
+
+    def release(self, number: int) -> Release:
+        """Return what a sum is, by its number from 0 on, as a release of one."""
+        left = number
+        for one in self.account.releases:
+            if 0 <= left < one.count:
+                return replace(one, count=1)
+            left -= one.count
+        raise InputError(
+            f"sum number {number}: the contract has {self.sums}, and no budget is left for another"
+        )
+
+    def given(self, sums: Collection[int]) -> list[Release]:
+        """Return the releases with as many sums as were given out, by their numbers."""
+        counts = Counter(self.release(number).what for number in sums)
+        return [replace(one, count=counts[one.what]) for one in self.account.releases]
+
+    def number(self, what: str, before: int) -> int:
+        """Return the number of the next sum of a kind, of which `before` were given out."""
+        start = 0
+        for one in self.account.releases:
+            if one.what == what and before < one.count:
+                return start + before
+            start += one.count
+        raise InputError(f"no {what} is left of {self.sums} sums: the budget is spent")
+
+    @property
+    def noise(self) -> dict[int, float]:
+        """Standard deviation of the noise of every sum, in steps of the integers."""
+        return {n: self.release(n).sigma * self.scale for n in range(self.sums)}
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash that no other contract has."""
+        return _digest(self.document())
+
+    @property
+    def label(self) -> str:
+        """What masks are bound to, as `Binding.federation`."""
+        return f"{self.federation}:{self.digest}"
+
+    def document(self) -> dict[str, Any]:
+        """Return plain values."""
+        account = self.account
+        return {
+            "federation": self.federation,
+            "delta": account.delta,
+            "releases": [asdict(one) for one in account.releases],
+            "scale": self.scale,
+            "helper": self.helper,
+            "clients": self.clients,
+            "least": self.least,
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Contract":
+        """Return the contract that `document` gave the values of; refuse anything else."""
+        try:
+            fields = dict(document)
+            releases = [Release(**one) for one in fields.pop("releases")]
+            contract = cls(account=Account(fields.pop("delta"), releases), **fields)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"this is not a contract ({type(error).__name__}: {error})") from None
+        return contract

@@ -1,0 +1,187 @@
+"""What a client has given away of each of its data sets, in all federations together.
+
+The sums of different runs compose as those of one run do: μ² adds up (`privacy.accounting`). The
+ledger keeps every contract that the client has answered under and the numbers of the sums that it
+had a part in, so that whoever reads it can add up again; one that does not add up is refused.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf, isclose
+from pathlib import Path
+from typing import Any
+
+from codedfedl.errors import InputError
+from codedfedl.io.files import durable, make_folder
+from codedfedl.privacy.accounting import Account, Release, check_budget
+from codedfedl.privacy.contract import Contract
+
+__all__ = ["Entry", "Ledger"]
+
+_FORMAT = 1
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one federation got of one data set.
+
+    Attributes
+    ----------
+    data
+        Fingerprint of the data set.
+    sums
+        Numbers of the sums that an answer was sent for, in order.
+    closed
+        Whether the federation is over: nothing more is answered.
+    """
+
+    data: str
+    contract: Contract
+    sums: tuple[int, ...] = ()
+    closed: bool = False
+
+    @property
+    def spent(self) -> float:
+        """μ² of the sums."""
+        return sum(self.contract.release(number).mu ** 2 for number in self.sums)
+
+    def document(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "data": self.data,
+            "contract": self.contract.document(),
+            "digest": self.contract.digest,
+            "sums": list(self.sums),
+            "spent": _plain(self.spent),
+            "closed": self.closed,
+        }
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "Entry":
+        """Return the entry, if it adds up."""
+        contract = Contract.of(document["contract"])
+        sums = tuple(document["sums"])
+        entry = cls(str(document["data"]), contract, sums, bool(document["closed"]))
+        right = contract.digest == document["digest"] and len(set(sums)) == len(sums)
+        if not right or not _same(entry.spent, document["spent"]):
+            raise ValueError(f"what was spent in {contract.federation} does not add up")
+        return entry
+
+
+class Ledger:
+    """A file that says what was spent, and refuses to spend more than a cap.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The cap for every data set, over all runs; an epsilon of ∞ for none.
+    """
+
+    def __init__(self, path: Path, epsilon: float, delta: float) -> None:
+        check_budget(epsilon, delta, "the ledger's ")
+        self.path, self.epsilon, self.delta = path, epsilon, delta
+
+    def spent(self, data: str) -> float:
+        """Return the ε that a data set has spent, at the ledger's δ."""
+        return self._epsilon([one for one in self._read() if one.data == data], [])
+
+    def data_sets(self) -> dict[str, list[Entry]]:
+        """Return what every federation got, by data set."""
+        entries = self._read()
+        return {data: [e for e in entries if e.data == data] for data in {e.data for e in entries}}
+
+    def check(self, data: str, contract: Contract) -> None:
+        """Refuse a federation whose whole contract does not fit under the cap, or that is over."""
+        entries = self._read()
+        self._refuse_beyond(contract, self._others(entries, data, contract))
+        if any(one.closed for one in entries if one.contract.digest == contract.digest):
+            raise InputError(f"federation {contract.federation} is over: begin a new one")
+
+    def charge(self, data: str, contract: Contract, number: int) -> None:
+        """Write a sum down before an answer for it leaves; the same sum is charged once."""
+        with self._locked():
+            entries = self._read()
+            self._refuse_beyond(contract, self._others(entries, data, contract))
+            mine = [e for e in entries if e.data == data and e.contract.digest == contract.digest]
+            entry = mine[0] if mine else Entry(data, contract)
+            contract.release(number)  # refuses a sum beyond the contract
+            if number not in entry.sums:
+                grown = replace(entry, sums=tuple(sorted({*entry.sums, number})))
+                self._write([*(e for e in entries if e is not entry), grown])
+
+    def close(self, federation: str) -> None:
+        """Answer nothing more in a federation."""
+        with self._locked():
+            entries = self._read()
+            if any(e.contract.federation == federation and not e.closed for e in entries):
+                self._write(
+                    [
+                        replace(e, closed=e.closed or e.contract.federation == federation)
+                        for e in entries
+                    ]
+                )
+
+    def _refuse_beyond(self, contract: Contract, others: list[Entry]) -> None:
+        after = self._epsilon(others, contract.account.releases)
+        if not after <= self.epsilon * (1 + _ROUNDING):
+            before = self._epsilon(others, [])
+            raise InputError(
+                f"epsilon of this data set would be {after:.4g} at delta {self.delta:g} after this "
+                f"run ({before:.4g} before it), and the cap is {self.epsilon:g}: use other data, "
+                "ask for a smaller epsilon, or raise --epsilon-cap"
+            )
+
+    @staticmethod
+    def _others(entries: list[Entry], data: str, contract: Contract) -> list[Entry]:
+        """Return what other federations got of a data set."""
+        return [e for e in entries if e.data == data and e.contract.digest != contract.digest]
+
+    def _epsilon(self, entries: list[Entry], more: Sequence[Release]) -> float:
+        """Return ε of all that some federations got, and of more releases, at the ledger's δ."""
+        given = [one for entry in entries for one in entry.contract.given(entry.sums)]
+        return Account(self.delta, [*given, *more]).epsilon
+
+    def _read(self) -> list[Entry]:
+        if not self.path.is_file():
+            return []
+        try:
+            document = json.loads(self.path.read_text("utf-8"))
+            if document["format"] != _FORMAT:
+                raise ValueError(f"format {document['format']} is not {_FORMAT}")
+            entries = [Entry.of(one) for one in document["entries"]]
+            if not _same(sum(one.spent for one in entries), document["total"]):
+                raise ValueError("the total does not add up")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"the ledger {self.path} cannot be trusted ({error}): restore it from a copy; "
+                "nothing is answered until then"
+            ) from None
+        return entries
+
+    def _write(self, entries: list[Entry]) -> None:
+        document = {
+            "format": _FORMAT,
+            "entries": [one.document() for one in entries],
+            "total": _plain(sum(one.spent for one in entries)),
+        }
+        with durable(self.path) as file:
+            file.write(json.dumps(document, indent=1).encode())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folder(self.path.parent)
+        with self.path.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _plain(value: float) -> float | None:
+    return value if value < inf else None
+
+
+def _same(value: float, stored: float | None) -> bool:
+    return value == inf if stored is None else isclose(value, stored, rel_tol=_ROUNDING)

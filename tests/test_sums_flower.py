@@ -1,0 +1,73 @@
+"""Noisy sums as Flower messages: the real nodes, helper and server on a grid without processes.
+
+The engine itself is in `test_sums_engine.py`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from codedfedl.data import load_dataset
+from codedfedl.federate.flower.client_app import node_from, respond
+from codedfedl.federate.flower.transport import FlowerTransport
+from codedfedl.federate.helper import HelperNode
+from codedfedl.federate.server import federate
+from codedfedl.federate.shards import node_name, write_shards
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Journal
+from codedfedl.simulation.replay import replay
+from tests.test_flower import SmallGrid
+from tests.test_sums import private, share_spent
+
+CLIENTS = 3
+
+
+class NodesOnGrid(SmallGrid):
+    """Nodes from their configuration, and a helper, which answer as a worker lets them."""
+
+    def __init__(self, folder: Path, shards: list[Path]) -> None:
+        super().__init__()
+        self.helper = HelperNode("helper", folder / "helper")
+        self.nodes: list[Any] = [
+            node_from(
+                {
+                    "name": node_name(j),
+                    "data": str(shard),
+                    "cache": str(folder / "caches" / node_name(j)),
+                    "helper": str(folder / "helper" / "masks.pub"),
+                    "vault": str(folder / "vaults" / node_name(j)),
+                    "epsilon_cap": 8.0,
+                },
+                str(j),
+            )
+            for j, shard in enumerate(shards)
+        ]
+        self.nodes.append(self.helper)
+
+    def get_node_ids(self) -> list[int]:
+        return list(range(1, len(self.nodes) + 1))
+
+    def _push(self, message: Message) -> str:
+        node = message.metadata.dst_node_id
+        with self._lock:
+            self.asked.append(node)
+            identity = str(len(self.asked))
+        message.metadata.__dict__["_message_id"] = identity
+        self._replies[identity] = respond(message, lambda: self.nodes[node - 1])
+        return identity
+
+
+def test_a_private_federation_in_flower_messages(tmp_path: Path) -> None:
+    experiment = private(CLIENTS, 3, deadline=20.0)
+    shards = write_shards(experiment, load_dataset("digits"), tmp_path / "data")
+    grid = NodesOnGrid(tmp_path, shards)
+    said: list[str] = []
+    federate(FlowerTransport(grid), experiment, RunDirectory(tmp_path / "run"), said.append)
+    exchanges = list(Journal(tmp_path / "run").exchanges())
+    assert [one.record.arrived.sum() for one in exchanges[1:]] == [CLIENTS] * 3
+    assert share_spent(tmp_path / "run") == pytest.approx(1.0)
+    assert all(one.sums[name].dtype == np.uint32 for one in exchanges for name in one.sums)
+    assert replay(RunDirectory(tmp_path / "run")).difference == 0.0
