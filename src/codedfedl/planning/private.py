@@ -156,7 +156,7 @@ def plan_private(
         Of gradients.
     """
     mu = mu_of(epsilon, delta) * sqrt(1 - CENTRE_SHARE)
-    planner = _Planner(fleet, workload, feature_macs, mu, 3600 * hours)
+    planner = _Planner(fleet, workload, feature_macs, mu, 3600 * hours, deadline is not None)
     trials = [deadline] if deadline is not None else planner.deadlines()
     caps = _CAPS if cap is None else (cap,)
     counts = planner.round_counts(most_rounds) if rounds is None else np.array([rounds])
@@ -206,6 +206,7 @@ class _Planner:
     feature_macs: int
     mu: float
     seconds: float
+    given: bool = False  # whether somebody else has set the deadline
 
     def deadlines(self) -> FloatArray:
         """Return lengths of rounds, from a slow link's messages and overhead on."""
@@ -231,6 +232,8 @@ class _Planner:
         slower = replace(self.fleet, packet_time_up=2 * self.fleet.packet_time_up)
         delays, usual = FleetDelays(slower), deadline / _PATIENCE
         loads = _surely_done(delays, usual, self.fleet.points)
+        if self.given and (loads > 0).sum() < LEAST_SUMMED:  # it leaves no time for patience
+            loads = _surely_done(delays, deadline, self.fleet.points)
         each = seconds_to_embed(self.feature_macs, self.workload, self.fleet)
         if setup_deadline is None:
             setup_deadline = float((loads * each).max())
