@@ -794,3 +794,15 @@ def test_who_may_be_away_gets_the_same_load(packet_time: float) -> None:
     ]
     assert plans[1].loads.tolist() == plans[0].loads.tolist() == [100, 200]
     np.testing.assert_allclose(plans[1].chances, 0.9 * plans[0].chances)
+
+
+def test_a_deadline_without_time_for_patience_is_planned_for_all_the_same() -> None:
+    """Rounds of 12 s, where answers take 5 s: a third of the deadline would be too short."""
+    fleet = Fleet(
+        points=[100, 200], rate=1e3, alpha=2.0, packet_time=0.0, erasure=0.0, overhead=5.0
+    )
+    settings: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "hours": 1.0, "most_rounds": 10}
+    planned = plan_private(fleet, Workload(64, 10), 1000, **settings, deadline=12.0, rounds=3)
+    assert planned.loads.tolist() == [100, 200]
+    with pytest.raises(InputError, match="raise it, or private.deadline"):
+        plan_private(fleet, Workload(64, 10), 1000, **settings, deadline=4.0, rounds=3)

@@ -66,14 +66,14 @@ def test_a_short_private_federation_with_tls(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_kills_of_node_helper_and_server_spend_nothing_twice(tmp_path: Path) -> None:
     scheme = {"name": "private", "epsilon": 3.0}
-    experiment = experiment_of(3, 6, scheme, deadline=30.0, probes=1, setup_timeout=60.0)
+    experiment = experiment_of(3, 6, scheme, deadline=None, probes=1, setup_timeout=60.0)
     running = Running(tmp_path, experiment, tls=True, epsilon_cap=3.0)
     with running.local:
         run = running.submit()
-        running.wait_for_round(1, 180)
+        running.wait_for_round(1, 300)
 
         running.local.signal_node(2, signal.SIGKILL)
-        killed = running.wait_for_round(3, 120)
+        killed = running.wait_for_round(3, 240)
         assert killed.outcome[2] != ARRIVED
         assert killed.arrived.sum() == 2
 

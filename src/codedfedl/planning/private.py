@@ -200,7 +200,8 @@ def plan_private(
         Of a client's whole sum, where that is what noise must hide.
     """
     mu = mu_of(epsilon, delta) * sqrt(1 - CENTRE_SHARE)
-    planner = _Planner(fleet, workload, feature_macs, mu, delta, 3600 * hours, longest)
+    given, seconds = deadline is not None, 3600 * hours
+    planner = _Planner(fleet, workload, feature_macs, mu, delta, seconds, longest, given)
     lengths = [deadline] if deadline is not None else planner.deadlines()
     setups = [setup_deadline] if setup_deadline is not None else planner.setups()
     caps = _CAPS if cap is None else (cap,)
@@ -254,6 +255,7 @@ class _Planner:
     delta: float
     seconds: float
     longest: float | None
+    given: bool = False  # whether somebody else has set the deadline
 
     def deadlines(self) -> FloatArray:
         """Return lengths of rounds, from a slow link's messages and overhead on."""
@@ -281,6 +283,8 @@ class _Planner:
         slower = replace(self.fleet, packet_time_up=2 * self.fleet.packet_time_up)
         delays = FleetDelays(slower)
         processed = _surely_done(delays, deadline / _PATIENCE, self.fleet.points)
+        if self.given and (processed > 0).sum() < LEAST_SUMMED:  # it leaves no time for patience
+            processed = _surely_done(delays, deadline, self.fleet.points)
         return processed, delays.cdf(np.maximum(processed, 1), deadline)
 
     def at(
