@@ -12,6 +12,7 @@ from codedfedl.cli.options import grouped
 from codedfedl.cli.output import (
     blaming,
     json_number,
+    messages,
     print_json,
     results,
     with_resume_hint,
@@ -28,6 +29,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
+from codedfedl.runs.journal import Journal
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.schemes import make_scheme
 
@@ -150,6 +152,7 @@ def local_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
+    from codedfedl.federate.failures import nobody_arrived
     from codedfedl.federate.flower.local import LocalFederation, check_port
     from codedfedl.federate.shards import node_name, write_shards
 
@@ -180,6 +183,9 @@ def local_command(
     ):
         killed = followed(running, directory, security.kill)
     _finish(directory, as_json, [names[j] for j in killed])
+    if nobody := nobody_arrived(Journal(directory.path).records()):
+        messages.print(f"error: {nobody}", soft_wrap=True)
+        raise typer.Exit(1)
 
 
 def _experiment(

@@ -54,6 +54,7 @@ class _PrivateSum(OnEmbedded):
     scale: float
 
     needs_model: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
     name: ClassVar[str]
 
     def for_client(self, j: int) -> Self:

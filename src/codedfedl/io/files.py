@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from codedfedl.errors import InputError
 
@@ -11,8 +12,10 @@ __all__ = [
     "FIGURE_SUFFIXES",
     "TABLE_SUFFIXES",
     "check_destination",
+    "durable",
     "make_folder",
     "replacing",
+    "synced",
 ]
 
 TABLE_SUFFIXES = (".csv", ".parquet")
@@ -31,6 +34,25 @@ def replacing(path: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {path}: {reason}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """Give a file that takes its name once it is on the disk, whatever happens to the power."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    synced(path.parent)  # the name is the folder's
+
+
+def synced(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_destination(path: str | Path, suffixes: Sequence[str]) -> None:

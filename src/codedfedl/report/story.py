@@ -75,8 +75,7 @@ class Story:
         """What real clients were asked, in a federation; nothing in a simulation."""
         if self.experiment.federation is None:
             return []
-        exchanges = Journal(self.directory.path).exchanges(gradients=False)
-        return [exchange.record for exchange in exchanges]
+        return Journal(self.directory.path).records()
 
     @property
     def config(self) -> str:

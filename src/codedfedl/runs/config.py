@@ -136,6 +136,14 @@ class FederationConfig(_Table):
         How many times its expected error a gradient may lie off the client's own parity.
     without
         Names of nodes that are left out from now on.
+    points
+        How many points a node has, by its name: what it says must be the same.
+    classes
+        How many label columns there are; the largest number that nodes say by default.
+    heaviest
+        How many times the median points, or label columns, a node may say that it has.
+    fall
+        How far accuracy or R² on the test points may fall below its best before the run stops.
     """
 
     clients: int = Field(ge=1)
@@ -151,6 +159,10 @@ class FederationConfig(_Table):
     margin: float = Field(1.5, ge=1)
     tolerance: float = Field(6.0, gt=0)
     without: list[str] = []
+    points: dict[str, PositiveInt] = {}
+    classes: PositiveInt | None = None
+    heaviest: float = Field(5.0, ge=1)
+    fall: float = Field(0.1, gt=0)
 
 
 class SchemeConfig(BaseModel):
