@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from codedfedl.core.record import DROPPED
@@ -11,11 +12,13 @@ from codedfedl.errors import InputError
 from codedfedl.federate.evidence import Measured, Metric
 from codedfedl.federate.failures import Watch
 from codedfedl.federate.judging import Judge, coherent, suspects_of
+from codedfedl.federate.transport import Answered
+from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Exchange
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, fresh_lies, lied_to
-from tests.loopback import Answered, Script, experiment_of, transport_of
+from tests.loopback import Script, experiment_of, transport_of
 from tests.test_federate import run
 
 BAR = 0.03  # of accuracy, which two liars of ten may cost
@@ -121,8 +124,9 @@ def test_distances_are_kept_and_survive_a_resume(tmp_path: Path) -> None:
     distances, errors = exchanges[-1].record.known_distances
     assert set(distances) == set(errors) == {0, 1, 2}
     assert all(0.3 < distance < 3 for distance in distances.values())
-    page = (tmp_path / "run" / "distances.parquet").is_file()
-    assert page
+    table = pyarrow.parquet.read_table(tmp_path / "run" / "distances.parquet").to_pydict()
+    assert len(table["distance"]) == 6
+    assert "How far the answers lay off the parity" in render_report(RunDirectory(tmp_path / "run"))
     grid = transport_of(experiment_of(rounds=4), tmp_path / "nodes")
     judges: list[Judge] = []
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from codedfedl.cli.chaos import chaos_command
 from codedfedl.cli.local import local_command
 from codedfedl.cli.output import messages, wrote
 from codedfedl.cli.serve import (
@@ -29,6 +30,7 @@ __all__ = ["federate"]
 
 federate = typer.Typer(no_args_is_help=True, help="Train on real clients, on Flower.")
 federate.command("local")(local_command)
+federate.command("chaos")(chaos_command)
 federate.command("serve")(serve_command)
 federate.command("node")(node_command)
 federate.command("key")(key_command)

@@ -19,7 +19,7 @@ from codedfedl.cli.output import (
     wrote,
 )
 from codedfedl.cli.simulate import Data, Json, Resume, set_options
-from codedfedl.data import load_dataset
+from codedfedl.data import Dataset, load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
@@ -36,7 +36,7 @@ from codedfedl.schemes import make_scheme
 if TYPE_CHECKING:
     from codedfedl.federate.flower.keys import Keys
 
-__all__ = ["local_command"]
+__all__ = ["local_command", "local_experiment"]
 
 _OPTIONS = {
     "data.name": "--dataset",
@@ -165,9 +165,9 @@ def local_command(
         "fleet.name": str(out.resolve() / "fleet.csv"),
     }
     given = {"data.name": dataset} | training.changes | places
-    experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
+    experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
-    experiment = experiment.with_image(loaded.image)
+    experiment = _with_points(experiment.with_image(loaded.image), loaded)
     names = [node_name(j) for j in range(training.clients)]
     security.check_keys(names)
     directory = RunDirectory(out)
@@ -188,7 +188,18 @@ def local_command(
         raise typer.Exit(1)
 
 
-def _experiment(
+def _with_points(experiment: Experiment, dataset: Dataset) -> Experiment:
+    """State how many points each node has: whoever deals them knows."""
+    from codedfedl.federate.shards import node_name
+
+    assert experiment.federation is not None
+    shards = experiment.deal(dataset.labels, experiment.federation.clients, experiment.seeds[0])
+    points = {node_name(j): len(rows) for j, rows in enumerate(shards)}
+    federation = experiment.federation.model_copy(update={"points": points})
+    return experiment.model_copy(update={"federation": federation})
+
+
+def local_experiment(
     scheme: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> Experiment:
     """Return the demo's experiment with one scheme, as a federation.

@@ -18,9 +18,9 @@ from codedfedl.federate.evidence import Measured
 
 __all__ = ["Judge", "coherent", "suspects_of"]
 
-_SINGLE, _LASTING = 1.6, 1.5  # medians that an answer, and the running mean, may always lie off
+_SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
 _SPREADS = 7.0  # so many median absolute deviations are allowed, too
-_WIDEST = 1.8  # but never more medians than this
+_WIDEST = 1.6  # but never more medians than this
 _NEWEST = 0.25  # the weight of the newest answer in the running mean
 _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
 _GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
@@ -28,7 +28,7 @@ _UNSURE = 3.0  # no client's expected error counts for more, in medians at its s
 _FEW_ROWS = 8  # of parity, from which an expected error is hardly known
 _FEWEST = 4  # clients whose errors are compared
 _CHANCE = 4.0  # standard deviations of the cosine
-_ALIKE = 0.2  # cosine of two clients' errors, above the median pair's
+_ALIKE = 0.3  # cosine of two clients' errors, above the median pair's
 _SUSPECT = 1.15  # running mean from which a client is named where accuracy falls
 
 

@@ -8,6 +8,7 @@ must lie apart: by `least` points and by a tenth of what lies before.
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from codedfedl.errors import InputError
@@ -45,16 +46,14 @@ class Nested:
                 return size
         near = min((abs(start + wanted - end), end - start) for end in ends)
         raise InputError(
-            f"a sum over {wanted} points, after one over {near[1]}, would show the {near[0]} points "
-            f"between them: ask for the same points, or for {self._more(near[1])} more or fewer"
+            f"a sum over {wanted} points, after one over {near[1]}, would show the {near[0]} "
+            f"points between them: ask for the same points, or for {self._more(near[1])} more or "
+            "fewer"
         )
 
     def _apart(self, ends: Sequence[int]) -> bool:
         first = ends[0]
-        return all(
-            b - a >= self._more(a - first) or len(ends) == 2
-            for a, b in zip(ends, ends[1:], strict=False)
-        )
+        return all(b - a >= self._more(a - first) or len(ends) == 2 for a, b in pairwise(ends))
 
     def _more(self, size: int) -> int:
         return max(self.least, -int(-_SHARE * size // 1))

@@ -7,7 +7,7 @@ hold the others up.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -297,7 +297,8 @@ class Federation:
                 measured = expected.measure(arrays["gradient"])
                 measured.check(self.config.tolerance)
         elif isinstance(work, Parity | BlockParity):
-            weights = squared_weights(work.for_client(client), self.task.points[:, client])
+            own = cast("Parity | BlockParity", work.for_client(client))
+            weights = squared_weights(own, self.task.points[:, client])
             self.bounds.check_parity(arrays, held, weights, self.config.tolerance)
         if work.needs_model:
             self._answered[client] = points

@@ -193,8 +193,8 @@ class Journal:
     def records(self) -> list[Record]:
         """Return what became of every exchange: one truth for tables, charts and sentences.
 
-        Who never came back and said no goodbye was dropped, not late, since its last answer. Meeting
-        and measuring are part of the first exchange's seconds.
+        Who never came back and said no goodbye was dropped, not late, since its last answer.
+        Meeting and measuring are part of the first exchange's seconds.
         """
         records = [exchange.record for exchange in self.exchanges(gradients=False)]
         left = set(self._small("gone.json", []))
@@ -331,6 +331,6 @@ class Journal:
         return len(self._chain.paths())
 
     def _beginning(self) -> str:
-        """Return the hash of what the exchanges depend on: who takes part, how they were measured."""
+        """Return the hash of what the exchanges depend on: the members, and their measurements."""
         paths = (self.folder / "members.json", self.traces)
         return digest(b"".join(path.read_bytes() for path in paths if path.is_file()))
