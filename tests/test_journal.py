@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,25 @@ def test_another_node_does_not_come_back_under_a_name(tmp_path: Path) -> None:
     federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append, names=names)
     assert sum("bound to another key" in line for line in said) == 2
     assert not any("is back" in line for line in said)
+
+
+def test_a_clock_that_jumps_moves_no_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day forward, and a day back, in the middle of rounds: only the wall clock has it."""
+    real, jump = time.time, {"by": 0.0}
+    monkeypatch.setattr(time, "time", lambda: real() + jump["by"])
+
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        if question == "gradient":
+            jump["by"] = (86400.0, -86400.0)[facts["round"] % 2]
+        return 0.0
+
+    _, exchanges, _ = run(experiment_of(3, 4), tmp_path, Script(delay=delay))
+    played = rounds_of(exchanges)
+    assert all(record.arrived.all() for record in played)
+    assert all(0 < record.seconds <= record.deadline for record in played)
+    assert replay(RunDirectory(tmp_path / "run")).same
 
 
 def test_a_deleted_cache_is_refused_by_no_one_and_gives_no_second_parity(tmp_path: Path) -> None:

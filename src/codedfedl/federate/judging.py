@@ -3,7 +3,7 @@
 Every honest gradient lies about one expected error off (`evidence.py`); how much exactly, all
 clients share: a model that was fitted to the parity lies further off it. So a distance is measured
 in units of the round's median, and a client is an outlier where it is beyond both a fixed multiple
-and seven times the spread of the others. In a single answer that is refused; where the running mean
+and five times the spread of the others. In a single answer that is refused; where the running mean
 is beyond the limit, all answers are, until it has come down. And errors of different sketches have
 nothing to do with each other: answers that lie off in the same direction are refused.
 """
@@ -19,7 +19,7 @@ from codedfedl.federate.evidence import Measured
 __all__ = ["Judge", "coherent", "suspects_of"]
 
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
-_SPREADS = 7.0  # so many median absolute deviations are allowed, too
+_SPREADS = 5.0  # so many median absolute deviations are allowed, too
 _WIDEST = 1.6  # but never more medians than this
 _NEWEST = 0.25  # the weight of the newest answer in the running mean
 _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
