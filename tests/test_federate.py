@@ -1,6 +1,7 @@
 """Federations on an in-memory transport: every way in which clients are late, wrong or gone."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Record
 from codedfedl.errors import InputError
-from codedfedl.federate import checks, runtime, server
+from codedfedl.federate import evidence, runtime, server
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.report.html import render_report
@@ -236,13 +237,17 @@ def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: 
 def test_honest_gradients_lie_well_within_the_tolerance(
     scheme: dict[str, Any], tmp_path: Path
 ) -> None:
-    """All 160 answers of 20 clients pass at 4 of their expected errors, where 6 are allowed.
+    """All 160 answers of 20 clients lie within 6 expected errors, though sorted by class.
 
-    Seeds are fixed. With ten seeds, 2,400 answers in all, the largest lay 3.4 errors off.
+    Parity of 72 points tells little: of these, one client in twenty may stand out for some rounds,
+    which costs no more than its parity stands in for. Seeds are fixed.
     """
-    experiment = experiment_of(20, 8, scheme, tolerance=4.0, deadline=3.0)
+    experiment = experiment_of(20, 8, scheme, deadline=3.0)
     _, exchanges, _ = run(experiment, tmp_path)
-    assert sum(len(e.record.refusals) for e in exchanges) == 0
+    distances = [e.record.distances[0] for e in exchanges if e.record.distances is not None]
+    assert np.nanmax(distances) < 6
+    assert sum(len(e.record.refusals) for e in exchanges) <= 8
+    assert len({j for e in exchanges for j, _ in e.record.refusals}) <= 1
 
 
 @pytest.mark.parametrize(
@@ -403,13 +408,13 @@ def test_costly_checks_do_not_hold_a_deadline(tmp_path: Path) -> None:
     experiment = experiment_of(3, 2)
     ordinary = transport_of(experiment, tmp_path / "nodes")
     grid = Hurried(ordinary.folder, ordinary.shards)
-    real = checks.Evidence.expects
+    real = evidence.Evidence.expects
 
     def slow(self: Any, work: Any, client: int, *rest: Any) -> Any:
         return never() if client == 1 else real(self, work, client, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks.Evidence, "expects", slow)
+        patch.setattr(evidence.Evidence, "expects", slow)
         patch.setattr(runtime, "Expecting", _OneEach)
         federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     real_wait.set()
@@ -418,7 +423,7 @@ def test_costly_checks_do_not_hold_a_deadline(tmp_path: Path) -> None:
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
-class _OneEach(checks.Expecting):
+class _OneEach(evidence.Expecting):
     """With a thread for every client: one that takes for ever does not hold the others up."""
 
     def __init__(self, expect: Any, clients: Any, left: Any) -> None:
@@ -532,7 +537,7 @@ def test_more_rounds_can_be_played(tmp_path: Path) -> None:
 
 def test_a_damaged_journal_is_said(tmp_path: Path) -> None:
     run(experiment_of(), tmp_path)
-    last = sorted((tmp_path / "run" / "exchanges").iterdir())[-1]
+    last = sorted((tmp_path / "run" / "exchanges").glob("*.npz"))[-1]
     last.write_bytes(b"")
     with pytest.raises(InputError, match="delete it, and what comes after it"):
         run(experiment_of(), tmp_path)
@@ -666,12 +671,14 @@ def test_two_servers_do_not_work_on_one_run(tmp_path: Path) -> None:
 def test_a_replay_sees_a_changed_record(tmp_path: Path) -> None:
     """The replay can fail: leave out one arrival, and the model is another."""
     run(experiment_of(), tmp_path)
+    exchanges = list(Journal(tmp_path / "run").exchanges())
+    record = exchanges[1].record
+    outcome = np.array([LATE, *record.outcome[1:]])
+    exchanges[1] = replace(exchanges[1], record=replace(record, outcome=outcome))
+    shutil.rmtree(tmp_path / "run" / "exchanges")
     journal = Journal(tmp_path / "run")
-    exchange = list(journal.exchanges())[1]
-    outcome = np.array([LATE, *exchange.record.outcome[1:]])
-    path = sorted((tmp_path / "run" / "exchanges").glob("*.npz"))[1]
-    changed = replace(exchange, record=replace(exchange.record, outcome=outcome))
-    np.savez(path, **changed.arrays())  # type: ignore[arg-type]
+    for exchange in exchanges:
+        journal.append(exchange)
     assert not replay(RunDirectory(tmp_path / "run")).same
 
 

@@ -103,7 +103,7 @@ class Scene:
     def commands(self) -> dict[int, list[str]]:
         """Return the command lines of all processes of the federation."""
         found = {}
-        for process in guard.marked(self.local._mark):
+        for process in guard.marked(self.local.mark):
             try:
                 text = Path(f"/proc/{process}/cmdline").read_bytes()
             except OSError:

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from codedfedl.cli.following import ended_by_signals, followed
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
-from codedfedl.cli.output import json_number, print_json, results, with_resume_hint, wrote
+from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
-from codedfedl.data import load_dataset
+from codedfedl.data import Dataset, load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.reading import RunTables
@@ -18,9 +20,10 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
+from codedfedl.runs.journal import Journal
 from codedfedl.runs.overrides import parse_overrides
 
-__all__ = ["federate_here"]
+__all__ = ["federate_here", "local_experiment"]
 
 _OPTIONS = {
     "data.name": "--dataset",
@@ -45,6 +48,7 @@ def federate_here(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
+    from codedfedl.federate.failures import nobody_arrived
     from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
 
@@ -57,9 +61,9 @@ def federate_here(
         "fleet.name": str(out.resolve() / "fleet.csv"),
     }
     given = {"data.name": dataset} | training.changes | places
-    experiment = _experiment(training.scheme_table, given, parse_overrides(overrides or []))
+    experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
-    experiment = experiment.with_image(loaded.image)
+    experiment = _with_points(experiment.with_image(loaded.image), loaded)
     cap = training.epsilon_cap
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
@@ -77,9 +81,23 @@ def federate_here(
     ):
         killed = followed(running, directory, security.kill)
     _finish(directory, as_json, [names[j] for j in killed])
+    if nobody := nobody_arrived(Journal(directory.path).records()):
+        messages.print(f"error: {nobody}", soft_wrap=True)
+        raise typer.Exit(1)
 
 
-def _experiment(
+def _with_points(experiment: Experiment, dataset: Dataset) -> Experiment:
+    """State how many points each node has: whoever deals them knows."""
+    from codedfedl.federate.shards import node_name
+
+    assert experiment.federation is not None
+    shards = experiment.deal(dataset.labels, experiment.federation.clients, experiment.seeds[0])
+    points = {node_name(j): len(rows) for j, rows in enumerate(shards)}
+    federation = experiment.federation.model_copy(update={"points": points})
+    return experiment.model_copy(update={"federation": federation})
+
+
+def local_experiment(
     scheme: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> Experiment:
     """Return the demo's experiment with one scheme, as a federation.

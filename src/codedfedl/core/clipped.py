@@ -82,6 +82,7 @@ class PrivateSum(OnEmbedded):
     longest: float = field(default=inf, kw_only=True)
 
     needs_model: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
     name: ClassVar[str]
 
     def for_client(self, j: int) -> Self:

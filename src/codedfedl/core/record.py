@@ -7,8 +7,9 @@
 | `settings` | cell and seed: what is said once (`FACTS`, `RUN_FACTS`) |
 | `timeline` | cell, client and one of the first rounds: when its answer came |
 | `refusals` | answer of a real client that was not taken, and why |
+| `distances` | answer of a real client that was judged: how many expected errors it lay off |
 
-A cell is a setting by its id. `runs.tables` writes all but the refusals.
+A cell is a setting by its id. `runs.tables` writes all but the last two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,9 @@ class Record:
         What each client says it computed (NaN: unknown).
     refusals
         Client and reason.
+    distances : array of shape (2, n), optional
+        How many expected errors each client's gradient lay off its parity (NaN: none judged), and
+        the expected error.
     metric, excess
         Of the model after this exchange.
     """
@@ -125,6 +129,16 @@ class Record:
     has_model: bool = True
     metric: Any = np.nan
     excess: float = np.nan
+    distances: FloatArray | None = None
+
+    @property
+    def known_distances(self) -> tuple[dict[int, float], dict[int, float]]:
+        """The distances and expected errors that are known, by client."""
+        if self.distances is None:
+            return {}, {}
+        known = np.flatnonzero(~np.isnan(self.distances[0])).tolist()
+        distances, errors = self.distances.tolist()
+        return {j: distances[j] for j in known}, {j: errors[j] for j in known}
 
     @property
     def is_setup(self) -> bool:

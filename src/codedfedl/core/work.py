@@ -60,10 +60,13 @@ class ArrayClient:
 
     def batch(self, b: int) -> Points:
         """Return the points of a mini-batch: the first ones have one more where it must be."""
-        size, more = divmod(self.points, self.batches)
-        start = b * size + min(b, more)
-        rows = slice(start, start + size + (b < more))
+        rows = slice(self.batch_start(b), self.batch_start(b + 1))
         return self.features[rows], self.targets[rows]
+
+    def batch_start(self, b: int) -> int:
+        """Return where a mini-batch begins."""
+        size, more = divmod(self.points, self.batches)
+        return b * size + min(b, more)
 
     def first(self, count: int) -> Iterator[Points]:
         """Yield its first points."""
@@ -105,6 +108,9 @@ class Work(ABC):
 
     once: ClassVar[bool] = False
     """Whether a client does it once in a federation: asked again, it sends the same."""
+
+    exact: ClassVar[bool] = True
+    """Whether an answer has no noise of its own: then two over almost the same points tell."""
 
     @abstractmethod
     def answer(self, client: Client, load: int, model: Array) -> Answer:

@@ -6,6 +6,8 @@ memory-mapped, and are made once.
 
 import json
 import os
+import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from codedfedl.federate.transport import Answered
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.learning.features import FeatureMap
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "clear_old"]
 
+_OLD = 30 * 86400.0  # seconds
 _ROWS_AT_ONCE = 4096  # points embedded between two looks at the clock
 
 
@@ -60,6 +63,8 @@ class Cache:
             Both memory-mapped, in the order of processing, and how many rows of them are filled.
         """
         until = self.clock() + seconds
+        if self.folder.is_dir():
+            os.utime(self.folder)  # it is in use
         paths = [self.folder / f"{name}.npy" for name in ("features", "targets")]
         counter = self.folder / "embedded"
         embedded = int(counter.read_text()) if counter.is_file() else 0
@@ -105,10 +110,7 @@ class Cache:
 
     def clear(self) -> None:
         """Remove everything: the federation is over."""
-        if self.folder.is_dir():
-            for file in self.folder.iterdir():
-                file.unlink()
-            self.folder.rmdir()
+        _clear(self.folder)
 
     @staticmethod
     def _keep(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -122,6 +124,23 @@ class Cache:
         for path, size in zip(paths, (features.size(width), columns), strict=True):
             np.lib.format.open_memmap(path, "w+", np.float32, (points, size)).flush()
             _reserve(path)
+
+
+def clear_old(place: Path) -> None:
+    """Remove caches that nothing was written to for long: their federations' goodbyes got lost."""
+    if not place.is_dir():
+        return
+    for folder in place.iterdir():
+        old = time.time() - folder.stat().st_mtime > _OLD
+        if old and folder.is_dir() and re.fullmatch("[0-9a-f]{32}", folder.name):
+            _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    if folder.is_dir():
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
 
 
 def _reserve(path: Path) -> None:

@@ -1,14 +1,14 @@
 """A federation's records, in the tables that a simulation writes: one report serves both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record, metric_name
+from codedfedl.core.record import Record, metric_name
 from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -34,8 +34,6 @@ class Ending:
         Of the scheme and the test points.
     model
         The last one.
-    gone
-        The clients that did not say goodbye.
     """
 
     members: Members
@@ -43,15 +41,13 @@ class Ending:
     planned_share: FloatArray
     facts: Mapping[str, float]
     model: npt.NDArray[Any]
-    gone: Sequence[int]
 
 
 def write_records(
     directory: RunDirectory, experiment: Experiment, journal: Journal, ending: Ending
 ) -> None:
     """Write the tables of the run, and its refusals."""
-    every = [exchange.record for exchange in journal.exchanges(gradients=False)]
-    records = _dropped_at_last(every, ending.gone)
+    records = journal.records()
     (cell,) = cells(experiment)
     run = CellRun(
         cell=cell,
@@ -64,11 +60,20 @@ def write_records(
     write_tables(directory, [run])
     names = ending.members.names
     refusals = [(e.round + 1, names[j], why) for e in records for j, why in e.refusals]
-    columns = ("round", "client", "reason")
-    directory.write(
-        "refusals.parquet",
-        {name: [row[place] for row in refusals] for place, name in enumerate(columns)},
-    )
+    _write_rows(directory, "refusals.parquet", ("round", "client", "reason"), refusals)
+    distances = [
+        (record.round + 1, names[j], distance)
+        for record in records
+        for j, distance in record.known_distances[0].items()
+    ]
+    _write_rows(directory, "distances.parquet", ("round", "client", "distance"), distances)
+
+
+def _write_rows(
+    directory: RunDirectory, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> None:
+    places = enumerate(columns)
+    directory.write(name, {column: [row[place] for row in rows] for place, column in places})
 
 
 def _run_facts(experiment: Experiment, model: npt.NDArray[Any]) -> dict[str, float]:
@@ -79,19 +84,6 @@ def _run_facts(experiment: Experiment, model: npt.NDArray[Any]) -> dict[str, flo
         "step": step if np.isfinite(step) else np.nan,
         "diverged": float(not np.isfinite(model).all()),
     }
-
-
-def _dropped_at_last(records: Sequence[Record], gone: Sequence[int]) -> list[Record]:
-    """Count clients that never came back as dropped, not as late, since their last answer."""
-    changed = []
-    left = set(gone)
-    for record in reversed(records):
-        outcome = record.outcome.copy()
-        left -= set(np.flatnonzero(outcome == ARRIVED).tolist())
-        for j in left:
-            outcome[j] = DROPPED if outcome[j] == LATE else outcome[j]
-        changed.append(replace(record, outcome=outcome))
-    return changed[::-1]
 
 
 def _client_columns(ending: Ending, records: Sequence[Record]) -> dict[str, Any]:

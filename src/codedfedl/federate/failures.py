@@ -1,13 +1,13 @@
 """What goes wrong in an exchange: answers that are refused, and silence that ends a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from codedfedl.core.client import Prepare
 from codedfedl.core.protocol import Ask
-from codedfedl.core.record import ARRIVED
+from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.meeting import Say
@@ -15,7 +15,16 @@ from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrival
 from codedfedl.runs.journal import Members
 
-__all__ = ["check_setup", "check_somebody", "refusals_noted"]
+__all__ = [
+    "Watch",
+    "check_loads",
+    "check_setup",
+    "check_somebody",
+    "nobody_arrived",
+    "refusals_noted",
+]
+
+_ROUNDS = 3  # in which accuracy must be low, one after the other
 
 
 @contextmanager
@@ -26,6 +35,7 @@ def refusals_noted(tally: Tally, arrival: Arrival, name: str, say: Say) -> Itera
         tally.dropped(client)
     if arrival.status == "problem":
         say(f"{name}: {arrival.reason}")
+        tally.problems[client] = arrival.reason
     why = arrival.reason if arrival.status == "malformed" else ""
     try:
         yield arrival.status == "answer"
@@ -46,8 +56,14 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
     playing = np.flatnonzero(tally.loads).tolist()
     silent = [j for j in playing if tally.outcome[j] != ARRIVED and j not in refused]
     kind = ask.work.kind.replace("_", " ")
+    names = [members.names[j] for j in silent]
+    if troubled := [j for j in silent if j in tally.problems]:
+        trouble = "; ".join(f"{members.names[j]}: {tally.problems[j]}" for j in troubled[:3])
+        raise InputError(
+            f"no {kind} from {', '.join(names)} ({trouble}): mend that and run this again, or "
+            f"with federation.without={names} to continue without them"
+        )
     if silent:
-        names = [members.names[j] for j in silent]
         raise InputError(
             f"no {kind} from {', '.join(names)} within {waited:.3g} s: look at their logs and "
             "run this again, with a larger federation.setup_timeout, or with "
@@ -64,4 +80,61 @@ def check_somebody(ask: Ask, tally: Tally, round_: int, deadline: float) -> None
         raise InputError(
             f"no client answered in round {round_ + 1} within {deadline:g} s: see that the "
             "nodes are up and run this again, or begin anew with a larger federation.deadline"
+        )
+
+
+def check_loads(ask: Ask, tally: Tally, members: Members) -> None:
+    """Refuse a round in which nobody is asked for anything: nothing would be learnt."""
+    if not ask.setup and not tally.loads.any():
+        raise InputError(
+            f"none of {len(members.names)} clients is asked for any points: the plan found nobody "
+            "fast enough, or all are left out; begin anew with a larger federation.deadline, or "
+            "see why their answers were refused"
+        )
+
+
+def nobody_arrived(records: Sequence[Record]) -> str:
+    """Say what to change where no client answered in time in any round; nothing otherwise."""
+    rounds = [record for record in records if not record.is_setup]
+    if not rounds or any(record.arrived.any() for record in rounds):
+        return ""
+    late = any((record.outcome == LATE).any() for record in rounds)
+    remedy = "raise federation.deadline" if late else "see that the nodes are up, and their logs"
+    return (
+        f"no client answered in time in any of {len(rounds)} rounds, so that the model knows "
+        f"parity at most: {remedy}, and begin anew"
+    )
+
+
+class Watch:
+    """Accuracy on the test points, as it goes: a run that is led astray is stopped.
+
+    Parameters
+    ----------
+    fall
+        How far below its best it may be for a few rounds.
+    """
+
+    def __init__(self, fall: float) -> None:
+        self.fall, self.best, self.last, self.low = fall, -np.inf, np.nan, 0
+
+    def fell(self, metric: float) -> bool:
+        """Take a round's metric in; say whether it has been low for too long."""
+        if np.isnan(metric):
+            return False
+        self.best, self.last = max(self.best, metric), metric
+        self.low = self.low + 1 if metric < self.best - self.fall else 0
+        return self.low >= _ROUNDS
+
+    def alarm(self, suspects: Sequence[int], names: Sequence[str]) -> str:
+        """Say what fell, and who is suspected."""
+        found = [names[j] for j in suspects]
+        blame = "nobody's answers lie further off their parity than others'"
+        if found:
+            blame = f"the answers of {', '.join(found)} lie furthest off their parity"
+        remedy = f"begin anew with federation.without={found}" if found else "try a smaller step"
+        return (
+            f"accuracy on the test points fell from {self.best:.4f} to {self.last:.4f} and stayed "
+            f"low for {_ROUNDS} rounds: somebody lies, or the step is too large; {blame}: "
+            f"{remedy}, or continue with a larger federation.fall"
         )

@@ -1,8 +1,8 @@
 """The beginning of a federation: all nodes are there, and agree on what they compute."""
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
 from codedfedl.federate.checks import RefusedError
+from codedfedl.federate.claims import unbelieved
 from codedfedl.federate.node import NAME, Job
 from codedfedl.federate.transport import Arrival, Transport
 from codedfedl.learning.features import FeatureMap, fingerprint
@@ -58,7 +59,7 @@ def meet(
     greeted: dict[int, dict[str, Any]] = {}
     refused: dict[int, str] = {}
     not_before: dict[int, float] = {}  # when to greet a node, again perhaps
-    while len(ready := _alike(greeted, config.without)) < config.clients:
+    while len(ready := _alike(greeted, config)) < config.clients:
         now = transport.now()
         if now >= until:
             raise InputError(_not_ready(config, ready, greeted, refused))
@@ -83,12 +84,12 @@ def meet(
                 lost = arrival.status in ("late", "gone")
                 not_before[arrival.client] = now + (0.0 if lost else _AGAIN)  # it may be mended
         transport.sleep(0.0 if asked else _LOOK)
-    return _members(job.key, ready, config.clients)
+    return _members(job.key, ready, config)
 
 
-def _members(key: str, ready: Mapping[int, dict[str, Any]], clients: int) -> Members:
+def _members(key: str, ready: Mapping[int, dict[str, Any]], config: FederationConfig) -> Members:
     """Return the first nodes by name as members."""
-    chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[:clients]
+    chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[: config.clients]
     facts = [ready[node] for node in chosen]
     return Members(
         key=key,
@@ -96,20 +97,22 @@ def _members(key: str, ready: Mapping[int, dict[str, Any]], clients: int) -> Mem
         nodes=chosen,
         points=[fact["points"] for fact in facts],
         inputs=facts[0]["inputs"],
-        columns=max(fact["columns"] for fact in facts),
+        columns=config.classes or max(fact["columns"] for fact in facts),
         classes=facts[0]["classes"],
     )
 
 
 def _alike(
-    greeted: Mapping[int, dict[str, Any]], without: Collection[str]
+    greeted: Mapping[int, dict[str, Any]], config: FederationConfig
 ) -> dict[int, dict[str, Any]]:
-    """Return the largest group of nodes whose data have the same form."""
+    """Return the largest group of nodes whose data have the same form, as far as believed."""
     groups: dict[tuple[int, bool], dict[int, dict[str, Any]]] = {}
     for node, facts in greeted.items():
-        if facts["name"] not in without:
+        if facts["name"] not in config.without:
             groups.setdefault((facts["inputs"], facts["classes"]), {})[node] = facts
-    return max(groups.values(), key=len, default={})
+    largest = max(groups.values(), key=len, default={})
+    doubted = unbelieved(largest, config)
+    return {node: facts for node, facts in largest.items() if node not in doubted}
 
 
 def _not_ready(
@@ -118,10 +121,13 @@ def _not_ready(
     greeted: Mapping[int, dict[str, Any]],
     refused: Mapping[int, str],
 ) -> str:
+    doubted = unbelieved(greeted, config)
     others = [
-        f"{facts['name']} has {facts['inputs']} inputs, classes = {facts['classes']}, unlike most"
+        doubted.get(node)
+        or f"{facts['name']} has {facts['inputs']} inputs, classes = {facts['classes']}, unlike "
+        "most"
         for node, facts in greeted.items()
-        if node not in ready
+        if node not in ready and facts["name"] not in config.without
     ]
     why = "".join(f"; {reason}" for reason in [*refused.values(), *others])
     return (
@@ -173,14 +179,62 @@ def _check_bound(node: int, name: str, names: Mapping[int, str]) -> None:
         raise RefusedError(f"{name} (node {node}) has a name that is bound to another key")
 
 
-def wait_for(transport: Transport, members: Members, say: Say) -> None:
-    """Give the nodes of a resumed federation some time to be there again."""
+def wait_for(
+    transport: Transport,
+    experiment: Experiment,
+    members: Members,
+    say: Say,
+    names: Mapping[int, str],
+) -> Members:
+    """Give the nodes of a resumed federation some time to be there again; return where they are.
+
+    Without keys, or with a new one, a node that was started again has another number: it is known
+    by its name, if its data have the same form and size.
+    """
     until = transport.now() + _RETURN
-    while missing := set(members.nodes) - transport.nodes():
+    greeted: set[int] = set()
+    while missing := set(members.nodes) - (here := transport.nodes()):
         if transport.now() > until:
             say(f"continuing without {len(missing)} nodes, which may come back")
-            return
+            break
+        new = here - set(members.nodes) - greeted
+        greeted |= new
+        members = _met_again(transport, experiment, members, new, say, names)
         transport.sleep(0.5)
+    return members
+
+
+def _met_again(
+    transport: Transport,
+    experiment: Experiment,
+    members: Members,
+    new: set[int],
+    say: Say,
+    names: Mapping[int, str],
+) -> Members:
+    """Return the members with the numbers of those that have come back under another."""
+    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    job = job_of(experiment, members.key)
+    greetings = {node: (node, {"job": asdict(job)}) for node in new}
+    asked = transport.ask("hello", greetings, {}, _GREETING, largest=0) if new else {}
+    nodes, here = list(members.nodes), transport.nodes()
+    for arrival in transport.gather(asked, transport.now() + _GREETING):
+        try:
+            facts = _greeted(arrival, features, job.batches, {})
+            _check_bound(arrival.client, facts["name"], names)
+        except RefusedError as error:
+            say(f"refused: {error}")
+            continue
+        place = members.names.index(facts["name"]) if facts["name"] in members.names else None
+        if place is None or nodes[place] in here:  # a stranger, or somebody else's name
+            continue
+        form = (facts["points"], facts["inputs"], facts["classes"])
+        if form != (members.points[place], members.inputs, members.classes):
+            say(f"refused: {facts['name']} has other data than before")
+            continue
+        nodes[place] = arrival.client
+        say(f"{facts['name']} is back")
+    return replace(members, nodes=nodes)
 
 
 def job_of(experiment: Experiment, key: str, members: Members | None = None) -> Job:

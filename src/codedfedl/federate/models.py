@@ -46,7 +46,7 @@ def trained_model(
 
 def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str, Any]:
     members, scheme = ending.members, experiment.schemes[0]
-    records = [exchange.record for exchange in journal.exchanges(gradients=False)]
+    records = journal.records()
     metric = float(records[-1].metric) if records else float("nan")
     setup = sum(record.seconds for record in records if record.is_setup)
     total = sum(record.seconds for record in records)

@@ -27,7 +27,8 @@ from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.scaling import Scaling, moments
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.cache import Cache
+from codedfedl.federate.cache import Cache, clear_old
+from codedfedl.federate.nested import Nested
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
@@ -145,9 +146,11 @@ class _Desk:
     def __init__(self, job: Job, node: Node) -> None:
         self.job, self.node = job, node
         self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock)
+        self.given = Nested(self.cache.folder, node.least)
 
     def hello(self) -> Answered:
         """Say who this is and what it holds, with a fingerprint of its feature map."""
+        clear_old(self.node.cache)
         shard = self.node.load()
         width = shard.inputs.shape[1]
         return {
@@ -215,6 +218,11 @@ class _Desk:
             held = client.points
             numbers = (np.asarray(n) for n in (load, embedded, answered, held))
             points = int(asked.load(*numbers))
+            enough = points >= min(self.node.least, held)  # fewer are refused below
+            if points > 0 and enough and asked.exact and not asked.once:
+                start = client.batch_start(getattr(asked, "batch", 0))
+                elastic = type(asked).load is not Work.load
+                points = self.given.size(start, points, elastic=elastic)
             facts = {"round": round, "points": points}
             arrays: Arrays = {}
             if points > 0:

@@ -7,7 +7,7 @@ hold the others up.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,10 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.checks import (
-    Bounds,
-    Evidence,
-    Expected,
-    Expecting,
-    RefusedError,
-    check_distance,
-    checked_answer,
-)
-from codedfedl.federate.failures import check_setup, check_somebody, refusals_noted
+from codedfedl.federate.checks import Bounds, RefusedError, checked_answer
+from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
+from codedfedl.federate.failures import check_loads, check_setup, check_somebody, refusals_noted
+from codedfedl.federate.judging import Judge, coherent
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.node import Job
 from codedfedl.federate.tally import Tally
@@ -60,6 +54,15 @@ class _Pending:
     load: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """An answer in the right form, and the arrival that brought it in time."""
+
+    reply: Reply
+    measured: Measured | None
+    arrival: Arrival | None = None
+
+
 class Federation:
     """The runtime of a federation: a transport, and the members that it reaches.
 
@@ -84,7 +87,9 @@ class Federation:
         self.job = asdict(job)
         self.bounds = Bounds.of(job.features, members.classes)
         self.evidence = Evidence(task, journal.parity, lambda j: journal.kept()[j])
-        self.excluded = {j for j, name in enumerate(members.names) if name in config.without}
+        self._without = {j for j, name in enumerate(members.names) if name in config.without}
+        self.excluded = set(self._without)
+        self.judge = Judge.of(task.held.tolist())
         self.last: Exchange | None = None
         self.extra: dict[str, Any] = {}  # what else a question for work says
         self._pending: dict[int, _Pending] = {}
@@ -126,8 +131,8 @@ class Federation:
     def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
         """Take an exchange from the journal: what the server itself knew, and the answers."""
         self._remember(ask, model, round_)
-        if ask.setup:
-            self.excluded |= {client for client, _ in exchange.record.refusals}
+        self.excluded |= set(exchange.excluded)
+        self.judge.recall(*exchange.record.known_distances)
         for reply in exchange.replies:
             self._answered[reply.client] = reply.points
         return self._inbox(ask, exchange)
@@ -151,11 +156,11 @@ class Federation:
         if not ask.keep_late:
             self._pending.clear()  # whoever is late with an earlier round need not answer it
         deadline, tally = self._longest(ask), self._tally(ask)
+        check_loads(ask, tally, self.members)
         before = dict(self._pending)
         asked = self._ask(ask, tally, round_, deadline, model)
         fresh = {self._pending[number].client for number in asked}
-        total, points = RunningSum(), 0.0
-        replies: list[Reply] = []
+        taken: list[_Taken] = []
         counts = {"fresh": int(tally.arrived_already), "late": 0}
         expect = self._expect
         with Expecting(
@@ -172,20 +177,20 @@ class Federation:
                 with refusals_noted(tally, arrival, name, self.say) as usable:
                     if usable:
                         right = expected[pending.client] if now else self._expects(pending)
-                        reply = self._taken(arrival, pending, right)
-                        if reply is not None:
-                            points += reply.points
-                            self._combine(ask, pending, reply, total, replies)
-                        if now and arrival.when <= tally.began + deadline and reply is not None:
-                            tally.arrived(arrival)
+                        found = self._taken(arrival, pending, right)
+                        in_time = now and arrival.when <= tally.began + deadline
+                        if found is not None:
+                            taken.append(replace(found, arrival=arrival if in_time else None))
                         counts["fresh" if now else "late"] += 1
+                if pending.work.once and tally.has_refused(pending.client):
+                    self.excluded.add(pending.client)  # what it sends once is no good
                 if ask.wait.enough(**counts, expected=len(fresh) + tally.arrived_already):
                     break
+        self._judged(taken, tally)
         if ask.setup:
-            self.excluded |= {client for client, _ in tally.refusals}
             check_setup(ask, tally, self.members, self.transport.now() - tally.began)
         check_somebody(ask, tally, round_, deadline)
-        return self._closed(ask, tally, round_, deadline, total, replies, points)
+        return self._closed(ask, tally, round_, deadline, taken)
 
     def _closed(
         self,
@@ -193,10 +198,16 @@ class Federation:
         tally: Tally,
         round_: int,
         deadline: float,
-        total: RunningSum,
-        replies: list[Reply],
-        points: float,
+        taken: list[_Taken],
     ) -> Inbox:
+        total, replies = RunningSum(), []
+        for one in taken:
+            if one.reply.arrays and ask.combine is SUM:
+                arrays = one.reply.arrays.items()
+                total.add({name: array.astype(np.float64) for name, array in arrays})
+            elif one.reply.arrays:
+                replies.append(one.reply)
+        points = float(sum(one.reply.points for one in taken))
         here = self.transport.nodes()
         gone = [j for j in self.everyone if self.members.nodes[j] not in here]
         known = self._delivered
@@ -208,21 +219,25 @@ class Federation:
             {name: array.astype(np.float32) for name, array in total.result().items()},
             tuple(sorted(replies, key=lambda reply: (reply.client, reply.round))),
             stored,
+            excluded=tuple(sorted(self.excluded - self._without)),
         )
         return self._inbox(ask, self.last)
 
-    def _combine(
-        self, ask: Ask, pending: _Pending, reply: Reply, total: RunningSum, replies: list[Reply]
-    ) -> None:
-        """Keep an answer: on the disk what comes once, in a sum, or by itself."""
-        if pending.work.once:
-            if reply.client in self.journal.kept():
-                raise RefusedError("parity came a second time")
-            self.journal.keep(reply.client, reply.arrays, reply.points)
-        elif ask.combine is SUM:
-            total.add({name: array.astype(np.float64) for name, array in reply.arrays.items()})
-        else:
-            replies.append(reply)
+    def _judged(self, taken: list[_Taken], tally: Tally) -> None:
+        """Let the judge hear all answers of a round, and leave out those that do not count."""
+        measured = {one.reply.client: one.measured for one in taken if one.measured is not None}
+        distances = self.judge.distances(measured)
+        refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
+        for j, distance in distances.items():
+            tally.distances[:, j] = distance, measured[j].error
+        for one in list(taken):
+            client = one.reply.client
+            if client in refused:
+                self.say(f"refused: {self.members.names[client]}: {refused[client]}")
+                tally.refused(client, refused[client])
+                taken.remove(one)
+            elif one.arrival is not None:
+                tally.arrived(one.arrival)
 
     def _inbox(self, ask: Ask, exchange: Exchange) -> Inbox:
         """Return what the scheme receives, each reply with the model that it is for."""
@@ -279,24 +294,32 @@ class Federation:
 
     def _taken(
         self, arrival: Arrival, pending: _Pending, expected: Expected | None
-    ) -> Reply | None:
+    ) -> _Taken | None:
         """Return an answer as a reply once it is checked; None where a client has nothing yet."""
         client, work = pending.client, pending.work
         arrays, points = checked_answer(arrival, work, self.task, pending.round, pending.load)
         if points == 0:
             return None
-        held = int(self.task.held[client])
+        held, measured = int(self.task.held[client]), None
         if isinstance(work, Gradient | Embedded):
             model = to_host(self._sent[pending.round])
             about = points if isinstance(work, Gradient) else held
             self.bounds.check_gradient(arrays["gradient"], model, about)
             if expected is not None:
-                check_distance(arrays["gradient"], expected, self.config.tolerance)
+                measured = expected.measure(arrays["gradient"])
+                measured.check(self.config.tolerance)
         elif isinstance(work, Parity | BlockParity):
-            self.bounds.check_parity(arrays, held, self.config.tolerance)
+            own = cast("Parity | BlockParity", work.for_client(client))
+            weights = squared_weights(own, self.task.points[:, client])
+            self.bounds.check_parity(arrays, held, weights, self.config.tolerance)
         if work.needs_model:
             self._answered[client] = points
-        return Reply(client, pending.round, points, arrays)
+        if work.once:  # on the disk: it may be large
+            if client in self.journal.kept():
+                raise RefusedError("parity came a second time")
+            self.journal.keep(client, arrays, points)
+            arrays = {}
+        return _Taken(Reply(client, pending.round, points, arrays), measured)
 
     def _expect(self, work: Work, client: int, round_: int, load: int) -> Expected | None:
         if not work.needs_model:

@@ -17,8 +17,11 @@ from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
 from codedfedl.data.scaling import Scaling
+from codedfedl.errors import InputError
 from codedfedl.federate.ending import Ending, write_records
 from codedfedl.federate.evaluation import Evaluation
+from codedfedl.federate.failures import Watch, nobody_arrived
+from codedfedl.federate.judging import suspects_of
 from codedfedl.federate.meeting import Say, job_of, meet, wait_for
 from codedfedl.federate.models import trained_model
 from codedfedl.federate.probe import probe
@@ -26,6 +29,7 @@ from codedfedl.federate.runtime import Federation
 from codedfedl.federate.scaling import agree_on_scaling
 from codedfedl.federate.sums import SummedFederation, keep_account
 from codedfedl.federate.transport import Transport
+from codedfedl.io.files import synced
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
@@ -35,7 +39,7 @@ from codedfedl.runs.tables import planned_share
 
 __all__ = ["federate"]
 
-_GOODBYE = 15.0  # seconds
+_GOODBYE, _LONGEST_GOODBYE = 15.0, 120.0  # seconds
 
 
 def federate(
@@ -57,10 +61,14 @@ def federate(
     evaluation = Evaluation(experiment)  # a wrong path is refused at once
     with directory.opened(experiment) as status:
         directory.stop_wanted()  # of an earlier run
-        journal = Journal(directory.path)
+        journal, began = Journal(directory.path), transport.now()
+        journal.check_begun()
+        journal.check_kept()
         federation = _assembled(transport, experiment, journal, _telling(say, status), names or {})
         if not journal.traces.is_file():
             probe(federation).write(journal.traces)
+            synced(journal.traces)
+            journal.keep_beginning(transport.now() - began)
         members, workload = federation.members, federation.task.workload
         fit = fitted(journal, members)
         fit.fleet.write(directory.path / "fleet.csv")
@@ -70,7 +78,7 @@ def federate(
         if account is not None:
             keep_account(directory, experiment, account)
         federation.begin(account)
-        driver = Driver(scheme, state, config.rounds)
+        driver, watch = Driver(scheme, state, config.rounds), Watch(config.fall)
         for exchange in _played(driver, federation, journal):
             metric = evaluation.metric(np.asarray(driver.state.model), Scaling(**members.scaling))
             has_model = driver.state.model is not zero
@@ -83,6 +91,8 @@ def federate(
                 say(f"stopped: {directory.path} is kept; run it again to continue")
                 status.stopped()
                 return
+            if not record.is_setup and watch.fell(metric):
+                raise InputError(watch.alarm(suspects_of(federation.judge), members.names))
         model = np.asarray(driver.state.model)
         ending = Ending(
             members=members,
@@ -90,13 +100,15 @@ def federate(
             planned_share=planned_share(scheme, driver.state),
             facts=scheme.facts(driver.state) | evaluation.facts(),
             model=model,
-            gone=_part(federation),
         )
+        journal.keep_gone(_part(federation))
         directory.save({"model": model, "round": np.array(driver.played)})
         write_records(directory, experiment, journal, ending)
         if np.isfinite(model).all():
             trained = trained_model(experiment, ending, evaluation, journal)
             directory.save_model("model.npz", trained)
+        if nobody := nobody_arrived(journal.records()):
+            say(f"warning: {nobody}")
         say(f"done: {directory.path}")
 
 
@@ -128,7 +140,7 @@ def _assembled(
             members = replace(members, scaling=asdict(scaling))
         journal.keep_members(members)
     else:
-        wait_for(transport, members, say)
+        members = wait_for(transport, experiment, members, say, names)
     task, job = (
         federation_task(experiment, members),
         job_of(experiment, members.key, members),
@@ -163,13 +175,18 @@ def _played(driver: Driver, federation: Federation, journal: Journal) -> Iterato
 
 
 def _part(federation: Federation) -> list[int]:
-    """End the federation at the clients; return who is gone."""
+    """End the federation at the clients; return who is gone.
+
+    A node that is late with its last answer says goodbye after it: it is given the time.
+    """
     federation.end()
-    transport = federation.transport
-    asked = federation.question("goodbye", {j: {} for j in federation.everyone}, _GOODBYE)
+    transport, last = federation.transport, federation.last
+    deadline = last.record.deadline if last is not None else 0.0
+    patience = float(min(_GOODBYE + 2 * deadline, _LONGEST_GOODBYE))
+    asked = federation.question("goodbye", {j: {} for j in federation.everyone}, patience)
     answered = {
         arrival.client
-        for arrival in transport.gather(asked, transport.now() + _GOODBYE)
+        for arrival in transport.gather(asked, transport.now() + patience)
         if np.isfinite(arrival.when)
     }
     return [j for j in federation.everyone if j not in answered]

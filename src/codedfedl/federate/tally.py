@@ -1,7 +1,7 @@
 """What is known of an exchange while it is under way."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,23 @@ class Tally:
     compute: npt.NDArray[np.float64]
     outcome: npt.NDArray[np.int8]
     refusals: list[tuple[int, str]]
+    distances: npt.NDArray[np.float64]
+    problems: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, loads: npt.NDArray[np.int64], began: float) -> "Tally":
         """Begin: whoever is asked for points is late until it answers."""
         n = len(loads)
         outcome = np.where(loads > 0, LATE, NOT_ASKED).astype(np.int8)
-        return cls(began, loads, np.full(n, np.inf), np.full(n, np.nan), outcome, [])
+        return cls(
+            began,
+            loads,
+            np.full(n, np.inf),
+            np.full(n, np.nan),
+            outcome,
+            [],
+            np.full((2, n), np.nan),
+        )
 
     def arrived(self, arrival: Arrival) -> None:
         """Note an answer that counts."""
@@ -56,6 +66,10 @@ class Tally:
         self.outcome[client] = DROPPED
         self.refusals.append((client, why))
 
+    def has_refused(self, client: int) -> bool:
+        """Say whether an answer of a client was refused."""
+        return any(client == one for one, _ in self.refusals)
+
     def record(self, round_: int, deadline: float, now: float, gone: Collection[int]) -> Record:
         """Close the exchange: who is late and not there any more was dropped."""
         for j in gone:
@@ -70,4 +84,5 @@ class Tally:
             arrival_times=self.when,
             compute=self.compute,
             refusals=tuple(self.refusals),
+            distances=self.distances,
         )

@@ -1,6 +1,7 @@
 """A federation in a picture: when every answer came, and what the deadline cut off."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -11,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.report.figures import PAGE
 
-__all__ = ["federation_figure", "federation_headline"]
+__all__ = ["distance_rows", "federation_figure", "federation_headline"]
 
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9541e", "#5b6570"
 
@@ -67,6 +68,24 @@ def _missing(record: Record, kind: int | None) -> int:
     late = int((record.outcome == LATE).sum())
     asked = int((record.loads > 0).sum())
     return late if kind is not None else asked - late - int(record.arrived.sum())
+
+
+def distance_rows(records: Sequence[Record], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return how far every client's answers lay off its parity, the furthest first."""
+    found: dict[int, list[float]] = {}
+    for record in records:
+        for j, distance in record.known_distances[0].items():
+            found.setdefault(j, []).append(distance)
+    rows = [
+        {
+            "client": names[j],
+            "answers": len(all_of_them),
+            "mean": float(np.mean(all_of_them)),
+            "largest": max(all_of_them),
+        }
+        for j, all_of_them in found.items()
+    ]
+    return sorted(rows, key=lambda row: -float(row["mean"]))
 
 
 def federation_headline(setting: str, records: Sequence[Record], final: str) -> str:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
+from codedfedl.report.federation import distance_rows
 from codedfedl.report.reading import Columns, Curve, RunTables
 from codedfedl.report.results import Outcome, baseline_of, median_of_all, outcomes
 from codedfedl.report.verdict import best
@@ -75,8 +76,7 @@ class Story:
         """What real clients were asked, in a federation; nothing in a simulation."""
         if self.experiment.federation is None:
             return []
-        exchanges = Journal(self.directory.path).exchanges(gradients=False)
-        return [exchange.record for exchange in exchanges]
+        return Journal(self.directory.path).records()
 
     @property
     def config(self) -> str:
@@ -97,6 +97,14 @@ class Story:
     def refusals(self) -> list[Row]:
         """The refused answers of a federation, one by one."""
         return _rows(self.tables.refusals)
+
+    @property
+    def distances(self) -> list[Row]:
+        """How far the clients' answers lay off their parity, in a federation that has some."""
+        if not self.records:
+            return []
+        names = self.tables.clients["client"].tolist()
+        return distance_rows(self.records, names)[:SHOWN_CLIENTS]
 
     @cached_property
     def shown(self) -> list[str]:

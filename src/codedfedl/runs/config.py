@@ -142,6 +142,14 @@ class FederationConfig(_Table):
         Names of nodes that are left out from now on.
     scale
         Whether the nodes agree on means and spreads of their columns, by sums, and scale by these.
+    points
+        How many points a node has, by its name: what it says must be the same.
+    classes
+        How many label columns there are; the largest number that nodes say by default.
+    heaviest
+        How many times the median points, or label columns, a node may say that it has.
+    fall
+        How far accuracy or R² on the test points may fall below its best before the run stops.
     """
 
     clients: int = Field(ge=1)
@@ -158,6 +166,10 @@ class FederationConfig(_Table):
     tolerance: float = Field(6.0, gt=0)
     without: list[str] = []
     scale: bool = False
+    points: dict[str, PositiveInt] = {}
+    classes: PositiveInt | None = None
+    heaviest: float = Field(5.0, ge=1)
+    fall: float = Field(0.1, gt=0)
 
 
 class SchemeConfig(BaseModel):

@@ -41,6 +41,7 @@ _MAY_CHANGE = (
     "tolerance",
     "rounds",
     "without",
+    "fall",
 )
 _STOP = "stop"  # the file that asks a run to end
 _PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
@@ -90,7 +91,7 @@ class RunDirectory:
 
     def _in_use(self) -> bool:
         """Whether there is more than what a run leaves that was killed before it began."""
-        return any(path.name != "environment.json" for path in self.path.iterdir())
+        return any(path.name not in ("environment.json", ".lock") for path in self.path.iterdir())
 
     @property
     def status(self) -> StatusFile:
@@ -100,9 +101,12 @@ class RunDirectory:
     @contextmanager
     def opened(self, experiment: Experiment) -> Iterator[StatusFile]:
         """Begin or resume a run, and keep other processes from it meanwhile; a kill ends that."""
-        self.open(experiment, resume=True)
-        with self._locked(), self.status.tracked() as status:
-            yield status
+        self.check(experiment, resume=True)
+        make_folder(self.path)
+        with self._locked():  # before anything is written: another's run stays as it is
+            self.open(experiment, resume=True)
+            with self.status.tracked() as status:
+                yield status
 
     def announce(self, doing: str) -> None:
         """Say what comes first, in the name of a process that is to be started for the run."""

@@ -2,12 +2,14 @@
 
 A scheme's state is a pure function of what it received. So the journal keeps, in files that are
 never changed: who takes part (`members.json`), how they were measured (`traces.parquet`), their
-parity, and one file for every exchange that was finished. To resume is to read them again.
+parity, and one file for every exchange that was finished. To resume is to read them again. What was
+lost, doubled or changed since it was written is an error (`chain.py`), never a shorter history.
 """
 
+import io
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -17,14 +19,15 @@ import numpy.typing as npt
 
 from codedfedl.core.aggregate import RunningSum
 from codedfedl.core.protocol import Inbox, Reply
-from codedfedl.core.record import SETUP, Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, SETUP, Record
 from codedfedl.errors import InputError
-from codedfedl.io.files import durable, make_folder, replacing
+from codedfedl.io.files import durable, make_folder
 from codedfedl.learning.parity import Parity
+from codedfedl.runs.chain import Chain, digest
 
 __all__ = ["Exchange", "Journal", "Members"]
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Exchange:
         send once may be large.
     spent
         μ² of all noisy sums that were given out, this one included.
+    excluded
+        Who is left out from then on.
     """
 
     record: Record
@@ -79,6 +84,7 @@ class Exchange:
     replies: tuple[Reply, ...] = ()
     stored: Mapping[int, int] = field(default_factory=dict)
     spent: float = 0.0
+    excluded: tuple[int, ...] = ()
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
@@ -87,6 +93,8 @@ class Exchange:
         kept = {name: np.asarray(getattr(record, name)) for name in numbers}
         unknown = np.full(len(record.loads), np.nan)
         kept["compute"] = unknown if record.compute is None else record.compute
+        both = np.array([unknown, unknown])
+        kept["distances"] = both if record.distances is None else record.distances
         kept["refusals"] = np.array(json.dumps(record.refusals))
         kept["points"], kept["spent"] = np.asarray(self.points), np.asarray(self.spent)
         kept["has_model"] = np.asarray(record.has_model)
@@ -96,6 +104,7 @@ class Exchange:
         for k, reply in enumerate(self.replies):
             kept |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
         kept["stored"] = np.array(list(self.stored.items()), dtype=np.int64).reshape(-1, 2)
+        kept["excluded"] = np.array(self.excluded, dtype=np.int64)
         return kept
 
     @classmethod
@@ -112,6 +121,7 @@ class Exchange:
             refusals=tuple((c, why) for c, why in json.loads(str(kept["refusals"]))),
             has_model=bool(kept.get("has_model", kept["round"] != SETUP)),
             metric=kept["metric"].item(),
+            distances=kept.get("distances"),
         )
         replies = tuple(
             Reply(client, round_, points, _named(kept, f"reply/{k}/"))
@@ -119,7 +129,15 @@ class Exchange:
         )
         stored = kept.get("stored", kept.get("blocks", np.empty((0, 2))))
         points, spent = (kept.get(name, np.zeros(())).item() for name in ("points", "spent"))
-        return cls(record, points, _named(kept, "sum/"), replies, dict(stored.tolist()), spent)
+        return cls(
+            record,
+            points,
+            _named(kept, "sum/"),
+            replies,
+            dict(stored.tolist()),
+            spent=spent,
+            excluded=tuple(kept.get("excluded", np.empty(0, np.int64)).tolist()),
+        )
 
 
 def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
@@ -132,7 +150,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.exchanges_folder, self.parity_folder = folder / "exchanges", folder / "parity"
-        self._count: int | None = None
+        self._chain = Chain(self.exchanges_folder, self._beginning)
 
     @property
     def traces(self) -> Path:
@@ -143,34 +161,107 @@ class Journal:
         """Return who takes part, once that is known."""
         path = self.folder / "members.json"
         if not path.is_file():
+            if self.count():
+                raise InputError(f"{path} is missing: restore it, or choose another --out")
             return None
-        document = json.loads(path.read_text("utf-8"))
-        if document.get("format") != _FORMAT:
+        try:
+            document = json.loads(path.read_text("utf-8"))
+            known = {**document, "format": document.get("format", 0)}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} is damaged ({error}): restore it from a copy, or choose another --out"
+            ) from None
+        if known["format"] != _FORMAT:
             raise InputError(
                 f"{self.folder} holds a federation of another version of codedfedl: it can be "
                 "reported, not continued; choose another --out"
             )
-        return Members(**document)
+        try:
+            return Members(**document)
+        except TypeError as error:
+            raise InputError(
+                f"{path} is damaged ({error}): restore it from a copy, or choose another --out"
+            ) from None
 
     def keep_members(self, members: Members) -> None:
         """Remember who takes part."""
-        with replacing(self.folder / "members.json") as partial:
-            partial.write_text(json.dumps(vars(members), indent=1), "utf-8")
+        with durable(self.folder / "members.json") as file:
+            file.write(json.dumps(vars(members), indent=1).encode())
+
+    def keep_beginning(self, seconds: float) -> None:
+        """Remember how long it took to meet and to measure all."""
+        with durable(self.folder / "beginning.json") as file:
+            file.write(json.dumps({"seconds": seconds}).encode())
+
+    def keep_gone(self, clients: Sequence[int]) -> None:
+        """Remember who did not say goodbye."""
+        with durable(self.folder / "gone.json") as file:
+            file.write(json.dumps(list(clients)).encode())
+
+    def check_begun(self) -> None:
+        """Refuse rounds without the measurements that they were planned by."""
+        if self.count() and not self.traces.is_file():
+            raise InputError(f"{self.traces} is missing: restore it, or choose another --out")
+
+    def records(self) -> list[Record]:
+        """Return what became of every exchange: one truth for tables, charts and sentences.
+
+        Who never came back and said no goodbye was dropped, not late, since its last answer.
+        Meeting and measuring are part of the first exchange's seconds.
+        """
+        records = [exchange.record for exchange in self.exchanges(gradients=False)]
+        left = set(self._small("gone.json", []))
+        for place in reversed(range(len(records))):
+            outcome = records[place].outcome.copy()
+            left -= set(np.flatnonzero(outcome == ARRIVED).tolist())
+            for client in left:
+                outcome[client] = DROPPED if outcome[client] == LATE else outcome[client]
+            records[place] = replace(records[place], outcome=outcome)
+        if records:
+            before = float(self._small("beginning.json", {}).get("seconds", 0.0))
+            records[0] = replace(records[0], seconds=records[0].seconds + before)
+        return records
+
+    def _small(self, name: str, otherwise: Any) -> Any:
+        path = self.folder / name
+        if not path.is_file():
+            return otherwise
+        try:
+            return json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise InputError(f"cannot read {path}: {error}; delete it") from None
 
     def keep(self, client: int, arrays: Mapping[str, npt.NDArray[Any]], points: int) -> None:
         """Write what a client sends once to the disk: it need not stay in memory."""
         folder = self.parity_folder / str(client)
         make_folder(folder)
+        hashes = []
         for name, array in arrays.items():
+            content = io.BytesIO()
+            np.save(content, array)
             with durable(folder / f"{name}.npy") as file:
-                np.save(file, array)
-        with replacing(folder / "points") as partial:  # last: with this it is whole
-            partial.write_text(str(points))
+                file.write(content.getbuffer())
+            hashes.append(f"{digest(content.getbuffer())} {name}.npy")
+        with durable(folder / "points") as file:  # last: with this it is whole
+            file.write("\n".join([str(points), *hashes]).encode())
 
     def kept(self) -> dict[int, int]:
         """Return who has sent such an answer, and for how many points it stands."""
         found = self.parity_folder.glob("*/points")
-        return {int(path.parent.name): int(path.read_text()) for path in sorted(found)}
+        return {int(path.parent.name): int(path.read_text().split()[0]) for path in sorted(found)}
+
+    def check_kept(self) -> None:
+        """Refuse parity that is not what the clients sent."""
+        for client in self.kept():
+            folder = self.parity_folder / str(client)
+            for line in (folder / "points").read_text("utf-8").splitlines()[1:]:
+                expected, name = line.split(" ", 1)
+                path = folder / name
+                if not path.is_file() or digest(path.read_bytes()) != expected:
+                    raise InputError(
+                        f"{path} is not what the client sent: restore it from a copy, or choose "
+                        "another --out"
+                    )
 
     def answer(self, client: int) -> dict[str, npt.NDArray[Any]]:
         """Return a client's answer, memory-mapped."""
@@ -189,33 +280,40 @@ class Journal:
 
     def append(self, exchange: Exchange) -> None:
         """Keep an exchange: with this it is finished."""
-        make_folder(self.exchanges_folder)
-        if self._count is None:
-            self._count = sum(1 for _ in self._paths())
         kind = "setup" if exchange.record.is_setup else "round"
-        with durable(self.exchanges_folder / f"{self._count:06d}-{kind}.npz") as file:
-            np.savez(file, **exchange.arrays())  # type: ignore[arg-type]
-        self._count += 1
+
+        def content(number: int, before: str) -> bytes:
+            file = io.BytesIO()
+            own = {"number": np.asarray(number), "before": np.array(before)}
+            np.savez(file, **exchange.arrays(), **own)  # type: ignore[arg-type]
+            return file.getvalue()
+
+        self._chain.append(kind, content)
 
     def rounds(self) -> int:
         """Return how many rounds are finished."""
-        return sum(path.name.endswith("-round.npz") for path in self._paths())
+        return sum(path.name.endswith("-round.npz") for path in self._chain.paths())
 
     def exchanges(self, *, gradients: bool = True) -> Iterator[Exchange]:
         """Read all that was finished, in order; without gradients where nobody needs them."""
         large = () if gradients else ("sum/", "reply", "total")
-        for path in self._paths():
+        rounds = 0
+        for path, content, number, before in self._chain.links():
             try:
-                with np.load(path) as stored:
+                with np.load(io.BytesIO(content)) as stored:
                     columns = {
                         name: stored[name] for name in stored.files if not name.startswith(large)
                     }
-                yield Exchange.of(columns)
+                exchange = Exchange.of(columns)
             except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-                raise InputError(
-                    f"cannot read {path}: {error}; delete it, and what comes after it, to "
-                    "continue from the round before"
-                ) from None
+                raise self._chain.damaged(path, f"cannot be read ({error})") from None
+            if "before" in columns:  # earlier versions had none
+                if (int(columns["number"]), str(columns["before"])) != (number, before):
+                    raise self._chain.damaged(path, "does not follow from what is before it")
+                if not exchange.record.is_setup and exchange.record.round != rounds:
+                    raise self._chain.damaged(path, f"is not of round {rounds + 1}")
+            rounds += not exchange.record.is_setup
+            yield exchange
 
     def inbox(self, exchange: Exchange, *, summed: bool) -> Inbox:
         """Return what a scheme receives from an exchange.
@@ -243,7 +341,9 @@ class Journal:
 
     def count(self) -> int:
         """Return how many exchanges are finished."""
-        return len(self._paths())
+        return len(self._chain.paths())
 
-    def _paths(self) -> list[Path]:
-        return sorted(self.exchanges_folder.glob("[0-9]*-*.npz"))
+    def _beginning(self) -> str:
+        """Return the hash of what the exchanges depend on: the members, and their measurements."""
+        paths = (self.folder / "members.json", self.traces)
+        return digest(b"".join(path.read_bytes() for path in paths if path.is_file()))

@@ -52,6 +52,7 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     experiment, journal = directory.experiment(), Journal(directory.path)
     federation_config(experiment)
     members, stored = journal.members(), directory.checkpoint()
+    journal.check_kept()
     if members is None or stored is None:
         raise InputError(f"{directory.path} holds no finished federation: resume it first")
     dataset = load_dataset(experiment.data.name, data, label=experiment.data.label)

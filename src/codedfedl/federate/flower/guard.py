@@ -13,18 +13,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["MARK", "end_marked"]
+__all__ = ["MARK", "end_marked", "marked"]
 
 MARK = "CODEDFEDL_FEDERATION"
 """The environment variable that all processes of a local federation have."""
 
 
-def marked(mark: str) -> list[int]:
-    """Return the running processes with a mark; none where there is no /proc."""
+def marked(mark: str, word: str = "") -> list[int]:
+    """Return the running processes with a mark, and a word in their command; none without /proc."""
     wanted, found = f"{MARK}={mark}\0".encode(), []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (place / "environ").read_bytes() + b"\0":
+            its = wanted in (place / "environ").read_bytes() + b"\0"
+            if its and word.encode() in (place / "cmdline").read_bytes():
                 found.append(int(place.name))
     return found
 

@@ -90,13 +90,13 @@ class LocalFederation:
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes] | None] = [None] * len(shards)
         self._started: list[subprocess.Popen[bytes]] = []
-        self._mark = secrets.token_hex(8)
+        self.mark = secrets.token_hex(8)
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         make_folder(self.folder / "logs")
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, self._mark],
+            [sys.executable, "-I", "-S", guard.__file__, self.mark],
             stdin=subprocess.PIPE,
             start_new_session=True,  # what is typed on the terminal is not for it
         )
@@ -135,7 +135,7 @@ class LocalFederation:
             _signal(process, signal.SIGKILL)  # the group outlives its leader
             process.wait()
             self._tell_guard(-process.pid)
-        guard.end_marked(self._mark)  # what the engine has put into other groups
+        guard.end_marked(self.mark)  # what the engine has put into other groups
         self.nodes, self.link, self.helper = [None] * len(self.nodes), None, None
         if self._guard is not None:
             assert self._guard.stdin is not None
@@ -283,7 +283,7 @@ class LocalFederation:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment(self.home)
-                | {guard.MARK: self._mark, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL}
+                | {guard.MARK: self.mark, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL}
                 | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
                 | self._search_path(),
                 start_new_session=True,

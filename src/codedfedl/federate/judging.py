@@ -1,0 +1,183 @@
+"""Answers judged over time and against each other: who lies further off its parity than others do.
+
+Every honest gradient lies about one expected error off (`evidence.py`); how much exactly, all
+clients share: a model that was fitted to the parity lies further off it. So a distance is measured
+in units of the round's median, and a client is an outlier where it is beyond both a fixed multiple
+and five times the spread of the others. In a single answer that is refused; where the running mean
+is beyond the limit, all answers are, until it has come down. And errors of different sketches have
+nothing to do with each other: answers that lie off in the same direction are refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codedfedl._types import FloatArray
+from codedfedl.federate.evidence import Measured
+
+__all__ = ["Judge", "coherent", "suspects_of"]
+
+_SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
+_SPREADS = 5.0  # so many median absolute deviations are allowed, too
+_WIDEST = 1.6  # but never more medians than this
+_NEWEST = 0.25  # the weight of the newest answer in the running mean
+_GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
+_GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
+_UNSURE = 3.0  # no client's expected error counts for more, in medians at its size
+_FEW_ROWS = 8  # of parity, from which an expected error is hardly known
+_FEWEST = 4  # clients whose errors are compared
+_CHANCE = 4.0  # standard deviations of the cosine
+_ALIKE = 0.3  # cosine of two clients' errors, above the median pair's
+_SUSPECT = 1.15  # running mean from which a client is named where accuracy falls
+
+
+@dataclass
+class Judge:
+    """What is known of the clients' honesty.
+
+    Attributes
+    ----------
+    held
+        Points of every client.
+    means : array of shape (n,)
+        The running mean of each client's distances, in the medians of their rounds; NaN: none yet.
+    errors : array of shape (n,)
+        The smallest expected error of each client so far.
+    calmest
+        The smallest median distance of a round so far.
+    slack
+        By how much limits are wider, where parity has so few rows that it hardly tells.
+    """
+
+    held: Sequence[int]
+    means: FloatArray
+    errors: FloatArray
+    calmest: float = np.inf
+    slack: float = 1.0
+
+    @classmethod
+    def of(cls, held: Sequence[int]) -> "Judge":
+        """Begin without any knowledge."""
+        n = len(held)
+        return cls(held, np.full(n, np.nan), np.full(n, np.inf))
+
+    def distances(self, measured: Mapping[int, Measured]) -> dict[int, float]:
+        """Return how many expected errors each client's answer lies off.
+
+        An expected error grows with the residuals: whoever led the model astray could lie more and
+        more. So it counts for no more than it was at a better model, but for `_GROWTH`; and, so
+        that no client can widen its limits by parity of large rows, for no more than `_UNSURE`
+        times what is usual for as many points. By which power of the points it grows depends on
+        the code: the larger one counts.
+        """
+        if not measured:
+            return {}
+        points = {j: float(max(self.held[j], 1)) for j in measured}
+        usual = {
+            power: _low_median([one.error / points[j] ** power for j, one in measured.items()])
+            for power in (0.5, 1.0)
+        }
+        found = {}
+        for j, one in measured.items():
+            most = _UNSURE * max(each * points[j] ** power for power, each in usual.items())
+            found[j] = one.off / min(one.error, most, _GROWTH * float(self.errors[j]))
+            self.errors[j] = min(self.errors[j], one.error)
+        rows = float(np.median([one.rows for one in measured.values()]))
+        self.slack = 1 + (_FEW_ROWS / rows) ** 2
+        return found
+
+    def recall(self, distances: Mapping[int, float], errors: Mapping[int, float]) -> None:
+        """Take in what was found in an earlier round."""
+        for j, error in errors.items():
+            self.errors[j] = min(self.errors[j], error)
+        self.hear(distances)
+
+    def hear(self, distances: Mapping[int, float]) -> dict[int, str]:
+        """Take in the distances of a round; return whose answers do not count, and why."""
+        if not distances:
+            return {}
+        median = max(1.0, _low_median(list(distances.values())))
+        self.calmest = min(self.calmest, median)
+        median = min(median, _GROWTH_OF_MEDIAN * self.calmest)
+        found = {j: distance / median for j, distance in distances.items()}
+        for j, ratio in found.items():
+            before = self.means[j]
+            self.means[j] = (
+                ratio if np.isnan(before) else before + _NEWEST * (float(ratio) - before)
+            )
+        single = self.slack * _limit(list(found.values()), _SINGLE)
+        lasting = self.slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
+        refused = {}
+        for j, ratio in found.items():
+            if ratio > single:
+                refused[j] = (
+                    f"gradient lies {distances[j]:.3g} times its expected error off the client's "
+                    f"parity, {ratio:.3g} times as far as others ({single:.3g} at most)"
+                )
+            elif self.means[j] > lasting:
+                refused[j] = (
+                    f"gradients lie {self.means[j]:.3g} times as far off the client's parity as "
+                    f"those of others on average ({lasting:.3g} at most)"
+                )
+        return refused
+
+
+def coherent(
+    measured: Mapping[int, Measured], overlap: Callable[[int, int], float]
+) -> dict[int, str]:
+    """Return whose answers lie off together, and why they do not count.
+
+    The errors of two sketches are independent: in many dimensions they are almost orthogonal. Lies
+    that shall move the model add up, so they are not. What a model that was fitted to the parity
+    does to all clients alike is the median pair's.
+
+    Parameters
+    ----------
+    overlap
+        Returns the mean square of the cosine that the points of two clients make likely: those of
+        one class have few directions to lie off in.
+    """
+    clients = sorted(measured)
+    if len(clients) < _FEWEST:
+        return {}
+    rows = np.array([measured[j].direction.ravel() for j in clients])
+    cosines = rows @ rows.T
+    first, second = np.triu_indices(len(clients), 1)
+    limit = max(0.0, float(np.median(cosines[first, second]))) + _ALIKE
+    found: dict[int, str] = {}
+    for a, b in zip(first.tolist(), second.tolist(), strict=True):
+        one, other = clients[a], clients[b]
+        if cosines[a, b] <= limit:
+            continue
+        labels = _cosine(measured[one].spread, measured[other].spread)
+        if cosines[a, b] > limit + _CHANCE * np.sqrt(overlap(one, other) * labels):
+            why = (
+                "gradient lies off the client's parity in the direction of another's (cosine "
+                f"{cosines[a, b]:.2f})"
+            )
+            found |= {one: why, other: why}
+    return found
+
+
+def _cosine(one: FloatArray, other: FloatArray) -> float:
+    """Return tr AB/(tr A·tr B), the mean square of a cosine for two covariances."""
+    return float((one * other).sum() / max(np.trace(one) * np.trace(other), 1e-300))
+
+
+def suspects_of(judge: Judge) -> list[int]:
+    """Return who lies further off than most, the furthest first."""
+    means = np.nan_to_num(judge.means, nan=0.0)
+    return [int(j) for j in np.argsort(-means, kind="stable") if means[j] > _SUSPECT]
+
+
+def _limit(ratios: Sequence[float], always: float) -> float:
+    """Return the largest ratio that is no outlier."""
+    middle = float(np.median(ratios))
+    spread = float(np.median(np.abs(np.asarray(ratios) - middle)))
+    return float(np.clip(middle + _SPREADS * spread, always, max(_WIDEST, always)))
+
+
+def _low_median(values: Sequence[float]) -> float:
+    """Return the lower of the two middle values: of two clients, one cannot move it up."""
+    return sorted(values)[(len(values) - 1) // 2]

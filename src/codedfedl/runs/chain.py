@@ -1,0 +1,110 @@
+"""Numbered files of which none can be lost, doubled or changed without being noticed.
+
+Each file holds its number and the hash of the file before; the first one that of what the run was
+begun with. `head.json` holds the number and hash of the last, and is written after it: a kill
+between the two leaves a file more than it says, and never one less.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from codedfedl.errors import InputError
+from codedfedl.io.files import durable, make_folder
+
+__all__ = ["Chain", "Link", "digest"]
+
+Link = tuple[Path, bytes, int, str]
+"""A file, its bytes, its number, and the hash of the file before."""
+
+
+def digest(content: bytes | memoryview) -> str:
+    """Return the SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class Chain:
+    """The files of a folder, in the order of their numbers.
+
+    Parameters
+    ----------
+    first
+        Returns what the first file holds for the hash of the one before.
+    """
+
+    def __init__(self, folder: Path, first: Callable[[], str]) -> None:
+        self.folder, self._first = folder, first
+        self._last: tuple[int, str] | None = None  # how many files, and the hash of the last
+
+    @property
+    def head(self) -> Path:
+        """Where the number and hash of the last file are."""
+        return self.folder / "head.json"
+
+    def paths(self) -> list[Path]:
+        """Return the files by their names, unchecked."""
+        return sorted(self.folder.glob("[0-9]*-*.npz"))
+
+    def links(self) -> Iterator[Link]:
+        """Read all files in order; what is missing, doubled or changed is an error."""
+        paths, before = self.paths(), self._first()
+        count, last = self._said(len(paths))
+        if len(paths) < count:
+            raise InputError(
+                f"{self.folder} holds {len(paths)} exchanges where {self.head.name} says {count}: "
+                f"{self._remedy('restore the others')}"
+            )
+        for number, path in enumerate(paths):
+            if int(path.name.partition("-")[0]) != number:
+                raise InputError(
+                    f"{path} is there where number {number} should be: one is missing or there "
+                    f"twice; {self._remedy('put it right')}"
+                )
+            content = path.read_bytes()
+            yield path, content, number, before
+            before = digest(content)
+            if number == count - 1 and last and before != last:
+                raise self.damaged(path, "was changed since it was written")
+        self._last = len(paths), before
+
+    def damaged(self, path: Path, why: str) -> InputError:
+        """Return what to say of a file that cannot be used."""
+        return InputError(f"{path} {why}: {self._remedy('restore it')}")
+
+    def append(self, kind: str, make: Callable[[int, str], bytes]) -> None:
+        """Write the next file, made from its number and the hash of the file before."""
+        make_folder(self.folder)
+        if self._last is None:
+            for _ in self.links():
+                pass
+        assert self._last is not None
+        number, before = self._last
+        content = make(number, before)
+        with durable(self.folder / f"{number:06d}-{kind}.npz") as file:
+            file.write(content)
+        self._last = number + 1, digest(content)
+        with durable(self.head) as file:
+            document = {"count": self._last[0], "last": self._last[1]}
+            file.write(json.dumps(document).encode())
+
+    def _said(self, found: int) -> tuple[int, str]:
+        """Return how many files there must be at least, and the hash of the last of those."""
+        if not self.head.is_file():
+            if found > 1:
+                raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
+            return 0, ""
+        text = self.head.read_text("utf-8", errors="replace")
+        if not text:  # somebody says that what is there is all
+            return 0, ""
+        try:
+            document = json.loads(text)
+            return int(document["count"]), str(document["last"])
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{self.head} is damaged: {self._remedy('restore it')}") from None
+
+    def _remedy(self, mend: str) -> str:
+        return (
+            f"{mend} from a copy, or, to continue from an earlier round, delete it, and what comes "
+            f"after it, and empty {self.head.name}"
+        )

@@ -1,0 +1,230 @@
+"""Liars: what two of ten who know everything can do, and what honest clients have to bear."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from codedfedl.core.record import DROPPED
+from codedfedl.errors import InputError
+from codedfedl.federate.evidence import Measured, Metric
+from codedfedl.federate.failures import Watch
+from codedfedl.federate.judging import Judge, coherent, suspects_of
+from codedfedl.federate.transport import Answered
+from codedfedl.report.html import render_report
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Exchange
+from codedfedl.simulation.replay import replay
+from tests.liars import CODED, LIARS, NEWTON, fresh_lies, lied_to
+from tests.loopback import Script, experiment_of, transport_of
+from tests.test_federate import run
+
+BAR = 0.03  # of accuracy, which two liars of ten may cost
+
+
+def last(exchanges: list[Exchange]) -> float:
+    return float(exchanges[-1].record.metric)
+
+
+def refused(exchanges: list[Exchange]) -> set[int]:
+    return {client for e in exchanges for client, _ in e.record.refusals}
+
+
+@pytest.fixture(scope="module", params=[CODED, NEWTON], ids=["coded", "coded-newton"])
+def scheme(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def honest(scheme: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> float:
+    exchanges, _ = lied_to(tmp_path_factory.mktemp("honest"), scheme, None, rounds=10)
+    assert not refused(exchanges)
+    return last(exchanges)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "swapped, steadily",
+        "swapped, steadily, a little apart",
+        "swapped and split, steadily",
+        "rotated, steadily, a little apart",
+        "rotated, drifting",
+        "swapped, in the last rounds, a little apart",
+        "sign flipped",
+        "scaled",
+    ],
+)
+def test_two_liars_of_ten_cost_little(
+    name: str, scheme: dict[str, Any], honest: float, tmp_path: Path
+) -> None:
+    """Seeds are fixed. Without the judge the first of these ends at 0.73 or below."""
+    exchanges, _ = lied_to(tmp_path, scheme, fresh_lies()[name], rounds=10)
+    assert len(exchanges) == 11  # not stopped
+    assert last(exchanges) >= honest - BAR
+
+
+def test_lies_below_the_tolerance_won_before_they_were_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the single tolerance alone, the same liars own the model."""
+    monkeypatch.setattr(Judge, "hear", lambda _self, _distances: {})
+    monkeypatch.setattr("codedfedl.federate.runtime.coherent", lambda *_: {})
+    lie = fresh_lies()["swapped, steadily"]
+    exchanges, said = lied_to(tmp_path, NEWTON, lie, rounds=10)
+    assert last(exchanges) < 0.85
+    assert "accuracy on the test points fell" in said[-1]
+
+
+@pytest.mark.parametrize("partition", ["sorted", "dirichlet"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_honest_clients_with_unlike_data_are_not_refused(
+    partition: str, seed: int, scheme: dict[str, Any], tmp_path: Path
+) -> None:
+    exchanges, _ = lied_to(
+        tmp_path, scheme, None, partition=partition, seed=seed, rounds=5, heaviest=1e3
+    )
+    assert not refused(exchanges)
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_thin_parity_does_not_widen_the_limits(tmp_path: Path) -> None:
+    """A liar that commits to a row of ten points may not lie off further for it."""
+
+    def thin(client: int, question: str, answer: Answered) -> Answered:
+        facts, arrays = answer
+        if client in LIARS and question == "block_parity":
+            rows = 10 * arrays["features0"].shape[0] // facts["points"]
+            return {**facts, "points": 10}, {k: a[:rows] for k, a in arrays.items()}
+        return answer
+
+    lie = fresh_lies()["sign flipped"]
+    exchanges, _ = lied_to(tmp_path, NEWTON, lie, Script(change=thin), rounds=5)
+    assert refused(exchanges) >= set(LIARS)
+
+
+def test_no_parity_no_answers(tmp_path: Path) -> None:
+    """Who sends no parity cannot be judged, so that its gradients do not count."""
+
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        none = client == 1 and question == "block_parity"
+        return ({**answer[0], "points": 0}, {}) if none else answer
+
+    _, exchanges, _ = run(experiment_of(scheme=NEWTON), tmp_path, Script(change=change))
+    rounds = [e.record for e in exchanges if not e.record.is_setup]
+    assert [record.outcome[1] for record in rounds] == [DROPPED] * 3
+    assert all("no parity" in why for record in rounds for _, why in record.refusals)
+
+
+def test_distances_are_kept_and_survive_a_resume(tmp_path: Path) -> None:
+    _, exchanges, _ = run(experiment_of(rounds=2), tmp_path)
+    distances, errors = exchanges[-1].record.known_distances
+    assert set(distances) == set(errors) == {0, 1, 2}
+    assert all(0.3 < distance < 3 for distance in distances.values())
+    table = pyarrow.parquet.read_table(tmp_path / "run" / "distances.parquet").to_pydict()
+    assert len(table["distance"]) == 6
+    assert "How far the answers lay off the parity" in render_report(RunDirectory(tmp_path / "run"))
+    grid = transport_of(experiment_of(rounds=4), tmp_path / "nodes")
+    judges: list[Judge] = []
+
+    class Watching(Judge):
+        def recall(self, *known: Any) -> None:
+            super().recall(*known)
+            judges.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("codedfedl.federate.runtime.Judge", Watching)
+        from codedfedl.federate.server import federate
+
+        federate(grid, experiment_of(rounds=4), RunDirectory(tmp_path / "run"), lambda _: None)
+    assert len(judges) == 3  # the set-up and two rounds
+    assert not np.isnan(judges[0].means).any()
+
+
+def _measured(off: float, direction: Any, error: float = 1.0) -> Measured:
+    array = np.asarray(direction, dtype=np.float32)
+    return Measured(off, error, array / np.linalg.norm(array), np.eye(10))
+
+
+def test_the_running_mean_decides_over_time() -> None:
+    """An answer below the single limit passes once; the same again and again does not."""
+    judge = Judge.of([100] * 5)
+    for _ in range(5):
+        assert not judge.hear(dict.fromkeys(range(5), 1.0))
+    lie = dict.fromkeys(range(4), 1.0) | {4: 1.42}
+    verdicts = [set(judge.hear(lie)) for _ in range(10)]
+    assert verdicts[0] == set()
+    assert verdicts[-1] == {4}
+    assert suspects_of(judge) == [4]
+    for _ in range(20):
+        verdict = judge.hear(dict.fromkeys(range(5), 1.0))
+    assert verdict == {}  # it has come down
+
+
+def test_an_error_that_grows_allows_no_larger_lie() -> None:
+    """A model that is led astray has larger residuals; lies may not grow with them."""
+    judge = Judge.of([100] * 3)
+    judge.distances({j: _measured(1.0, [1.0]) for j in range(3)})
+    found = judge.distances({j: _measured(10.0, [1.0], error=10.0) for j in range(3)})
+    assert found[0] == pytest.approx(10 / 1.3)
+
+
+def test_errors_in_one_direction_are_refused_together() -> None:
+    rng = np.random.default_rng(0)
+    found = {j: _measured(1.0, rng.standard_normal(2000)) for j in range(6)}
+    assert not coherent(found, lambda _a, _b: 1 / 200)
+    found[4] = _measured(1.0, found[2].direction + 1.5 * found[4].direction)
+    assert set(coherent(found, lambda _a, _b: 1 / 200)) == {2, 4}
+    assert not coherent(found, lambda _a, _b: 1.0)  # points of one class have no other direction
+
+
+def test_a_metric_of_many_features_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.diag([1.0, 2.0, 3.0])
+    whole = Metric.of([rows], 3, 0.1).whitened(np.ones((3, 1)))
+    monkeypatch.setattr("codedfedl.federate.evidence._LARGEST", 2)
+    np.testing.assert_allclose(Metric.of([rows], 3, 0.1).whitened(np.ones((3, 1))), whole)
+
+
+def test_accuracy_that_falls_stops_the_run_and_names_suspects() -> None:
+    watch = Watch(0.1)
+    assert [watch.fell(m) for m in (0.5, 0.9, 0.7, 0.85, 0.7, 0.7)] == [False] * 6
+    assert not watch.fell(float("nan"))
+    assert watch.fell(0.7)
+    assert "node-b lie furthest" in watch.alarm([1], ["node-a", "node-b"])
+    assert "smaller step" in watch.alarm([], ["node-a"])
+
+
+# What nodes say of themselves.
+
+
+@pytest.mark.parametrize(
+    ("claim", "more", "reason"),
+    [
+        ({"points": 360_000}, {}, "more than 5 times the median of 359"),
+        ({"columns": 200_000}, {}, "200000 label columns, which is many more than the median"),
+        ({"columns": 11}, {"classes": 10}, "where federation.classes is 10"),
+        ({"points": 500}, {"points": {"node-001": 360}}, "federation.points says 360"),
+    ],
+)
+def test_a_claim_is_no_weight(
+    claim: dict[str, Any], more: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        return ({**answer[0], **claim}, {}) if question == "hello" and client == 1 else answer
+
+    with pytest.raises(InputError, match="3 of 4 nodes") as error:
+        run(experiment_of(4, ready_timeout=1.2, **more), tmp_path, Script(change=change))
+    assert reason in str(error.value)
+
+
+def test_what_the_operator_states_is_believed(tmp_path: Path) -> None:
+    points = {"node-001": 600}
+    experiment = experiment_of(2, rounds=1, points=points, heaviest=1.0, classes=12)
+    with pytest.raises(InputError, match="node-001 has 719 points where"):
+        run(experiment, tmp_path / "wrong")
+    right = experiment_of(2, rounds=1, points={"node-001": 719}, heaviest=1.0, classes=12)
+    _, exchanges, _ = run(right, tmp_path / "right")
+    assert exchanges[-1].sums["gradient"].shape[1] == 12
