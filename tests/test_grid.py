@@ -259,7 +259,7 @@ class TestSweep:
         assert len(table["redundancy"]) == 4 * 2
         assert set(table["redundancy"]) == {None, 0.05, 0.3}
         assert (out / "sweep.png").stat().st_size > 10_000
-        assert "The grid" in (out / "report.html").read_text("utf-8")
+        assert "<h2>Grid</h2>" in (out / "report.html").read_text("utf-8")
         fewest = min(
             (hours, setting)
             for setting, hours in zip(table["setting"], table["total_hours"], strict=True)

@@ -16,7 +16,16 @@ from codedfedl.report.palette import DASHES, scheme_colour
 from codedfedl.report.results import Outcome
 from codedfedl.report.units import Unit
 
-__all__ = ["LARGE", "Line", "asset", "curve_charts", "drawn_lines", "large_gains", "page_data"]
+__all__ = [
+    "LARGE",
+    "Line",
+    "asset",
+    "curve_charts",
+    "drawn_lines",
+    "large_gains",
+    "line_key",
+    "page_data",
+]
 
 _MOST_LINES = 10
 _MOST_POINTS = 400  # of a line: more than a screen can show
@@ -25,17 +34,27 @@ LARGE = 10.0  # times between the shortest and the longest: then time is logarit
 
 @dataclass(frozen=True)
 class Line:
-    """A setting that is drawn: its run, its results, its colour, and its run's dash."""
+    """A setting that is drawn: its run and the run's place, its results and its colour."""
 
     run: str
+    place: int
     outcome: Outcome
     colour: str
-    dash: tuple[int, ...]
 
     @property
     def key(self) -> str:
-        """What the line is called in all charts and tables of the page."""
-        return f"{self.run}/{self.outcome.cell}"
+        """What the line is called in all charts and tables of the page, wherever the run lies."""
+        return line_key(self.place, self.outcome)
+
+    @property
+    def dash(self) -> tuple[int, ...]:
+        """The dash of its run."""
+        return DASHES[self.place % len(DASHES)]
+
+
+def line_key(place: int, outcome: Outcome) -> str:
+    """Return what a setting of a run is called in the page."""
+    return f"{place}/{outcome.cell}"
 
 
 def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
@@ -60,7 +79,7 @@ def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
         if o.setting not in settings:
             settings.append(o.setting)
         colour = scheme_colour(o.scheme, settings.index(o.setting))
-        lines.append(Line(run, o, colour, DASHES[runs.index(run) % len(DASHES)]))
+        lines.append(Line(run, runs.index(run), o, colour))
     return lines
 
 

@@ -87,6 +87,7 @@ def render_report(*directories: RunDirectory) -> str:
         headlines=_headlines(stories, unit),
         goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
         race=race_rows(simulated, lines),
+        first_run=simulated[0].name if len(simulated) > 1 else "",
         differences=configuration_diff([story.experiment for story in stories]),
         logarithmic=large_gains([o for story in simulated for o in story.outcomes]),
         lines=lines,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl.report.charts import LARGE, Line
+from codedfedl.report.charts import LARGE, Line, line_key
 from codedfedl.report.compare import change
 from codedfedl.report.results import Outcome, median_of_all
 from codedfedl.report.story import Story
@@ -68,7 +68,7 @@ def race_rows(stories: Sequence[Story], lines: Sequence[Line]) -> list[RaceRow]:
             row = RaceRow(
                 run=story.name,
                 outcome=o,
-                line=shown.get(f"{story.name}/{o.cell}"),
+                line=shown.get(line_key(place, o)),
                 change=change(before.get(o.setting), o) if place else "",
                 share=0.0 if hour == np.inf else _share(hour, met),
                 first=hour < np.inf and hour == min(met) and len(rivals) > 1,
