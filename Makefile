@@ -6,7 +6,7 @@ DEV := .venv/.ready-dev
 EXTRAS := .venv/.ready-extras
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-browser test-engine test-engine-short test-extras lint types imports docs tests bench clean
+.PHONY: help demo test test-browser test-engine test-engine-short test-extras test-pages lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,7 +18,7 @@ demo: $(READY) ## All schemes on embedded data; the report is demo/run/report.ht
 	$(BIN)/codedfedl plan paper --redundancy 0.1 --figure demo/plan.png
 	$(BIN)/codedfedl demo --out demo/run
 
-test: $(DEV) ## All checks: lint, format, types, import directions, docs, tests
+test: $(DEV) ## The checks of every change: lint, format, types, import directions, docs, tests
 	@$(MAKE) --no-print-directory -j2 -Oline lint types imports docs tests
 
 lint: $(DEV)
@@ -36,6 +36,9 @@ docs: $(DEV) ## The site, in build/docs
 
 tests: $(DEV) # a process for each core; each does its linear algebra by itself
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
+test-pages: $(DEV) ## The README and the tutorials, block by block, as a newcomer runs them
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m pages -n auto
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium
 	$(BIN)/pytest tests/test_browser.py -m browser

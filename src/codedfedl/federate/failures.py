@@ -119,11 +119,14 @@ class Watch:
         self.fall, self.best, self.last, self.low = fall, -np.inf, np.nan, 0
 
     def fell(self, metric: float) -> bool:
-        """Take a round's metric in; say whether it has been low for too long."""
+        """Take a round's metric in; say whether it has been low for too long.
+
+        An R² that was never above 0 has nothing to lose.
+        """
         if np.isnan(metric):
             return False
         self.best, self.last = max(self.best, metric), metric
-        self.low = self.low + 1 if metric < self.best - self.fall else 0
+        self.low = self.low + 1 if 0 < self.best > metric + self.fall else 0
         return self.low >= _ROUNDS
 
     def alarm(self, suspects: Sequence[int], names: Sequence[str]) -> str:

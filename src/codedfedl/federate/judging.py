@@ -26,7 +26,7 @@ _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray c
 _GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
 _UNSURE = 3.0  # no client's expected error counts for more, in medians at its size
 _FEW_ROWS = 8  # of parity, from which an expected error is hardly known
-_FEWEST = 4  # clients whose errors are compared
+_FEWEST = 4  # clients that are compared with each other
 _CHANCE = 4.0  # standard deviations of the cosine
 _ALIKE = 0.3  # cosine of two clients' errors, above the median pair's
 _SUSPECT = 1.15  # running mean from which a client is named where accuracy falls
@@ -95,7 +95,7 @@ class Judge:
 
     def hear(self, distances: Mapping[int, float]) -> dict[int, str]:
         """Take in the distances of a round; return whose answers do not count, and why."""
-        if not distances:
+        if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
             return {}
         median = max(1.0, _low_median(list(distances.values())))
         self.calmest = min(self.calmest, median)
