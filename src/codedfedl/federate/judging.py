@@ -27,6 +27,7 @@ _GROWTH = 1.3  # how much larger than its smallest so far an expected error may 
 _UNSURE = 3.0  # no client's expected error counts for more, in medians at its size
 _FEW_ROWS = 8  # of parity, from which an expected error is hardly known
 _FEWEST = 4  # clients that are compared with each other
+_ENOUGH = 8  # clients whose median is well known; with fewer, limits are wider in proportion
 _CHANCE = 4.0  # standard deviations of the cosine
 _ALIKE = 0.3  # cosine of two clients' errors, above the median pair's
 _SUSPECT = 1.15  # running mean from which a client is named where accuracy falls
@@ -106,8 +107,9 @@ class Judge:
             self.means[j] = (
                 ratio if np.isnan(before) else before + _NEWEST * (float(ratio) - before)
             )
-        single = self.slack * _limit(list(found.values()), _SINGLE)
-        lasting = self.slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
+        slack = self.slack * max(1.0, _ENOUGH / len(distances))
+        single = slack * _limit(list(found.values()), _SINGLE)
+        lasting = slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
         refused = {}
         for j, ratio in found.items():
             if ratio > single:

@@ -5,6 +5,7 @@ is that of the journal. The faults are drawn from the seed; when they strike, re
 of the processes, is the machine's.
 """
 
+import math
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.flower import guard
 from codedfedl.federate.flower.local import LocalFederation
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Journal
 
 __all__ = ["Chaos"]
 
@@ -51,23 +53,34 @@ class Chaos:
         self._asked = 0.0
 
     def play(self, seconds: float, patience: float) -> None:
-        """Strike for so many seconds, then let the run end within its patience."""
+        """Strike for so many seconds from the first round on, then let the run end in patience."""
+        self._keep_running_until(self._begun, patience, "did not play a round")
         began = time.monotonic()
         following = began + self._random.uniform(*_BETWEEN)
-        while time.monotonic() < began + seconds + patience:
+        while time.monotonic() < began + seconds and not self._done():
             time.sleep(_LOOK)
             now = time.monotonic()
-            self._mend(now if now < began + seconds else float("inf"))
-            if self._done():
-                return
+            self._mend(now)
             self._keep_running()
-            if following <= now < began + seconds:
+            if following <= now:
                 self._strike(now)
                 following = now + self._random.uniform(*_BETWEEN)
-        raise InputError(
-            f"the run did not end within {patience:g} s after the last fault: see "
-            f"{self.directory.log} and the logs in {self.local.folder / 'logs'}"
-        )
+        self._mend(math.inf)
+        self._keep_running_until(self._done, patience, "did not end")
+
+    def _keep_running_until(self, there: Callable[[], bool], patience: float, what: str) -> None:
+        until = time.monotonic() + patience
+        while not there():
+            if time.monotonic() > until:
+                raise InputError(
+                    f"the run {what} within {patience:g} s: see {self.directory.log} and the logs "
+                    f"in {self.local.folder / 'logs'}"
+                )
+            self._keep_running()
+            time.sleep(_LOOK)
+
+    def _begun(self) -> bool:
+        return Journal(self.directory.path).rounds() > 0
 
     def _strike(self, now: float) -> None:
         fault, pause = self._random.choice(_FAULTS), self._random.uniform(*_PAUSE)
