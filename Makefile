@@ -37,7 +37,7 @@ docs: $(DEV) ## The site, in build/docs
 tests: $(DEV) # a process for each core; each does its linear algebra by itself
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-test-pages: $(DEV) ## The README and the tutorials, block by block, as a newcomer runs them
+test-pages: $(DEV) ## What the docs say: README and tutorials block by block, Table 1 on the real data
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m pages -n auto
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium

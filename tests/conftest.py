@@ -10,7 +10,7 @@ os.environ.pop("COLUMNS", None)  # of the terminal of whoever runs several proce
 from codedfedl.cli import main
 
 # The same examples every time: a red check means a changed program, not an unlucky draw.
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
 
 

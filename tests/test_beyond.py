@@ -143,10 +143,12 @@ def test_private_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> Non
     assert (job.out / "private.png").stat().st_size > 10_000
 
 
-def test_what_cannot_be_had_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "mnist").write_text("not a folder")
-    (tmp_path / "fashion-mnist").write_text("not a folder")
-    job = beyond.Reproduction(tmp_path / "out", 1, str(tmp_path), "cpu", quiet=True)
+def test_what_cannot_be_had_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str, *_: Any) -> Any:
+        raise InputError(f"{name} is not there, and nobody can download it")
+
+    monkeypatch.setattr(beyond, "load_dataset", nothing)
+    job = beyond.Reproduction(tmp_path / "out", 1, None, "cpu", quiet=True)
     assert private(job) == {"rows": [], "skipped": ["mnist", "fashion-mnist"]}
 
 

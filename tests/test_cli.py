@@ -1,10 +1,13 @@
 import json
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from codedfedl import paper_fleet, plan
+from codedfedl.cli.charged_plan import charged_view
 from tests.conftest import Run
 
 HEADER = "client,points,rate,alpha,packet_time,erasure"
@@ -90,8 +93,10 @@ class TestPlan:
             assert one["total_s"] == pytest.approx(one["setup_s"] + 400 * one["deadline_s"])
         assert document["charged"]["rule_costs"] == rule["total_s"] / free["total_s"] > 2
         assert free["excess_bound"] <= 1
-        _, table, _ = run("plan", "paper", "--rounds", 400)
-        assert f"The rule takes {document['charged']['rule_costs']:.1f} times as long" in table
+        printed = StringIO()
+        Console(width=120, file=printed).print(charged_view(document["charged"], 400))
+        costs = document["charged"]["rule_costs"]
+        assert f"The rule takes {costs:.1f} times as long" in printed.getvalue()
 
     def test_clients_who_may_be_absent(self, run: Run, tmp_path: Path) -> None:
         path = tmp_path / "fleet.csv"

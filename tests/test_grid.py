@@ -357,7 +357,7 @@ class TestSweep:
 def test_an_interrupt_says_how_to_continue(run: Run, tmp_path: Path) -> None:
     """As a person would: Ctrl-C, then the same command with --resume; and all is as without."""
     command = ["sweep", "--json", "--seeds", "2", "--vary", "redundancy=0.1,0.3"]
-    for key in ("features.n_components=100", "fleet.clients=6", "training.epochs=40"):
+    for key in ("features.n_components=100", "fleet.clients=6", "training.epochs=20"):
         command += ["--set", key]
     out, whole = tmp_path / "stopped", tmp_path / "whole"
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # which in the background is ignored

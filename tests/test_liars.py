@@ -151,17 +151,27 @@ def _measured(off: float, direction: Any, error: float = 1.0) -> Measured:
 
 def test_the_running_mean_decides_over_time() -> None:
     """An answer below the single limit passes once; the same again and again does not."""
-    judge = Judge.of([100] * 5)
+    judge = Judge.of([100] * 8)
     for _ in range(5):
-        assert not judge.hear(dict.fromkeys(range(5), 1.0))
-    lie = dict.fromkeys(range(4), 1.0) | {4: 1.42}
+        assert not judge.hear(dict.fromkeys(range(8), 1.0))
+    lie = dict.fromkeys(range(7), 1.0) | {7: 1.42}
     verdicts = [set(judge.hear(lie)) for _ in range(10)]
     assert verdicts[0] == set()
-    assert verdicts[-1] == {4}
-    assert suspects_of(judge) == [4]
+    assert verdicts[-1] == {7}
+    assert suspects_of(judge) == [7]
     for _ in range(20):
-        verdict = judge.hear(dict.fromkeys(range(5), 1.0))
+        verdict = judge.hear(dict.fromkeys(range(8), 1.0))
     assert verdict == {}  # it has come down
+
+
+@pytest.mark.parametrize(("clients", "refused"), [(3, set()), (4, {0}), (8, {0})])
+def test_few_clients_are_compared_with_caution(clients: int, refused: set[int]) -> None:
+    """Three are not compared at all, four may differ twice as much as eight."""
+    judge = Judge.of([100] * clients)
+    assert set(judge.hear(dict.fromkeys(range(clients), 1.0) | {0: 3.5})) == refused
+    judge = Judge.of([100] * clients)
+    far = set(judge.hear(dict.fromkeys(range(clients), 1.0) | {0: 2.0}))
+    assert far == (refused if clients == 8 else set())
 
 
 def test_an_error_that_grows_allows_no_larger_lie() -> None:

@@ -11,7 +11,10 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
 
-pytestmark = pytest.mark.skipif("CODEDFEDL_DATA" not in os.environ, reason="needs the real data")
+pytestmark = [
+    pytest.mark.pages,
+    pytest.mark.skipif("CODEDFEDL_DATA" not in os.environ, reason="needs the real data"),
+]
 
 
 def test_table_1_on_mnist(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Judge:
 
     def hear(self, distances: Mapping[int, float]) -> dict[int, str]:
         """Take in the distances of a round; return whose answers do not count, and why."""
-        if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
+        if not distances:
             return {}
         median = max(1.0, _low_median(list(distances.values())))
         self.calmest = min(self.calmest, median)
@@ -107,6 +107,8 @@ class Judge:
             self.means[j] = (
                 ratio if np.isnan(before) else before + _NEWEST * (float(ratio) - before)
             )
+        if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
+            return {}
         slack = self.slack * max(1.0, _ENOUGH / len(distances))
         single = slack * _limit(list(found.values()), _SINGLE)
         lasting = slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
