@@ -156,6 +156,7 @@ def test_a_short_federation_with_tls_and_one_kill(tmp_path: Path) -> None:
     assert found["accuracy"] > 0.9
 
 
+@pytest.mark.long
 def test_a_scheme_of_ones_own_with_work_of_its_own(tmp_path: Path) -> None:
     """`examples/buffered.py`, asynchronous, on real nodes that were told of its module."""
     scheme = ("--scheme", "examples.buffered:Buffered", "--set", "data.partition=iid")

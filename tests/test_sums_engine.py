@@ -41,6 +41,7 @@ def received(folder: Path) -> np.ndarray[Any, Any]:
     return np.concatenate(kept)
 
 
+@pytest.mark.long
 def test_a_short_private_federation_with_tls(tmp_path: Path) -> None:
     """The bytes are tested at false alarms of 1e-6; what the helper uncovers fails the test."""
     out = tmp_path / "run"
