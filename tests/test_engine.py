@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -59,15 +60,6 @@ def flowers_of(folder: Path) -> dict[int, str]:
         except OSError:
             continue
     return mine
-
-
-def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if found := what():
-            return found
-        time.sleep(0.2)
-    return pytest.fail(f"{why} within {seconds:g} s")
 
 
 class Running:

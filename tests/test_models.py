@@ -85,6 +85,7 @@ def test_no_pickle_is_in_the_file(tmp_path: Path) -> None:
     ("spoil", "said"),
     [
         (lambda p: p.write_bytes(p.read_bytes()[:-200]), "it may be truncated: copy it again"),
+        (lambda p: p.write_bytes(b"\x07" * 200), r"it is not an \.npz file; it may be truncated"),
         (lambda p: p.write_bytes(b""), "cannot read .*model.npz"),
         (lambda p: p.write_bytes(b"PK\x03\x04 junk"), "cannot read .*model.npz"),
         (lambda p: np.savez(p, model=np.ones(3)), r"is not a model \(it holds model\)"),

@@ -20,7 +20,8 @@ from codedfedl.core.work import ArrayClient, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.paper import paper_fleet
-from codedfedl.planning.private import RESIDUAL, eigenvalues, learning_errors, plan_private
+from codedfedl.planning.noisy_descent import RESIDUAL, eigenvalues, learning_errors
+from codedfedl.planning.private import plan_private
 from codedfedl.privacy.accounting import Account, Release
 from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
 from codedfedl.runs.config import Experiment

@@ -8,12 +8,10 @@ import re
 import signal
 import ssl
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
@@ -30,6 +28,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -42,15 +41,6 @@ from flwr.clientapp import ClientApp
 Path({marker!r}).touch()
 app = ClientApp()
 """
-
-
-def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if found := what():
-            return found
-        time.sleep(0.3)
-    return pytest.fail(f"{why} within {seconds:g} s")
 
 
 def evil_app(folder: Path, marker: Path) -> Path:

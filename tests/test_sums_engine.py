@@ -15,8 +15,9 @@ from codedfedl.core.record import ARRIVED
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
-from tests.test_engine import MARK, Running, _failed, eventually, federate_local, flowers_of
+from tests.test_engine import MARK, Running, _failed, federate_local, flowers_of
 from tests.test_sums import share_spent, uniform
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
 

@@ -6,6 +6,7 @@ candidates, as a population, and nothing else of the data: a sum of unknown poin
 their mean and covariance.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +26,7 @@ _SHRINKAGE = 0.05  # the same, of covariances that are estimated and taken to be
 
 
 @dataclass(eq=False)
-class _Attack:
+class _Attack(ABC):
     """Log-likelihood ratios, added up over messages.
 
     Attributes
@@ -46,6 +47,25 @@ class _Attack:
         self.touched = np.zeros(len(self.records), dtype=bool)
         sizes = [np.diff(batch.offsets) for batch in self.problem.batches]
         self.held: IntArray = np.sum(sizes, axis=0)
+
+    def observe(self, message: Summed | Mixed) -> None:
+        """Learn from a message, if any of the records has a part in it."""
+        if isinstance(message, Mixed):
+            place, weights = self._mixed_places(message)
+            if len(place):
+                self._observe_parity(message, place, weights)
+            return
+        found = parts(message, self.records, self.held)
+        if len(found.place):
+            self._observe_sum(message, found)
+
+    @abstractmethod
+    def _observe_sum(self, message: Summed, found: Parts) -> None:
+        """Score the records that have a part in a sum."""
+
+    @abstractmethod
+    def _observe_parity(self, message: Mixed, place: IntArray, weights: FloatArray) -> None:
+        """Score the records behind some parity rows, which have these weights."""
 
     def _add(self, place: IntArray, ratios: FloatArray) -> None:
         self.scores[place] += ratios
@@ -79,23 +99,13 @@ class KnowsAllElse(_Attack):
         nobody = np.zeros(len(self.records), dtype=bool)
         self.blank = planted(self.problem, self.records, nobody)
 
-    def observe(self, message: Summed | Mixed) -> None:
-        """Learn from a message."""
-        if isinstance(message, Mixed):
-            self._observe_parity(message)
-            return
-        found = parts(message, self.records, self.held)
-        if not len(found.place):
-            return
+    def _observe_sum(self, message: Summed, found: Parts) -> None:
         left = message.values - known_sum(message, self.blank, self.seed)
         floor = _ROUNDING * float(np.abs(message.values).max())
         variance = message.sigma**2 + floor**2
         self._add(found.place, _ratios_of_canaries(left, found, variance))
 
-    def _observe_parity(self, message: Mixed) -> None:
-        place, weights = self._mixed_places(message)
-        if not len(place):
-            return
+    def _observe_parity(self, message: Mixed, place: IntArray, weights: FloatArray) -> None:
         joined = self._joined(place)
         batches = self.blank.batches
         which = range(len(batches)) if message.batch is None else [message.batch]
@@ -178,14 +188,7 @@ class KnowsThePopulation(_Attack):
         self._known_axes: dict[str, tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._known: tuple[FloatArray, FloatArray] | None = None
 
-    def observe(self, message: Summed | Mixed) -> None:
-        """Learn from a message."""
-        if isinstance(message, Mixed):
-            self._observe_parity(message)
-            return
-        found = parts(message, self.records, self.held)
-        if not len(found.place):
-            return
+    def _observe_sum(self, message: Summed, found: Parts) -> None:
         clients = self.records.client[found.place]
         middle, spread = _expected(found, clients, message.loads)
         values, basis, squares = self._axes(message)
@@ -223,10 +226,7 @@ class KnowsThePopulation(_Attack):
             self._known_axes[kind] = values, basis, (left @ basis) ** 2
         return self._known_axes[kind]
 
-    def _observe_parity(self, message: Mixed) -> None:
-        place, weights = self._mixed_places(message)
-        if not len(place):
-            return
+    def _observe_parity(self, message: Mixed, place: IntArray, weights: FloatArray) -> None:
         within, means = self._population()
         mean = means[message.client]
         covariance = (message.weights**2).sum() * (within + np.outer(mean, mean))

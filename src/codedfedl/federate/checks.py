@@ -1,5 +1,6 @@
 """What a client may answer: the right form, and no more than so many points can add up to."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,11 @@ from codedfedl.core.work import Work
 from codedfedl.federate.transport import Arrays, Arrival, printable
 from codedfedl.learning.features import FeatureMap
 
-__all__ = ["Bounds", "RefusedError", "checked_answer", "norm"]
+__all__ = ["Bounds", "RefusedError", "answer_bytes", "checked_answer", "norm"]
 
 _ROUNDING = 1e-4  # of float32 sums, relative
 _ROWS_AT_ONCE = 4096
+_UNKNOWN = 2**28  # bytes of an answer whose shape a work does not say
 
 
 class RefusedError(ValueError):
@@ -73,6 +75,14 @@ class Bounds:
                     raise RefusedError(
                         f"{name} of parity is shorter than {points} points can make it"
                     )
+
+
+def answer_bytes(work: Work, task: Task) -> int:
+    """Return how many bytes an answer has: float32 numbers of the shapes that the work says."""
+    shapes = work.shapes(task, int(task.held.max()))
+    if shapes is None:
+        return _UNKNOWN
+    return max(1, 4 * sum(math.prod(shape) for shape in shapes.values()))
 
 
 def checked_answer(

@@ -4,7 +4,6 @@ Whatever a client answers is checked before it counts, and what is wrong with on
 hold the others up.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +20,7 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.checks import Bounds, RefusedError, checked_answer
+from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer
 from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
 from codedfedl.federate.failures import check_loads, check_setup, check_somebody, refusals_noted
 from codedfedl.federate.judging import Judge, coherent
@@ -40,7 +39,6 @@ __all__ = ["Federation"]
 _REMEMBERED = 20  # rounds after which a late answer is not waited for any more
 _EMBEDDING = 0.25  # share of a round in which a client may embed more points
 _SLACK, _HEADERS = 4, 2**20  # an answer may be so many times too large, and is refused by name
-_UNKNOWN = 2**28  # bytes of an answer whose shape a work does not say
 _ENCODING = 0.5  # share of a set-up in which a client embeds, before it mixes and sends
 
 
@@ -276,7 +274,7 @@ class Federation:
         arrays: Arrays = {}
         if ask.work.needs_model:
             arrays["model"] = np.asarray(to_host(model), dtype=np.float32)
-        largest = self._largest(ask.work)
+        largest = answer_bytes(ask.work, self.task)
         at_once = max(1, int(self.config.in_flight * 1e6 / largest)) if ask.work.once else None
         asked = self.question("work", facts, life, at_once=at_once, largest=largest, **arrays)
         self._pending |= {
@@ -284,13 +282,6 @@ class Federation:
             for number, j in asked.items()
         }
         return asked
-
-    def _largest(self, work: Work) -> int:
-        """Return how many bytes an answer has: float32 numbers of the shapes that the work says."""
-        shapes = work.shapes(self.task, int(self.task.held.max()))
-        if shapes is None:
-            return _UNKNOWN
-        return max(1, 4 * sum(math.prod(shape) for shape in shapes.values()))
 
     def _taken(
         self, arrival: Arrival, pending: _Pending, expected: Expected | None

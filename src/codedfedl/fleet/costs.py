@@ -112,7 +112,7 @@ def parity(
     rows
         u of every mini-batch.
     operations
-        What a point costs for each of its numbers; u for a dense code, if not given.
+        What a point costs for each of its numbers; by default u, for a dense code.
     """
     points = np.asarray(points, dtype=np.float64)
     columns = workload.features + workload.labels
@@ -156,7 +156,7 @@ class BlockSetup:
     mixing
         Points behind every parity row.
     bits
-        Of a number of the parity; the workload's, if not given.
+        Of a number of the parity; by default the workload's.
     """
 
     workload: Workload

@@ -64,7 +64,7 @@ class Code:
         return min(self.nonzeros, rows) if self.name in ("sparse", "dealt") else rows
 
     def points_per_row(self, points: int, rows: int) -> int:
-        """Return how many distinct points a row mixes: at least, or for `sparse` in the mean."""
+        """Return how many distinct points a row mixes: at least, or for `sparse` on average."""
         if self.name == "dealt":
             return points // rows * self.operations(rows)
         return points * self.operations(rows) // rows

@@ -116,8 +116,10 @@ def _read(path: Path) -> Arrays:
             stored = np.load(stream, allow_pickle=False)
             arrays = dict(stored) if isinstance(stored, Mapping) else {}  # else one bare array
     except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
+        # NumPy takes any bytes that it does not know for a pickle, and says how to load it.
+        why = "it is not an .npz file" if isinstance(error, ValueError) else error
         raise InputError(
-            f"cannot read {path}: {error}; it may be truncated: copy it again, or train it again"
+            f"cannot read {path}: {why}; it may be truncated: copy it again, or train it again"
         ) from None
     if str(arrays.get("kind")) != _KIND:
         held = ", ".join(list(arrays)[:5]) or "no named arrays"

@@ -49,7 +49,7 @@ class ColdStart:
     floor : float
         The part of it that sampling costs, which rounds do not lessen.
     heard : float
-        Share of the points that is answered for in a round, in the mean.
+        Average share of the points that is answered for in a round.
     """
 
     setup_deadline: float

@@ -51,7 +51,7 @@ class Training:
     step
         μ.
     mixing
-        Points of a client behind every parity row, in the mean; 0 for a dense code.
+        Average number of a client's points behind a parity row; 0 for a dense code.
     """
 
     workload: Workload

@@ -31,29 +31,21 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.planning.noisy_descent import RESIDUAL, learning_errors, longest_step
 from codedfedl.privacy.accounting import mu_of
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.privacy.sampling import weight_ratios
 
 __all__ = [
     "CENTRE_SHARE",
-    "RESIDUAL",
     "PrivatePlan",
     "allowed_weights",
-    "eigenvalues",
-    "learning_errors",
     "plan_private",
 ]
 
 CENTRE_SHARE = 0.05
 """Share of the budget μ² that the one sum before the gradients has."""
 
-RESIDUAL = 0.5
-"""C: residuals are clipped to half the length of a one-hot label."""
-
-_DECAY = (
-    1.0  # of the eigenvalues: of digits, after centring, 0.105, 0.081, … beside 0.134, 0.067, …
-)
 _CAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 _STEPS = (1.0, 0.5, 0.25)  # of the longest stable one
 _DEADLINES = 16
@@ -121,50 +113,11 @@ def allowed_weights(
 ) -> FloatArray:
     """Return the weights that cost no more than `cap` in every sum, shape (counts, n).
 
-    Without noise nothing is to be paid for, and the cap is on the weight in the mean.
+    Without noise nothing is to be paid for, and the cap is on the average weight.
     """
     if mu == inf:
         return np.tile(cap / np.maximum(rates, 1e-12), (len(counts), 1))
     return cap * np.stack([weight_ratios(mu, delta, int(count), rates) for count in counts])
-
-
-def eigenvalues(features: int) -> FloatArray:
-    """Return what the covariance is taken to have, the largest first; they add up to 1."""
-    falling = np.arange(1, features + 1) ** -_DECAY
-    return np.asarray(falling / falling.sum())
-
-
-def learning_errors(step: float, features: int, rounds: int) -> tuple[FloatArray, FloatArray]:
-    """Return the shares of signal missed, and noise gained, after 0, 1, … rounds.
-
-    Parameters
-    ----------
-    step
-        In units of one over the trace of the covariance.
-
-    Returns
-    -------
-    missed : array of shape (rounds + 1,)
-        Of a signal that is alike in all directions; 1 at first.
-    gained : array of shape (2, rounds + 1)
-        Squared error of the predictions, for noise of variance 1 on every number of a gradient, and
-        for noise whose variances are the eigenvalues.
-    """
-    values = eigenvalues(features)
-    kept = 1 - step * RESIDUAL * values
-    added = step**2 * np.stack([np.ones(features), values])
-    now, before = np.ones(features), np.ones(features)
-    # Variances of the model, of the one before, and their covariance.
-    new, old, both = (np.zeros((2, features)) for _ in range(3))
-    missed, gained = [1.0], [np.zeros(2)]
-    for k in range(rounds):
-        lean = max(k - 1, 0) / (max(k - 1, 0) + 3)
-        now, before = kept * (now + lean * (now - before)), now
-        asked = (1 + lean) ** 2 * new + lean**2 * old - 2 * (1 + lean) * lean * both
-        new, old, both = kept**2 * asked + added, new, kept * ((1 + lean) * new - lean * both)
-        missed.append(float(values @ now**2))
-        gained.append(new @ values)
-    return np.array(missed), np.array(gained).T
 
 
 def plan_private(
@@ -206,8 +159,7 @@ def plan_private(
     setups = [setup_deadline] if setup_deadline is not None else planner.setups()
     caps = _CAPS if cap is None else (cap,)
     counts = planner.round_counts(most_rounds) if rounds is None else np.array([rounds])
-    longest = float(1 / (RESIDUAL * eigenvalues(workload.features)[0]))
-    steps = [longest * share for share in _STEPS]
+    steps = [longest_step(workload.features) * share for share in _STEPS]
     learnt = {step: learning_errors(step, workload.features, int(counts[-1])) for step in steps}
     best: PrivatePlan | None = None
     rounds_of = {seconds: planner.round_of(seconds) for seconds in lengths}

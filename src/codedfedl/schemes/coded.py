@@ -58,7 +58,7 @@ class Coded(Scheme):
     nonzeros
         Rows that a point goes into, for a sparse code.
     deadline : seconds
-        Of every round; the smallest that the parity allows, if not given.
+        Of every round; by default the smallest that the parity allows.
     planned
         ``rule``: the paper's, by which the deadline follows from the redundancy. ``hours``: both,
         and `nonzeros` of a sparse code, for the smallest time with the set-up charged.

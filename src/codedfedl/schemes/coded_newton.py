@@ -68,13 +68,13 @@ class CodedNewton(Scheme):
     mixing
         Points behind every parity row.
     nonzeros
-        Rows that a point goes into: the more, the more rows; the plan's, if not given.
+        Rows that a point goes into: the more, the more rows; by default the plan's.
     bits
         Of a number of the parity, 16 or 32.
     setup_deadline, deadline : seconds
-        Of the set-up and of every round; the plan's, if not given.
+        Of the set-up and of every round; by default the plan's.
     rounds
-        If not given, until the answers themselves say that the excess is reached.
+        By default until the answers themselves say that the excess is reached.
     hours
         Go on with rounds until then, whatever the plan says.
     damped

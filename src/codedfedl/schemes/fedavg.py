@@ -23,9 +23,9 @@ class FedAvg(Scheme):
     local_steps
         Gradient steps that a client takes on its mini-batch before it answers.
     deadline : seconds, optional
-        Wait no longer than this; for everybody if not given.
+        Wait no longer than this; by default for everybody.
     step
-        Size of a local step; the schedule's if not given, which is often too large for the points
+        Size of a local step; by default the schedule's, which is often too large for the points
         of one client alone.
     """
 

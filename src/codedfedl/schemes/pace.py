@@ -52,7 +52,7 @@ class Paced(Scheme):
     excess
         Relative excess of the objective that sampling may cost, which the set-up is planned for.
     setup_deadline : seconds
-        The plan's, if not given.
+        By default the plan's.
     """
 
     excess: float = 0.2

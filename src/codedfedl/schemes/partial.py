@@ -40,7 +40,7 @@ class Partial(Scheme):
     missing
         Share of the points that the deadline may miss in expectation, as `coded`'s redundancy.
     deadline : seconds
-        Of every round; the smallest that misses no more, if not given.
+        Of every round; by default the smallest that misses no more.
     optimiser
         ``gd`` or ``nesterov``.
     """

@@ -27,7 +27,8 @@ from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
-from codedfedl.planning.private import CENTRE_SHARE, RESIDUAL, PrivatePlan, plan_private
+from codedfedl.planning.noisy_descent import RESIDUAL
+from codedfedl.planning.private import CENTRE_SHARE, PrivatePlan, plan_private
 from codedfedl.privacy.accounting import UNITS, Account, Release, check_budget, mu_of
 from codedfedl.privacy.fixed_point import FixedPoint
 
@@ -82,11 +83,11 @@ class Private(Scheme):
     hours
         By when the run ends, which is planned for.
     rounds
-        Sums of gradients; the plan's, if not given.
+        Sums of gradients; by default the plan's.
     setup_deadline, deadline : seconds
-        Of the set-up and of every round; the plan's, if not given.
+        Of the set-up and of every round; by default the plan's.
     cap
-        Largest weight of a point that is in every sum; the plan's, if not given. One that is drawn
+        Largest weight of a point that is in every sum; by default the plan's. One that is drawn
         seldom may weigh more.
     sampling
         Whether each client draws the points of a round from all that it has embedded; its noise is

@@ -58,7 +58,7 @@ class LocalFederation:
     keys
         Certificates and node keys; without them everything is plaintext.
     port
-        Where nodes come in; a free one if not given.
+        Where nodes come in; a free one by default.
     app
         The Flower app folder that runs are begun with.
     stock

@@ -1,0 +1,61 @@
+"""What Nesterov's method on noisy sums learns, predicted before any data are seen.
+
+The covariance of q features is taken to have eigenvalues in proportion to 1/i, and the best model
+to be alike in all directions.
+"""
+
+import numpy as np
+
+from codedfedl._types import FloatArray
+
+__all__ = ["RESIDUAL", "eigenvalues", "learning_errors", "longest_step"]
+
+RESIDUAL = 0.5
+"""C: residuals are clipped to half the length of a one-hot label."""
+
+# Of the eigenvalues: those of digits, centred, are 0.105, 0.081, … beside 0.134, 0.067, …
+_DECAY = 1.0
+
+
+def eigenvalues(features: int) -> FloatArray:
+    """Return what the covariance is taken to have, the largest first; they add up to 1."""
+    falling = np.arange(1, features + 1) ** -_DECAY
+    return np.asarray(falling / falling.sum())
+
+
+def learning_errors(step: float, features: int, rounds: int) -> tuple[FloatArray, FloatArray]:
+    """Return the shares of signal missed, and noise gained, after 0, 1, … rounds.
+
+    Parameters
+    ----------
+    step
+        In units of one over the trace of the covariance.
+
+    Returns
+    -------
+    missed : array of shape (rounds + 1,)
+        Of a signal that is alike in all directions; 1 at first.
+    gained : array of shape (2, rounds + 1)
+        Squared error of the predictions, for noise of variance 1 on every number of a gradient, and
+        for noise whose variances are the eigenvalues.
+    """
+    values = eigenvalues(features)
+    kept = 1 - step * RESIDUAL * values
+    added = step**2 * np.stack([np.ones(features), values])
+    now, before = np.ones(features), np.ones(features)
+    # Variances of the model, of the one before, and their covariance.
+    new, old, both = (np.zeros((2, features)) for _ in range(3))
+    missed, gained = [1.0], [np.zeros(2)]
+    for k in range(rounds):
+        lean = max(k - 1, 0) / (max(k - 1, 0) + 3)
+        now, before = kept * (now + lean * (now - before)), now
+        asked = (1 + lean) ** 2 * new + lean**2 * old - 2 * (1 + lean) * lean * both
+        new, old, both = kept**2 * asked + added, new, kept * ((1 + lean) * new - lean * both)
+        missed.append(float(values @ now**2))
+        gained.append(new @ values)
+    return np.array(missed), np.array(gained).T
+
+
+def longest_step(features: int) -> float:
+    """Return the longest stable step, in units of one over the trace of the covariance."""
+    return float(1 / (RESIDUAL * eigenvalues(features)[0]))
