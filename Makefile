@@ -6,7 +6,7 @@ DEV := .venv/.ready-dev
 EXTRAS := .venv/.ready-extras
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-browser test-engine test-engine-short test-extras test-pages lint types imports docs tests bench clean
+.PHONY: help demo test test-browser test-engine test-engine-short test-extras test-slow lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,8 +37,8 @@ docs: $(DEV) ## The site, in build/docs
 tests: $(DEV) # a process for each core; each does its linear algebra by itself
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-test-pages: $(DEV) ## What the docs say: README and tutorials block by block, Table 1 on the real data
-	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m pages -n auto
+test-slow: $(DEV) ## README and tutorials block by block, Table 1, whole commands, statistics of many draws
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m slow -n auto --dist worksteal
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium
 	$(BIN)/pytest tests/test_browser.py -m browser

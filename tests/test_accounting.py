@@ -17,7 +17,12 @@ from codedfedl.privacy.accounting import (
     epsilon_of,
     mu_of,
 )
-from codedfedl.privacy.sampling import composed_epsilon, renyi_epsilon, weight_ratios
+from codedfedl.privacy.sampling import (
+    _divergences,
+    composed_epsilon,
+    renyi_epsilon,
+    weight_ratios,
+)
 
 MUS, DELTAS = st.floats(0.02, 8), st.floats(1e-9, 0.1)
 
@@ -141,9 +146,9 @@ class TestSampling:
             return float(p**2 / norm.pdf(x, 0, sigma))
 
         exact = log(quad(ratio, -30, 30)[0])
-        from codedfedl.privacy.sampling import _divergences
-
-        assert _divergences(rate, sigma)[0] == pytest.approx(exact, rel=1e-6)
+        assert _divergences(np.array([rate]), np.array([sigma]))[0, 0] == pytest.approx(
+            exact, rel=1e-6
+        )
 
     @given(st.floats(0.01, 1.0), st.floats(0.5, 20), st.integers(1, 200))
     def test_more_points_noise_or_sums_go_the_right_way(

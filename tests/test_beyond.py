@@ -48,13 +48,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Reproduction:
     return beyond.Reproduction(tmp_path, 2, None, "cpu", quiet=True)
 
 
+@pytest.mark.slow
 def test_cold_start_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
-    rows = beyond.cold_start(job)["rows"]
+    rows = beyond.cold_start(replace(job, seeds=1))["rows"]
     assert {row["scheme"] for row in rows} >= {"uncoded", "coded", "one-shot", "coded-newton"}
     newton = next(row for row in rows if row["scheme"] == "coded-newton")
     assert newton["points_per_parity_row"] >= 10
     assert newton["training_hours"][0] is None or newton["training_hours"][0] >= 0
-    assert len(newton["total_hours"]) == len(newton["predicted_excess"]) == 2
+    assert len(newton["total_hours"]) == len(newton["predicted_excess"]) == 1
     paper = {row["setting"]: row["paper_hours"] for row in rows}
     assert paper["uncoded"] is None  # its features are not the paper's
     for name in ("mnist", "fashion-mnist"):
@@ -129,6 +130,7 @@ def test_only_the_slowest_are_slowed() -> None:
     assert (_slowed(fleet, FleetConfig()).rate == fleet.rate).all()
 
 
+@pytest.mark.slow
 def test_private_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
     document = private(replace(job, seeds=1))
     rows = document["rows"]

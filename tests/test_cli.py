@@ -363,6 +363,7 @@ class TestSimulate:
             assert json.loads(out)["rows"][1]["gain"] > 0
             assert '<td class="left">d3</td>' in (directory / "report.html").read_text("utf-8")
 
+    @pytest.mark.slow
     def test_demo(self, run: Run, tmp_path: Path) -> None:
         code, out, _ = run("demo", "--out", tmp_path / "demo", "--json")
         found = {row["setting"]: row for row in json.loads(out)["rows"]}
@@ -392,6 +393,10 @@ def test_version_and_help(run: Run) -> None:
         (["--scheme", "codet"], "--scheme: scheme 'codet' is unknown: did you mean 'coded'"),
         (["--scheme", "uncoded", "--redundancy", "0.1"], "has no setting 'redundancy'"),
         (["--set", "federation.deadline=-1"], "--set federation.deadline is -1: "),
+        (["--set", "federation.clinets=3"], "--set federation.clinets: unknown key 'federation.clinets'"),
+        (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
+        (["--dataset", "no.csv"], "no.csv"),
+        (["--keys", "nowhere"], "ca.crt is not there: make it with codedfedl federate keys"),
         (["--deadline", "3", "--set", "federation.deadline=-1"], "--set federation.deadline is"),
     ],
 )

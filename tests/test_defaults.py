@@ -144,6 +144,7 @@ def test_a_scheme_alone_is_not_called_first(run: Run, minimal: Path) -> None:
 
 
 @pytest.mark.parametrize("minimal", ["rings", "wine"], indirect=True)
+@pytest.mark.slow
 def test_a_sweep_of_a_table_and_a_fleet(run: Run, minimal: Path) -> None:
     """The step and the target of the built-in grid are for digits, and not used here."""
     folder = minimal.parent

@@ -44,7 +44,7 @@ def blocks(page: str) -> list[Block]:
     return [Block(m["language"], m["text"], m["reason"], m["file"]) for m in _FENCE.finditer(text)]
 
 
-@pytest.mark.pages
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -185,6 +185,7 @@ def mischievous(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     """Whatever a client sends, the round goes on without it, and ends in time.
 
@@ -376,25 +377,6 @@ def test_an_old_flower(found: str, refused: bool, monkeypatch: pytest.MonkeyPatc
             programs.check_engine()
     else:
         programs.check_engine()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
-        (["--scheme", "codd"], "'codd' is unknown"),
-        (["--deadline", "-1"], "--deadline is -1.0"),
-        (["--redundancy", "2"], "coded.redundancy is 2"),
-        (["--dataset", "no.csv"], "no.csv"),
-        (["--set", "federation.clinets=3"], "unknown key 'federation.clinets'"),
-        (["--keys", "nowhere"], "ca.crt is not there: make it with codedfedl federate keys"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_starts(
-    options: list[str], message: str, tmp_path: Path
-) -> None:
-    assert message in cli("federate", "local", "--out", str(tmp_path / "run"), *options)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long

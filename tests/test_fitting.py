@@ -102,6 +102,7 @@ class TestIntervals:
             (radio, 20, TRUTH),
         ],
     )
+    @pytest.mark.slow
     def test_hold_the_truth(
         self,
         make: Callable[[np.random.Generator, int], Traces],
@@ -126,12 +127,14 @@ class TestIntervals:
         assert found.fleet.erasure.mean() == pytest.approx(0.2, abs=0.016)  # 5 standard errors
         assert found.intervals["erasure"][:, 1].max() < 0.7
 
+    @pytest.mark.slow
     def test_with_a_truth_on_the_boundary(self) -> None:
         """No overhead at all: its interval begins at 0, and the others are still right."""
         found = fit(totals(np.random.default_rng(13), 15, overhead=0))
         assert covered(found, "overhead", 0.0) >= 0.93
         assert 0.91 <= covered(found, "rate", 50) <= 0.99
 
+    @pytest.mark.slow
     def test_shrink_like_one_over_n_for_the_rate(self) -> None:
         """The smallest of n times tells the rate: an error of order 1/n, not 1/√n."""
         sizes = [12, 24, 48, 96]
@@ -151,6 +154,7 @@ class TestIntervals:
 
 
 class TestLateOrAbsent:
+    @pytest.mark.slow
     def test_late_replies_are_not_counted_as_absence(self) -> None:
         """Five seconds cut off a third of the slower replies. Intervals: 90% of 200, odds 1e-3."""
         found = fit(impatient(np.random.default_rng(21), 60, 200, waited=5))
@@ -164,6 +168,7 @@ class TestLateOrAbsent:
         assert any("were late, not absent" in note for note in found.notes)
         assert (~found.fits).sum() <= 8  # of 200 at 1%: odds 2e-4
 
+    @pytest.mark.slow
     def test_after_a_long_wait_it_is_absence(self) -> None:
         found = fit(impatient(np.random.default_rng(22), 60, 200, waited=500))
         assert np.allclose(found.fleet.availability, 1 - found.never_came / found.n)

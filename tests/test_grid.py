@@ -354,6 +354,7 @@ class TestSweep:
         assert columns["training.step"] == [1.0, 1.0, 2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_how_to_continue(run: Run, tmp_path: Path) -> None:
     """As a person would: Ctrl-C, then the same command with --resume; and all is as without."""
     command = ["sweep", "--json", "--seeds", "2", "--vary", "redundancy=0.1,0.3"]

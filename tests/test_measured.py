@@ -70,6 +70,7 @@ def played(delays: Fleet | DelayModel) -> dict[str, Setting]:
 
 
 @pytest.mark.parametrize("kind", ["measured", "mixed"])
+@pytest.mark.slow
 def test_what_was_planned_arrives(found: Fit, kind: str) -> None:
     """Hoeffding's bound over four clients and two models: false alarm below 1e-6 in all.
 

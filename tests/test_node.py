@@ -538,6 +538,7 @@ print(pages[0] // 1024)
 """
 
 
+@pytest.mark.slow
 def test_data_larger_than_memory_are_read_in_chunks(tmp_path: Path) -> None:
     """400 MB of features, 80 MB of inputs: the process's own memory stays far below either.
 

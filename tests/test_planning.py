@@ -185,6 +185,7 @@ class TestServerAsANode:
 
 
 class TestCheapest:
+    @pytest.mark.slow
     def test_against_every_number_of_rows(self) -> None:
         fleet = paper_devices(clients=6).fleet(Workload(features=200, labels=2), points=20)
         setup, workload = Setup(inputs=16, batches=2), Workload(features=200, labels=2)

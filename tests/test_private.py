@@ -323,6 +323,7 @@ def test_a_round_ends_when_everybody_has_answered_or_at_the_deadline() -> None:
 
 
 class TestLearning:
+    @pytest.mark.slow
     def test_more_budget_learns_more_and_infinite_learns_nearly_all(self) -> None:
         """On 1,437 points: medians of three seeds, so that one unlucky seed does not matter."""
         finals = []
@@ -372,6 +373,7 @@ class TestPlan:
         for hours in (1.0, 3.0, 16.0):
             assert self.planned(hours=hours).seconds <= 3600 * hours * (1 + 1e-9)
 
+    @pytest.mark.slow
     def test_more_time_or_budget_is_never_worse(self) -> None:
         errors = [self.planned(hours=hours).error for hours in (1.0, 2.0, 4.0, 8.0)]
         assert errors == sorted(errors, reverse=True)

@@ -12,7 +12,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
 
 pytestmark = [
-    pytest.mark.pages,
+    pytest.mark.slow,
     pytest.mark.skipif("CODEDFEDL_DATA" not in os.environ, reason="needs the real data"),
 ]
 

@@ -203,7 +203,7 @@ class BlockSetup:
 
     def points_by(
         self,
-        deadline: float,
+        deadline: float | FloatArray,
         fleet: DelayParameters,
         held: npt.ArrayLike,
         seconds_per_point: FloatArray,
@@ -211,9 +211,10 @@ class BlockSetup:
         """Return with how many points each client can be done by the deadline, shape (n,).
 
         It stops embedding when what is left suffices to mix and, in nine cases of ten, to send. A
-        client that cannot fill one row has 0.
+        client that cannot fill one row has 0. Deadlines of shape (k, 1) give a row each.
         """
-        low, high = np.zeros(len(fleet), dtype=np.int64), np.asarray(held, dtype=np.int64)
+        shape = np.broadcast_shapes(np.shape(deadline), (len(fleet),))
+        low, high = np.zeros(shape, dtype=np.int64), np.asarray(held, dtype=np.int64)
         sent = _sent(int(self.packets(high).max(initial=0)), fleet.erasure_up.tobytes())
         who = np.arange(len(fleet))
         while (low < high).any():

@@ -77,12 +77,9 @@ class ColdStart:
         above, left = max(excess - self.floor, 0.0), _left(self.heard, theta)
         rounds = _rounds_to(self.wanted - self.floor, above, left)
         rounds = min(max(rounds, fewest_rounds), most_rounds)
-        return replace(self, rounds=rounds).expecting(above * left**rounds)
-
-    def expecting(self, above: float) -> "ColdStart":
-        """Return the plan with what is expected above the floor in the end."""
-        seconds = self.setup_deadline + self.rounds * self.round_deadline
-        return replace(self, excess=self.floor + above, seconds=seconds)
+        seconds = self.setup_deadline + rounds * self.round_deadline
+        expected = self.floor + above * left**rounds
+        return replace(self, rounds=rounds, excess=expected, seconds=seconds)
 
 
 def _left(heard: float, theta: float) -> float:
@@ -180,8 +177,12 @@ def plan_cold_start(
     if rounds is not None and (rounds < 0 or rounds != int(rounds)):
         raise InputError(f"rounds is {rounds}: must be a whole number from 0 on")
     planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds)
-    budgets = planner.budgets() if setup_deadline is None else [setup_deadline]
-    found = [one for budget in budgets for one in planner.candidates(budget, deadline)]
+    budgets = planner.budgets() if setup_deadline is None else np.array([setup_deadline])
+    found = [
+        one
+        for budget, points in zip(budgets, planner.embedded(budgets[:, None]), strict=True)
+        for one in planner.candidates(float(budget), points, deadline)
+    ]
     if not found and setup_deadline is not None:
         raise planner.refusal(setup_deadline)
     if not found:
@@ -204,7 +205,7 @@ class _Planner:
     wanted: float
     rounds: int | None
 
-    def embedded(self, budget: float) -> IntArray:
+    def embedded(self, budget: float | FloatArray) -> IntArray:
         speed = self.setup.seconds_per_point(self.fleet)
         return self.setup.points_by(budget, self.fleet, self.held, speed)
 
@@ -254,9 +255,10 @@ class _Planner:
             last *= 2
         return np.geomspace(first, last, _BUDGETS)
 
-    def candidates(self, budget: float, deadline: float | None) -> list[ColdStart]:
+    def candidates(
+        self, budget: float, points: IntArray, deadline: float | None
+    ) -> list[ColdStart]:
         """Return plans with this set-up, one for every deadline worth trying."""
-        points = self.embedded(budget)
         rows = int(self.setup.rows(points).sum())
         if rows == 0:
             return []
@@ -267,20 +269,22 @@ class _Planner:
         start = max(theta / (1 + theta) - floor, 0.0)
         replies = FleetDelays(self.fleet).mean(points)
         given = [deadline] if deadline is not None else self._deadlines(replies[points > 0])
+        # A client that takes longer than a round answers every so many rounds.
+        each = np.asarray(given)[:, None]
+        fresh = self.fleet.availability / np.maximum(1.0, 0.5 + replies / each)
+        heard = (self.held * fresh)[:, points > 0].sum(1) / self.held.sum()
         plans = []
-        for seconds in given:
-            # A client that takes longer than a round answers every so many rounds.
-            fresh = self.fleet.availability / np.maximum(1.0, 0.5 + replies / seconds)
-            heard = float((self.held * fresh)[points > 0].sum() / self.held.sum())
-            left = _left(heard, theta)
-            rounds = self.rounds
+        for seconds, share in zip(given, heard.tolist(), strict=True):
+            left, rounds = _left(share, theta), self.rounds
             if rounds is None:
                 rounds = _rounds_to(self.wanted - floor, start, left)
             if rounds < _NEVER:
-                plan = ColdStart(
-                    budget, seconds, rounds, points, self.wanted, 0.0, 0.0, floor, heard
+                excess, last = floor + start * left**rounds, budget + rounds * seconds
+                plans.append(
+                    ColdStart(
+                        budget, seconds, rounds, points, self.wanted, excess, last, floor, share
+                    )
                 )
-                plans.append(plan.expecting(start * left**rounds))
         return plans
 
     @staticmethod

@@ -9,7 +9,7 @@ bound, which holds as well but needs some 7% more noise.
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib.util import find_spec
-from math import inf, log, sqrt
+from math import inf, sqrt
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -34,43 +34,41 @@ def library_installed() -> bool:
     return find_spec("dp_accounting") is not None
 
 
-def _divergences(rate: float, noise: float) -> FloatArray:
-    """Return the Rényi divergences of one sum, for all `_ORDERS` (Mironov et al., 2019)."""
+def _divergences(rate: FloatArray, noise: FloatArray) -> FloatArray:
+    """Return the Rényi divergences of single sums, shape (sums, orders) (Mironov et al., 2019)."""
+    rate, noise = rate[:, None, None], noise[:, None, None]
     orders, terms = _ORDERS[:, None], np.arange(_ORDERS[-1] + 1)[None, :]
     inside = np.minimum(terms, orders)
     logs = gammaln(orders + 1) - gammaln(inside + 1) - gammaln(orders - inside + 1)
-    logs = logs + (orders - inside) * log(max(1 - rate, 1e-300)) + inside * log(rate)
+    logs = logs + (orders - inside) * np.log(np.maximum(1 - rate, 1e-300)) + inside * np.log(rate)
     logs = logs + inside * (inside - 1) / (2 * noise**2)
-    return np.asarray(logsumexp(np.where(terms <= orders, logs, -inf), axis=1) / (_ORDERS - 1))
+    return np.asarray(logsumexp(np.where(terms <= orders, logs, -inf), axis=2) / (_ORDERS - 1))
 
 
 def renyi_epsilon(sums: Iterable[Sums], delta: float) -> float:
-    """Return an upper bound on ε of sums together, by Rényi divergences.
+    """Return an upper bound on ε of sums together, by Rényi divergences."""
+    rates, noises, counts = np.array(list(_checked(sums))).T
+    return float(_epsilon(counts @ _divergences(rates, noises), delta))
 
-    From divergences to (ε, δ) by Canonne, Kamath and Steinke (2020).
-    """
-    total = sum(count * _divergences(rate, noise) for rate, noise, count in _checked(sums))
-    found = total + np.log1p(-1 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1)
-    return max(float(np.min(found)), 0.0)
+
+def _epsilon(divergences: FloatArray, delta: float) -> FloatArray:
+    """Go from divergences to (ε, δ), as Canonne, Kamath and Steinke (2020)."""
+    found = divergences + np.log1p(-1 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1)
+    return np.asarray(np.maximum(found.min(-1), 0.0))
 
 
 @lru_cache(maxsize=256)
-def _ratio_table(mu: float, delta: float, count: int) -> tuple[float, ...]:
+def _ratio_table(mu: float, delta: float, count: int) -> FloatArray:
     """Return how many times as heavy points of the rates `_RATES` may be as those in every sum."""
     noise = sqrt(count) / mu
     target = renyi_epsilon([(1.0, noise, count)], delta)
-    ratios, low = [], 1.0
-    for rate in _RATES[::-1]:
-        # In the mean a point weighs at least as much; and rare points never more than this.
-        high = max(2 / rate, low)
-        for _ in range(_HALVINGS):
-            middle = sqrt(low * high)
-            if renyi_epsilon([(float(rate), noise / middle, count)], delta) <= target:
-                low = middle
-            else:
-                high = middle
-        ratios.append(low)
-    return tuple(ratios[::-1])
+    # In the mean a point weighs at least as much; and rare points never more than this.
+    low, high = np.ones(len(_RATES)), 2 / _RATES
+    for _ in range(_HALVINGS):
+        middle = np.sqrt(low * high)
+        allowed = _epsilon(count * _divergences(_RATES, noise / middle), delta) <= target
+        low, high = np.where(allowed, middle, low), np.where(allowed, high, middle)
+    return low
 
 
 def weight_ratios(mu: float, delta: float, count: int, rates: FloatArray) -> FloatArray:

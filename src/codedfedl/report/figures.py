@@ -176,7 +176,7 @@ def _draw_pieces(ax: Axes, client: Fleet, t: float) -> None:
 
 
 def _draw_best_return(ax: Axes, client: Fleet, horizon: float) -> None:
-    times = np.linspace(horizon / 400, horizon, 400)
+    times = np.linspace(horizon / 200, horizon, 200)
     best = [best_loads(FleetDelays(client), t, whole=False).expected_return for t in times]
     ax.plot(times, best, color=_BLUE, lw=1.6)
     ax.set(title="(b) At the best load, rising with the waiting time", xlabel="t, seconds")
