@@ -393,7 +393,7 @@ def test_version_and_help(run: Run) -> None:
         (["--scheme", "codet"], "--scheme: scheme 'codet' is unknown: did you mean 'coded'"),
         (["--scheme", "uncoded", "--redundancy", "0.1"], "has no setting 'redundancy'"),
         (["--set", "federation.deadline=-1"], "--set federation.deadline is -1: "),
-        (["--set", "federation.clinets=3"], "--set federation.clinets: unknown key 'federation.clinets'"),
+        (["--set", "federation.clinets=3"], "--set federation.clinets: unknown key"),
         (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
         (["--dataset", "no.csv"], "no.csv"),
         (["--keys", "nowhere"], "ca.crt is not there: make it with codedfedl federate keys"),
