@@ -44,7 +44,7 @@ test-browser: docs ## The report and the docs in a real browser; needs Chromium
 	$(BIN)/pytest tests/test_browser.py -m browser
 
 test-engine-short: $(DEV) ## Short federations on the real engine: TLS, kills, strangers
-	$(BIN)/pytest -m "engine and not long"
+	$(BIN)/pytest -m "engine and not long" $(PYTEST)
 
 test-engine: $(DEV) ## What takes minutes on the real engine: kills, restarts, many nodes
 	$(BIN)/pytest -m "engine and long"
