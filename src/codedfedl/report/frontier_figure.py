@@ -21,17 +21,24 @@ _BANDS = (  # who may see what, the most telling first
 )
 
 
+_COLUMNS = 2
+
+
 def frontier_figure(panels: Sequence[tuple[str, Sequence[Place]]]) -> Figure:
     """Draw hours to the target, the schemes in bands by what leaves a client; a panel per data set.
 
     A dot is the median over seeds, a line all seeds and the error of the test set.
     """
-    most = max(len(_drawn(found)) for _, found in panels)
+    drawn = [(title, _drawn(found)) for title, found in panels]
+    pairs = [drawn[first : first + _COLUMNS] for first in range(0, len(drawn), _COLUMNS)]
+    heights = [1.6 + 0.26 * max(len(lines) for _, lines in pair) for pair in pairs]
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.2 * len(panels), 1.6 + 0.26 * most), layout="constrained")
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for ax, (title, found) in zip(axes, panels, strict=True):
-            _panel(ax, title, _drawn(found))
+        size = (6.2 * len(pairs[0]), sum(heights))
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.add_gridspec(len(pairs), len(pairs[0]), height_ratios=heights)
+        for row, pair in enumerate(pairs):
+            for column, (title, lines) in enumerate(pair):
+                _panel(figure.add_subplot(grid[row, column]), title, lines)
     return figure
 
 
