@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from codedfedl.fleet.measured import MeasuredDelays, read_measured
     from codedfedl.fleet.mixed import MixedDelays
     from codedfedl.fleet.paper import paper_devices, paper_fleet
+    from codedfedl.fleet.phones import phone_devices, phone_fleet
     from codedfedl.models import Model, load_model
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
@@ -105,6 +106,8 @@ __all__ = [
     "minimum_deadline",
     "paper_devices",
     "paper_fleet",
+    "phone_devices",
+    "phone_fleet",
     "plan",
     "plan_cold_start",
     "read_experiment",
@@ -132,6 +135,7 @@ _MODULES = {
     "fleet.measured": ("MeasuredDelays", "read_measured"),
     "fleet.mixed": ("MixedDelays",),
     "fleet.paper": ("paper_devices", "paper_fleet"),
+    "fleet.phones": ("phone_devices", "phone_fleet"),
     "models": ("Model", "load_model"),
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),

@@ -32,8 +32,9 @@ FLEETS: dict[str, dict[str, Any]] = {
         "training.epochs": 500,
         "training.decay_epochs": [200, 325],
     },
+    "phones": {"fleet.name": "phones", "fleet.clients": 100},
 }
-"""Fleets by name: the paper's, thirty equal clients, and a thousand with sixty points each."""
+"""Fleets by name: the paper's, thirty equal clients, a thousand with sixty points each, phones."""
 
 _TABLE = {"features.sigma": "auto", "training.step": "auto", "training.decay_epochs": []}
 DATASETS: dict[str, dict[str, Any]] = {

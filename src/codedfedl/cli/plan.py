@@ -74,6 +74,10 @@ class ParityOptions:
 class WorkOptions:
     """What clients have and compute, as far as a file does not say."""
 
+    clients: Annotated[
+        int | None,
+        typer.Option(help="Clients of a built-in fleet: 30 by default.", rich_help_panel=WORK),
+    ] = None
     points: Annotated[
         float | None,
         typer.Option(
@@ -134,12 +138,12 @@ class OutputOptions:
 @grouped
 def plan_command(
     fleet: Annotated[
-        str, typer.Argument(help="A fleet or device file (.csv, .parquet), or 'paper'.")
+        str, typer.Argument(help="A fleet or device file (.csv, .parquet), 'paper', or 'phones'.")
     ],
     parity: ParityOptions,
     work: WorkOptions,
     *,
-    seed: Annotated[int, typer.Option(help="Of the paper's fleet.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of a built-in fleet.")] = 0,
     output: OutputOptions,
 ) -> None:
     """Choose how long each round waits and how much each client does.

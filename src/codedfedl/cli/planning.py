@@ -6,11 +6,11 @@ from typing import Any
 from codedfedl.cli.output import json_number, messages, print_json, progress, results, wrote
 from codedfedl.cli.plan import OutputOptions, ParityOptions, WorkOptions
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import BUILT_IN, built_in_fleet, check_fleet_name
 from codedfedl.fleet.delays import DelaysWithPoints
-from codedfedl.fleet.devices import Fleet, Workload, check_fleet_name, read_fleet
+from codedfedl.fleet.devices import Fleet, Workload, read_fleet
 from codedfedl.fleet.maximum import expected_maximum
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
-from codedfedl.fleet.paper import paper_fleet
 from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
 from codedfedl.report.plan_table import plan_view
 
@@ -188,7 +188,7 @@ def _plan_for_rounds(
 
 def _is_measured(name: str) -> bool:
     check_fleet_name(name)
-    return name != "paper" and is_measured(name)
+    return name not in BUILT_IN and is_measured(name)
 
 
 def _refuse_points(name: str, points: float | None) -> None:
@@ -201,8 +201,10 @@ def _refuse_points(name: str, points: float | None) -> None:
 
 
 def _read(name: str, work: WorkOptions, seed: int) -> Fleet:
-    if name == "paper":
-        return paper_fleet(400 if work.points is None else work.points, _workload(work), seed=seed)
+    if name in BUILT_IN:
+        return built_in_fleet(name, work.clients, work.points, _workload(work), seed)
+    if work.clients is not None:
+        raise InputError(f"--clients is {work.clients}, but {name} has its own: leave it out")
     _refuse_points(name, work.points)
     return read_fleet(name, _workload(work), work.points)
 

@@ -44,7 +44,7 @@ def reproduce_command(
     ] = 20.0,
     fleet: Annotated[
         str | None,
-        typer.Option(help="Of frontier, one fleet: paper, homogeneous or thousand."),
+        typer.Option(help="Of frontier, one fleet: paper, homogeneous, thousand or phones."),
     ] = None,
     dataset: Annotated[
         str | None,

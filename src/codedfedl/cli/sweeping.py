@@ -7,6 +7,7 @@ from typing import Any
 from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import named_experiment, run_experiment
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import void_settings
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.results import Outcome, outcomes
@@ -14,7 +15,7 @@ from codedfedl.report.rows import outcome_rows
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import CLOCKS, best, races
-from codedfedl.runs.config import OF_THE_PAPER, Experiment
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
 from codedfedl.runs.grid import axis, cells
@@ -94,7 +95,8 @@ def _with_grid(
     if axes:
         document["grid"] = axes
     if fleet is not None:
-        kept = {key: document["fleet"][key] for key in document["fleet"] if key not in OF_THE_PAPER}
+        void = void_settings(str(fleet))
+        kept = {key: value for key, value in document["fleet"].items() if key not in void}
         document["fleet"] = kept | {"name": str(fleet)}
     chosen = check(document, "--vary")
     if not chosen.grid:

@@ -15,14 +15,12 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
-from codedfedl.io.names import nearest
 
 __all__ = [
     "DelayParameters",
     "Devices",
     "Fleet",
     "Workload",
-    "check_fleet_name",
     "read_clients",
     "read_fleet",
 ]
@@ -262,15 +260,6 @@ class Devices(Columns):
     def fleet(self, workload: Workload, points: npt.ArrayLike) -> Fleet:
         """Return the fleet that these devices are for a workload, with `points` per round."""
         return Fleet.of(self.parameters(workload), points)
-
-
-def check_fleet_name(name: str) -> None:
-    """Refuse a word that is neither a file nor the built-in ``paper``, perhaps misspelt."""
-    if name != "paper" and not Path(name).suffix and not Path(name).exists():
-        raise InputError(
-            f"the fleet {name!r} is neither a file that ends in .csv or .parquet nor a known name: "
-            f"{nearest(name, ['paper'])}"
-        )
 
 
 def read_fleet(

@@ -23,11 +23,7 @@ from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
-__all__ = ["OF_THE_PAPER", "Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
-
-
-OF_THE_PAPER = ("clients", "k1", "k2", "alpha", "erasure")
-"""Keys of the fleet table that only the paper's fleet has: a fleet file says these itself."""
+__all__ = ["Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
 
 
 def _known_features(kind: str) -> str:
@@ -54,7 +50,7 @@ class DataConfig(_Table):
 
 
 class FleetConfig(_Table):
-    """``paper`` with its constants, or a file: a fleet, devices, or measured delays.
+    """``paper`` or ``phones`` with some clients, or a file: a fleet, devices, or measured delays.
 
     The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
     their processors and links, in the set-up and in rounds; measured delays are all that longer.

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest
-from codedfedl.runs.config import OF_THE_PAPER, Experiment, FleetConfig
+from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.runs.overrides import set_key
 
 __all__ = ["changed", "check", "read_experiment", "table_keys"]
@@ -53,8 +54,9 @@ def changed(
             'data.name = "my.csv", data.label = "kind", fleet.name = "fleet.csv"'
         )
     fleet = document.get("fleet")
-    if changes.get("fleet.name", "paper") != "paper" and isinstance(fleet, dict):
-        document["fleet"] = {key: fleet[key] for key in fleet if key not in OF_THE_PAPER}
+    if "fleet.name" in changes and isinstance(fleet, dict):
+        void = void_settings(str(changes["fleet.name"]))
+        document["fleet"] = {key: fleet[key] for key in fleet if key not in void}
     for key, value in changes.items():
         set_key(document, key, value)
     _refuse_ignored(document, changes, where, options or {})
@@ -69,15 +71,15 @@ def _refuse_ignored(
     where: str,
     options: Mapping[str, str],
 ) -> None:
-    """Refuse a key of the paper's fleet beside a fleet file, which says it itself.
+    """Refuse a key of a built-in fleet beside a fleet that says it itself.
 
     A run's own ``config.toml`` has every key: there, those at their default say nothing.
     """
     fleet = document.get("fleet")
-    if not isinstance(fleet, dict) or fleet.get("name", "paper") == "paper":
+    if not isinstance(fleet, dict):
         return
     defaults = FleetConfig()
-    for key in OF_THE_PAPER:
+    for key in void_settings(str(fleet.get("name", defaults.name))):
         changed_here = f"fleet.{key}" in changes or key in changes.get("fleet", {})
         if key in fleet and (changed_here or fleet[key] != getattr(defaults, key)):
             place = _option(f"fleet.{key}", options) or f"{where}: fleet.{key}"

@@ -9,8 +9,9 @@ from itertools import product
 from typing import Any
 
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest
-from codedfedl.runs.config import OF_THE_PAPER, Experiment, SchemeConfig
+from codedfedl.runs.config import Experiment, SchemeConfig
 from codedfedl.runs.documents import check, table_keys
 from codedfedl.runs.labels import distinct_labels, flattened
 from codedfedl.runs.overrides import parse_value, set_key
@@ -210,11 +211,9 @@ def _checked(experiment: Experiment) -> dict[str, list[Any]]:
 
 def _refuse_void_axes(one: Experiment, shared: Sequence[str]) -> None:
     """Refuse to vary what a fleet file says by itself."""
-    if one.fleet.name == "paper":
-        return
     for key in shared:
         table, _, name = key.partition(".")
-        if table == "fleet" and name in OF_THE_PAPER:
+        if table == "fleet" and name in void_settings(one.fleet.name):
             raise InputError(
                 f"grid.{name}: {one.fleet.name} has its own; vary fleet=a.csv,b.csv instead"
             )

@@ -10,10 +10,10 @@ from codedfedl.core.disclosure import only_private
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, load_dataset, mini_batches
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_name
 from codedfedl.fleet.delays import DelayModel, FleetDelays
-from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, check_fleet_name, read_clients
+from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, read_clients
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
-from codedfedl.fleet.paper import paper_devices
 from codedfedl.learning.features import FeatureMap, typical_sigma
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
@@ -60,7 +60,7 @@ def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Data
 def fleets(found: Sequence[Cell]) -> dict[str, Clients]:
     """Read every fleet file of the settings, once."""
     names = dict.fromkeys(cell.experiment.fleet.name for cell in found)
-    return {name: _read(name) for name in names if name != "paper"}
+    return {name: _read(name) for name in names if name not in BUILT_IN}
 
 
 def _read(name: str) -> Clients:
@@ -144,14 +144,14 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
 
 
 def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
-    return config.clients if config.name == "paper" else len(fleets[config.name].client)
+    return config.clients if config.name in BUILT_IN else len(fleets[config.name].client)
 
 
 def _planned_and_actual(
     config: FleetConfig, unit: Unit, task: Task
 ) -> tuple[Fleet, Fleet] | tuple[MeasuredDelays, MeasuredDelays]:
     """Return the delays that the plans assume, and those on which time passes."""
-    clients = _paper(config, unit.seed) if config.name == "paper" else unit.fleets[config.name]
+    clients = unit.fleets.get(config.name) or _built_in(config, unit.seed)
     if isinstance(clients, MeasuredDelays):
         return clients, clients.slowed(_factor(clients.mean(task.points[0]), config))
     if isinstance(clients, Devices):
@@ -160,8 +160,9 @@ def _planned_and_actual(
     return fleet, _slowed(fleet, config)
 
 
-def _paper(config: FleetConfig, seed: int) -> Devices:
-    return paper_devices(
+def _built_in(config: FleetConfig, seed: int) -> Devices:
+    return built_in_devices(
+        config.name,
         config.clients,
         k1=config.k1,
         k2=config.k2,
