@@ -17,6 +17,7 @@ _INSTANT = 1e-150  # seconds: no smaller time is looked for
 _NODES = 10  # of a Gauss–Legendre rule
 _PANELS = 200  # a staircase has no smooth ones: it is as good as these make it
 _ACCURACY = 1e-7  # relative
+_AT_ONCE = 1 << 16  # times and clients: what stays in a core's cache
 
 
 def expected_maximum(fleet: Delays, loads: npt.ArrayLike) -> float:
@@ -29,18 +30,29 @@ def expected_maximum(fleet: Delays, loads: npt.ArrayLike) -> float:
     loads = np.asarray(loads, dtype=np.float64) * np.ones(len(model.client))
     asked = np.flatnonzero(loads > 0)
 
-    def all_done(model: DelayDistribution, loads: FloatArray, t: float) -> float:
-        return float(np.prod(model.cdf(loads, t)))
-
     model, loads = model.take(asked), loads[asked]
-    if all_done(model, loads, FOREVER) < _SURELY:
+    if _all_done(model, loads, FOREVER) < _SURELY:
         return np.inf
-    latest = _crossing(lambda t: all_done(model, loads, t) >= _SURELY)
-    earliest = _crossing(lambda t: all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING)
+    latest = _crossing(lambda t: _all_done(model, loads, t) >= _SURELY)
+    earliest = _crossing(lambda t: _all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING)
     slow = np.flatnonzero(model.cdf(loads, earliest) < 1)  # the others are done by then
     slowest, their_loads = model.take(slow), loads[slow]
-    rest = _integral(lambda t: 1 - all_done(slowest, their_loads, t), earliest, latest)
-    return float(earliest + rest)
+
+    def missing(times: FloatArray) -> FloatArray:
+        return 1 - _all_done_by(slowest, their_loads, times)
+
+    return float(earliest + _integral(missing, earliest, latest))
+
+
+def _all_done(model: DelayDistribution, loads: FloatArray, t: float) -> float:
+    return float(np.prod(model.cdf(loads, t)))
+
+
+def _all_done_by(model: DelayDistribution, loads: FloatArray, times: FloatArray) -> FloatArray:
+    """Return the probability that all are done by each of the times."""
+    if len(loads) * len(times) > _AT_ONCE:
+        return np.array([_all_done(model, loads, t) for t in times.tolist()])
+    return np.asarray(np.prod(model.cdf(loads, times[:, None]), axis=1))
 
 
 def _crossing(reached: Callable[[float], bool]) -> float:
@@ -57,23 +69,26 @@ def _crossing(reached: Callable[[float], bool]) -> float:
     return high
 
 
-def _integral(function: Callable[[float], float], low: float, high: float) -> float:
+def _integral(function: Callable[[FloatArray], FloatArray], low: float, high: float) -> float:
     """∫ of a function by Gauss–Legendre rules, halving the panel with the largest error.
 
     Not SciPy's `quad`, which is as good: importing it takes longer than a whole plan.
     """
     places, weights = np.polynomial.legendre.leggauss(_NODES)
 
-    def rule(a: float, b: float) -> float:
-        values = [function(t) for t in (a + b + (b - a) * places) / 2]
-        return float(weights @ values) * (b - a) / 2
+    def rules(*ends: float) -> list[float]:
+        """Return the integrals between neighbouring ends."""
+        a, b = np.array(ends[:-1]), np.array(ends[1:])
+        times = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * places
+        values = function(times.ravel()).reshape(times.shape)
+        return [float(one) for one in (values @ weights) * (b - a) / 2]
 
     def panel(a: float, b: float, whole: float) -> tuple[float, float, float, float, float]:
         """Return minus the error, for the heap, the ends, and the integral of each half."""
-        left, right = rule(a, (a + b) / 2), rule((a + b) / 2, b)
+        left, right = rules(a, (a + b) / 2, b)
         return -abs(left + right - whole), a, b, left, right
 
-    panels = [panel(low, high, rule(low, high))]
+    panels = [panel(low, high, *rules(low, high))]
     while -sum(p[0] for p in panels) > _ACCURACY * high and len(panels) < _PANELS:
         _, a, b, left, right = heapq.heappop(panels)
         heapq.heappush(panels, panel(a, (a + b) / 2, left))
