@@ -33,7 +33,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
-from tests.waiting import eventually
+from tests.waiting import eventually, interruptible
 
 pytestmark = pytest.mark.engine
 
@@ -292,7 +292,9 @@ def test_everything_ends_with_who_started_it(number: signal.Signals, tmp_path: P
     def serving() -> bool:
         return any("flwr-serverapp" in command for command in flowers_of(tmp_path).values())
 
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+    with interruptible():
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    with process:
         eventually(serving, 60, "it did not start")
         process.send_signal(number)
         process.wait(30)

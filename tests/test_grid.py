@@ -24,6 +24,7 @@ from codedfedl.simulation.problem import embedded as original
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.test_simulate import small
+from tests.waiting import interruptible
 
 SCHEMES = [{"name": "uncoded"}, {"name": "coded", "redundancy": 0.1}]
 
@@ -361,14 +362,13 @@ def test_an_interrupt_says_how_to_continue(run: Run, tmp_path: Path) -> None:
     for key in ("features.n_components=100", "fleet.clients=6", "training.epochs=20"):
         command += ["--set", key]
     out, whole = tmp_path / "stopped", tmp_path / "whole"
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # which in the background is ignored
-    process = subprocess.Popen(
-        [sys.executable, "-m", "codedfedl", *command, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    signal.signal(signal.SIGINT, before)
+    with interruptible():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "codedfedl", *command, "--out", str(out)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     for _ in range(6000):
         if (out / "checkpoint.npz").exists():  # the first seed is done
             break

@@ -1,12 +1,14 @@
 """What tests of real processes share."""
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-__all__ = ["eventually"]
+__all__ = ["eventually", "interruptible"]
 
 
 def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
@@ -17,3 +19,13 @@ def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
             return found
         time.sleep(0.2)
     return pytest.fail(f"{why} within {seconds:g} s")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let processes that start meanwhile heed Ctrl-C, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
