@@ -23,7 +23,7 @@ def eventually(what: Callable[[], Any], seconds: float, why: str) -> Any:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let processes that start meanwhile heed Ctrl-C, also where the tests run in the background."""
+    """Let processes that start meanwhile heed Ctrl-C, even if the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
