@@ -19,9 +19,9 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
@@ -33,7 +33,8 @@ LEAST_MIXING = 10
 
 _log = logging.getLogger(__name__)
 
-_SLICE = 1 << 20  # entries of a code that exist at one time
+_SLICE = 1 << 20  # entries of a dense code that exist at one time
+_COLUMNS = 1 << 12  # of a sparse one: at least so many
 
 Entries = npt.NDArray[np.float32]
 
@@ -92,7 +93,9 @@ class Code:
             if rows > points:
                 raise InputError(f"a dealt code of {points} points has no {rows} rows")
             return _deal(parts, weights, rows, rng, self.operations(rows))
-        return _multiply(parts, weights, rows, rng, _ENTRIES[self.name], self.nonzeros)
+        if self.name == "sparse":
+            return _scatter(parts, weights, rows, rng, self.operations(rows))
+        return _multiply(parts, weights, rows, rng, _ENTRIES[self.name])
 
 
 @cache
@@ -103,30 +106,20 @@ def warn_of_thin_rows(scheme: str, points: int) -> None:
         _log.warning("%s: a parity row mixes %s and is close to raw data", scheme, few)
 
 
-def _gaussian(rng: np.random.Generator, rows: int, columns: int, _: int) -> Entries:
+def _gaussian(rng: np.random.Generator, rows: int, columns: int) -> Entries:
     return rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(rows))
 
 
-def _sign(rng: np.random.Generator, rows: int, columns: int, _: int) -> Entries:
+def _sign(rng: np.random.Generator, rows: int, columns: int) -> Entries:
     signs = rng.integers(0, 2, (rows, columns), dtype=np.int8)
     return (1 - 2 * signs).astype(np.float32) / np.float32(np.sqrt(rows))
 
 
-def _sparse(rng: np.random.Generator, rows: int, columns: int, nonzeros: int) -> Entries:
-    nonzeros = min(nonzeros, rows)
-    entries = np.zeros((rows, columns), dtype=np.float32)
-    places = rng.random((rows, columns)).argpartition(nonzeros - 1, axis=0)[:nonzeros]
-    signs = 1 - 2 * rng.integers(0, 2, places.shape, dtype=np.int8)
-    np.put_along_axis(entries, places, signs / np.float32(np.sqrt(nonzeros)), axis=0)
-    return entries
-
-
-_ENTRIES: dict[str, Callable[[np.random.Generator, int, int, int], Entries]] = {
+_ENTRIES: dict[str, Callable[[np.random.Generator, int, int], Entries]] = {
     "gaussian": _gaussian,
     "sign": _sign,
-    "sparse": _sparse,
 }
-CODES = (*_ENTRIES, "dealt")
+CODES = (*_ENTRIES, "sparse", "dealt")
 """The names of all codes."""
 
 GAUSSIAN = Code()
@@ -138,8 +131,7 @@ def _multiply(
     weights: FloatArray,
     rows: int,
     rng: np.random.Generator,
-    entries: Callable[[np.random.Generator, int, int, int], Entries],
-    nonzeros: int,
+    entries: Callable[[np.random.Generator, int, int], Entries],
 ) -> list[Array]:
     """Draw a slice of the code's columns at a time, and never keep it."""
     xp, where = array_namespace(parts[0]), device(parts[0])
@@ -147,12 +139,58 @@ def _multiply(
     width = max(1, _SLICE // rows)
     for start in range(0, parts[0].shape[0], width):
         part = slice(start, min(start + width, parts[0].shape[0]))
-        draws = entries(rng, rows, part.stop - start, nonzeros)
+        draws = entries(rng, rows, part.stop - start)
         draws *= weights[part].astype(np.float32)
         code = xp.asarray(draws, device=where)
         mixed = [code @ matrix[part] for matrix in parts]
         totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
     return totals
+
+
+def _scatter(
+    parts: Sequence[Array],
+    weights: FloatArray,
+    rows: int,
+    rng: np.random.Generator,
+    nonzeros: int,
+) -> list[Array]:
+    """Draw the places and signs of the entries, and add every point to its rows.
+
+    A GPU multiplies with the dense matrix instead, which has the same entries.
+    """
+    xp, where = array_namespace(parts[0]), device(parts[0])
+    totals: list[Array] = []
+    points, width = parts[0].shape[0], max(_COLUMNS, rows)
+    for start in range(0, points, width):
+        part = slice(start, min(start + width, points))
+        places = _places(rng, rows, part.stop - start, nonzeros)
+        signs = (1 - 2 * rng.integers(0, 2, places.shape, dtype=np.int8)) / np.sqrt(nonzeros)
+        values = (signs * weights[part, None]).astype(np.float32)
+        if is_numpy_array(parts[0]):
+            from scipy.sparse import csc_array
+
+            ends = np.arange(0, values.size + 1, nonzeros)
+            code = csc_array((values.ravel(), places.ravel(), ends), (rows, len(places)))
+        else:
+            entries = np.zeros((rows, len(places)), dtype=np.float32)
+            np.put_along_axis(entries, places.T, values.T, axis=0)
+            code = xp.asarray(entries, device=where)
+        mixed = [code @ matrix[part] for matrix in parts]
+        totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
+    return totals
+
+
+def _places(rng: np.random.Generator, rows: int, points: int, nonzeros: int) -> IntArray:
+    """Draw distinct rows for every point, shape (points, nonzeros)."""
+    if nonzeros**2 > rows:  # one row would often be drawn twice
+        return rng.random((points, rows)).argpartition(nonzeros - 1, axis=1)[:, :nonzeros]
+    places = rng.integers(0, rows, (points, nonzeros))
+    again = np.arange(points)
+    while len(again):
+        drawn = np.sort(places[again], axis=1)
+        again = again[(drawn[:, 1:] == drawn[:, :-1]).any(axis=1)]
+        places[again] = rng.integers(0, rows, (len(again), nonzeros))
+    return places
 
 
 def _deal(

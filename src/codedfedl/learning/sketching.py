@@ -4,7 +4,9 @@ Parity (X̃, Ỹ) of few rows has E[X̃ᵀX̃] = XᵀX. One eigendecomposition o
 ridge regression for any ridge, its leave-one-out loss, and the preconditioner for any damping.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ __all__ = ["Sketch", "curvature_ratio", "damping"]
 
 _RIDGES = np.geomspace(1e-6, 1.0, 49)  # relative to the largest eigenvalue
 _RESKETCH = Code("sparse", 8)
+_ROWS = 4096  # of the parity, whose errors exist at one time
 STABLE = 1.2
 """Largest ratio of true to assumed curvature that `damping` aims at; steps diverge from 2 on."""
 
@@ -31,15 +34,12 @@ class Sketch:
     features, targets : arrays of shape (u, q) and (u, c)
     values, vectors : arrays of shape (q,) and (q, q)
         X̃ᵀX̃ = V·diag(values)·Vᵀ.
-    rotated : array of shape (u, q)
-        X̃·V.
     """
 
     features: FloatArray
     targets: FloatArray
     values: FloatArray
     vectors: FloatArray
-    rotated: FloatArray
 
     @classmethod
     def of(cls, features: npt.ArrayLike, targets: npt.ArrayLike) -> "Sketch":
@@ -53,7 +53,12 @@ class Sketch:
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             raise InputError("parity holds NaN or infinity: some client's data are not finite")
         values, vectors = np.linalg.eigh(x.T @ x)
-        return cls(x, y, np.maximum(values, 0.0), vectors, x @ vectors)
+        return cls(x, y, np.maximum(values, 0.0), vectors)
+
+    @cached_property
+    def rotated(self) -> FloatArray:
+        """X̃·V, shape (u, q)."""
+        return np.asarray(self.features @ self.vectors)
 
     @property
     def rows(self) -> int:
@@ -84,24 +89,32 @@ class Sketch:
         A row that was left out is a random combination of points, so this estimates the squared
         error of the model on *all* points, without a test point.
         """
-        errors, unused = self._errors(ridge)
-        return float(((errors / unused) ** 2).sum())
+        return float(self._leave_one_out(np.array([ridge]))[0])
+
+    def _leave_one_out(self, ridges: FloatArray) -> FloatArray:
+        parts = [((e / unused) ** 2).sum((0, 2)) for e, unused in self._errors(ridges)]
+        return np.asarray(np.sum(parts, axis=0))
 
     def smallest_objective(self, ridge: float) -> float:
         """Estimate the ridge objective of all points at its minimum, ½‖Xβ − Y‖² + ½·ridge·‖β‖².
 
         The parity's own errors are too small, row by row, by what the fit uses up of each.
         """
-        errors, unused = self._errors(ridge)
         penalty = ridge * float((self.solve(ridge) ** 2).sum())
-        return (float((errors**2 / unused).sum()) + penalty) / 2
+        errors = sum(float((e**2 / unused).sum()) for e, unused in self._errors(np.array([ridge])))
+        return (errors + penalty) / 2
 
-    def _errors(self, ridge: float) -> tuple[FloatArray, FloatArray]:
-        """Return the errors of a fit (u, c), and 1 − leverage of every row (u, 1)."""
-        shrunk = 1 / np.maximum(self.values + ridge, np.finfo(float).tiny)
-        fitted = self.rotated @ (shrunk[:, None] * (self.rotated.T @ self.targets))
-        unused = np.maximum(1 - self.rotated**2 @ shrunk, 1e-12)
-        return self.targets - fitted, unused[:, None]
+    def _errors(self, ridges: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Yield errors of the fits (n, r, c), and 1 − leverage of the rows (n, r, 1), in parts."""
+        shrunk = 1 / np.maximum(self.values[:, None] + ridges, np.finfo(float).tiny)  # (q, r)
+        moment = self.rotated.T @ self.targets
+        models = (shrunk[:, :, None] * moment[:, None, :]).reshape(len(shrunk), -1)
+        for start in range(0, self.rows, _ROWS):
+            part = slice(start, start + _ROWS)
+            rotated, targets = self.rotated[part], self.targets[part]
+            fitted = (rotated @ models).reshape(len(targets), len(ridges), -1)
+            unused = np.maximum(1 - rotated**2 @ shrunk, 1e-12)
+            yield targets[:, None, :] - fitted, unused[:, :, None]
 
     def excess(self, start_ridge: float, ridge: float) -> float:
         """Estimate the relative excess of the objective at the model of `start_ridge`."""
@@ -113,7 +126,7 @@ class Sketch:
         """Return the ridge from `least` on with the smallest leave-one-out loss, on a grid."""
         ridges = np.maximum(_RIDGES * max(self.values[-1], np.finfo(float).tiny), least)
         ridges = np.unique(ridges[ridges > 0])
-        return float(min(ridges, key=self.leave_one_out))
+        return float(ridges[np.argmin(self._leave_one_out(ridges))])
 
 
 def curvature_ratio(true: Sketch, assumed: Sketch, ridge: float, damped: float) -> float:
