@@ -98,11 +98,18 @@ class Sketch:
     def smallest_objective(self, ridge: float) -> float:
         """Estimate the ridge objective of all points at its minimum, ½‖Xβ − Y‖² + ½·ridge·‖β‖².
 
-        The parity's own errors are too small, row by row, by what the fit uses up of each.
+        The parity's own errors are too small, row by row, by what the fit uses up of each. It is
+        asked for in every round, for the same ridge: what was found is kept.
         """
-        penalty = ridge * float((self.solve(ridge) ** 2).sum())
-        errors = sum(float((e**2 / unused).sum()) for e, unused in self._errors(np.array([ridge])))
-        return (errors + penalty) / 2
+        if ridge not in self._objectives:
+            penalty = ridge * float((self.solve(ridge) ** 2).sum())
+            parts = [(e**2 / unused).sum() for e, unused in self._errors(np.array([ridge]))]
+            self._objectives[ridge] = (float(np.sum(parts)) + penalty) / 2
+        return self._objectives[ridge]
+
+    @cached_property
+    def _objectives(self) -> dict[float, float]:
+        return {}
 
     def _errors(self, ridges: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Yield errors of the fits (n, r, c), and 1 − leverage of the rows (n, r, 1), in parts."""
