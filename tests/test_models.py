@@ -195,6 +195,21 @@ def test_the_model_of_a_scheme_is_kept(tmp_path: Path, run: Run) -> None:
     assert not (tmp_path / "other").exists()
 
 
+def test_files_of_whole_pixels_are_read_as_such(tmp_path: Path, run: Run) -> None:
+    """Built-in images are shares of the whitest pixel, which no file has."""
+    simulate(small(), RunDirectory(tmp_path / "run"))
+    pixels, labels = load_digits(return_X_y=True)
+    header = ",".join([f"pixel{i}" for i in range(64)] + ["label"])
+    table = np.column_stack([pixels, labels])[:300]
+    np.savetxt(tmp_path / "new.csv", table, "%d", ",", header=header, comments="")
+    model = tmp_path / "run" / "model.npz"
+    code, out, err = run("predict", model, tmp_path / "new.csv", "--json")
+    assert code == 0, err
+    predicted = np.array(json.loads(out)["predictions"])
+    assert (predicted == labels[:300]).mean() > 0.9
+    np.testing.assert_array_equal(predicted, load_model(model).predict(pixels[:300] / 16))
+
+
 def test_a_diverged_model_is_not_kept(tmp_path: Path) -> None:
     training = {"epochs": 200, "step": 1e6, "ridge": 9e-6}
     schemes = [{"name": "uncoded"}, {"name": "one-shot"}]

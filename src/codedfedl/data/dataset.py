@@ -1,6 +1,6 @@
 """`Dataset`: inputs and labels to train on and to test with, checked once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -32,6 +32,10 @@ class Origin:
     classes: tuple[str, ...] = ()
     low: FloatArray | None = None
     span: FloatArray | None = None
+
+    def of_pixels(self, inputs: int, whitest: float) -> "Origin":
+        """Return the same for files of pixels from 0 to the whitest, which inputs are shares of."""
+        return replace(self, low=np.zeros(inputs), span=np.full(inputs, whitest))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import IntArray
-from codedfedl.data.dataset import Dataset
+from codedfedl.data.dataset import Dataset, Origin
 from codedfedl.data.download import CHECKSUMS, MIRRORS, cache_folder, download
 from codedfedl.errors import InputError
 
@@ -19,6 +19,8 @@ __all__ = ["IDX_NAMES", "find_files", "load_idx", "read_idx"]
 
 IDX_NAMES = tuple(MIRRORS)
 CLASSES = 10
+
+_WHITEST = 255.0
 
 _FILES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -44,13 +46,14 @@ def load_idx(name: str, directory: str | Path | None) -> Dataset:
         )
     image = (images.shape[1], images.shape[2], 1)
     inputs, test_inputs = (_flat(part) for part in (images, test_images))
-    return Dataset(name, inputs, labels, test_inputs, test_labels, CLASSES, image, bits=8)
+    origin = Origin().of_pixels(inputs.shape[1], _WHITEST)
+    return Dataset(name, inputs, labels, test_inputs, test_labels, CLASSES, image, origin, bits=8)
 
 
 def _flat(images: Bytes) -> npt.NDArray[np.float32]:
     """Return a row of numbers in [0, 1] for every image."""
     flat = images.reshape(len(images), prod(images.shape[1:]))
-    return flat.astype(np.float32) / np.float32(255)
+    return flat.astype(np.float32) / np.float32(_WHITEST)
 
 
 def find_files(

@@ -19,6 +19,8 @@ __all__ = ["DATASET_NAMES", "load_dataset", "scaled"]
 
 DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
 
+_WHITEST = 16.0  # pixel of a digit
+
 Array = npt.NDArray[Any]
 
 
@@ -66,11 +68,10 @@ def load_dataset(
     if name in IDX_NAMES:
         return load_idx(str(name), directory)
     if name == "digits":
-        inputs, labels = _digits()
-        return replace(_split("digits", inputs, labels, test_share, seed, (8, 8, 1)), bits=8)
+        return _of_pixels(_split("digits", *_digits(), test_share, seed, (8, 8, 1)))
     if name == "digits-halves":
         upper, lower = np.split(_digits()[0], 2, axis=1)
-        return replace(_split(name, upper, lower, test_share, seed, (4, 8, 1)), bits=8)
+        return _of_pixels(_split(name, upper, lower, test_share, seed, (4, 8, 1)))
     if suffix == ".npz":
         return _load_npz(Path(name), test_share, seed)
     if suffix in TABLES:
@@ -88,7 +89,12 @@ def _digits() -> tuple[Array, Array]:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     inputs, labels = load_digits(return_X_y=True)
-    return inputs / 16, labels
+    return inputs / _WHITEST, labels
+
+
+def _of_pixels(digits: Dataset) -> Dataset:
+    """Say that files have whole pixels, each of which is a byte or less."""
+    return replace(digits, bits=8, origin=digits.origin.of_pixels(digits.inputs.shape[1], _WHITEST))
 
 
 def _load_npz(path: Path, test_share: float, seed: int) -> Dataset:

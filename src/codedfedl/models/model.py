@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from codedfedl._types import FloatArray
+from codedfedl.data.loading import DATASET_NAMES
 from codedfedl.errors import InputError
 from codedfedl.learning.features import FeatureMap
 
@@ -85,9 +86,14 @@ class Model:
         return self.classes is not None
 
     def raw(self, values: npt.ArrayLike) -> Array:
-        """Return a file's values as inputs: scaled as the training data were."""
+        """Return a file's values as inputs: scaled as the training data were.
+
+        Of a built-in data set, a file may have whole pixels or shares of the whitest.
+        """
         given = self._points(values)
         if self.low is None or self.span is None:
+            return given
+        if self.card.get("data") in DATASET_NAMES and given.min() >= 0 and given.max() <= 1:
             return given
         return (given - self.low) / self.span
 
