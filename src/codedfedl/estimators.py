@@ -288,8 +288,8 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) == 1:
             raise InputError(
-                f"y has one class, {self.classes_[0]}: there is nothing to tell apart; give "
-                "points of two classes or more"
+                f"y has one class, {self.classes_[0]}: there is nothing to distinguish; give "
+                "points of at least two classes"
             )
         self._train(X, numbers, len(self.classes_), clients)
         return self

@@ -135,7 +135,7 @@ def main() -> None:
         _fail(str(error), 1, debug)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        _fail(f"{what}. This is a bug: say --debug for a traceback, and report it", 1, debug)
+        _fail(f"{what}. This is a bug: use --debug for a traceback, and report it", 1, debug)
 
 
 def _fail(sentence: str, code: int, debug: bool) -> NoReturn:

@@ -83,5 +83,5 @@ def chaos_command(
         for name, value in document.items():
             results.print(f"{name.replace('_', ' ')}: {value}")
     if not once or not found.same:
-        messages.print("error: rounds were lost or repeated, or the model is another")
+        messages.print("error: rounds were lost or repeated, or the model differs")
         raise typer.Exit(1)

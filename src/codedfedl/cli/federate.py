@@ -64,7 +64,7 @@ def run_command(
     scheme_of(read_experiment(experiment))
     link = link_of(home, superlink, authority)
     number = link.submit(experiment.resolve(), out.resolve())
-    messages.print(f"run {number} began; follow it in {out / 'server.log'}", soft_wrap=True)
+    messages.print(f"run {number} started; follow it in {out / 'server.log'}", soft_wrap=True)
 
 
 @federate.command("keys")

@@ -52,7 +52,7 @@ def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Super
 
         return running(home.resolve())
     if authority is not None and not authority.is_file():
-        raise InputError(f"--ca {authority} is not there: give the authority's certificate")
+        raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
     place = "".join(c if c.isalnum() else "-" for c in superlink)
     own = Path.home() / ".cache" / "codedfedl" / "flower" / place
     return Superlink(superlink, own, None if authority is None else authority.resolve())
@@ -159,7 +159,7 @@ def check_access(superlink: str, authority: Path | None, key: Path | None) -> No
         raise InputError(f"{host} is another machine: give --ca and --key")
     for path in (authority, key):
         if path is not None and not path.is_file():
-            raise InputError(f"{path} is not there: make it with codedfedl federate key")
+            raise InputError(f"{path} does not exist: make it with codedfedl federate key")
     if key is not None and key.stat().st_mode & 0o077:
         raise InputError(f"{key} can be read by others: chmod 600 {key}")
 
@@ -187,11 +187,13 @@ def register_command(
     from codedfedl.federate.flower.keys import check_name
 
     if name is not None and len(keys) > 1:
-        raise InputError(f"--name {name} is for one key, not for {len(keys)}: register them singly")
+        raise InputError(
+            f"--name {name} is for one key, not for {len(keys)}: register them one at a time"
+        )
     for key in keys:
         check_name(name or key.stem)
         if not key.is_file():
-            raise InputError(f"{key} is not there: make it with codedfedl federate key")
+            raise InputError(f"{key} does not exist: make it with codedfedl federate key")
     link = link_of(home, superlink, authority)
     for key in keys:
         called = name or key.stem

@@ -56,7 +56,7 @@ def simulate_command(
         return
     if experiment is None:
         raise InputError(
-            "say which experiment: a TOML file, a built-in's name such as 'demo', or --replay with "
+            "name an experiment: a TOML file, a built-in's name such as 'demo', or --replay with "
             "a federation's run"
         )
     chosen = running.chosen_experiment(experiment, overrides)

@@ -204,7 +204,9 @@ def real_numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise InputError(f"{name} has rows of unequal length: give every point alike") from None
+        raise InputError(
+            f"{name} has rows of unequal length: give every point the same length"
+        ) from None
     if array.dtype.kind not in "biuf":
         raise InputError(f"{name} holds {array.dtype}, not real numbers: convert it first")
     return array

@@ -98,7 +98,9 @@ def _load_npz(path: Path, test_share: float, seed: int) -> Dataset:
         return _split(path.stem, inputs, labels, test_share, seed, image)
     test_inputs, test_labels = arrays["test_inputs"], arrays["test_labels"]
     if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
-        raise InputError(f"{path}: labels and test_labels differ in kind: write both alike")
+        raise InputError(
+            f"{path}: labels and test_labels differ in kind: write both in the same way"
+        )
     numbers, classes, words = _numbered(path.stem, np.concatenate([labels, test_labels]))
     labels, test_labels = numbers[: len(labels)], numbers[len(labels) :]
     low, span = None, None
@@ -147,7 +149,7 @@ def _split(
     if not test.any():
         raise InputError(
             f"test_share is {test_share}, which leaves none of the {len(labels)} points of {name} "
-            "to test with: raise it, or add points"
+            "for testing: raise it, or add points"
         )
     low, span = _unit_scale(inputs[~test], image)
     train_inputs, test_inputs = (scaled(inputs[rows], low, span) for rows in (~test, test))

@@ -160,7 +160,9 @@ def _points(
                 raise InputError(f"points of client {name} are not given: add them")
         for name in said:
             if name not in names.astype(str):
-                raise InputError(f"points are given for {name}, who was never measured: remove it")
+                raise InputError(
+                    f"points are given for {name}, which was never measured: remove it"
+                )
         points = [said[str(name)] for name in names]
     if np.ndim(points) and np.shape(points) != names.shape:
         raise InputError(
@@ -172,7 +174,7 @@ def _points(
 
 def _warnings(one: Fitted) -> list[str]:
     if not one.replies:
-        return ["never answered: it is taken to be always absent; measure it again, for longer"]
+        return ["never answered: it is assumed to be always absent; measure it again, for longer"]
     if one.p_value < DOES_NOT_FIT:
         return [
             f"its times do not follow the model (p < {DOES_NOT_FIT:g}): plan with the measured "

@@ -17,15 +17,15 @@ _PARTS = ("down", "compute", "up")
 _REQUIRED = ("client", "load")
 _OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited")
 _CLOCKS_DIFFER = 0.01  # of a total: what parts measured by another clock may exceed it by
-_ABOVE_0 = "must be finite and above 0; leave it empty where it was not measured"
-_DURATION = "must be finite and at least 0; leave it empty where it was not measured"
-_WHOLE = "must be a whole number from 0; leave it empty where it was not counted"
+_ABOVE_0 = "must be finite and above 0; leave it empty if it was not measured"
+_DURATION = "must be finite and at least 0; leave it empty if it was not measured"
+_WHOLE = "must be a whole number from 0; leave it empty if it was not counted"
 _MUST = {
     "load": "must be finite and above 0: the points that the client was asked to process",
     "down": _DURATION,
     "compute": _ABOVE_0,
     "up": _DURATION,
-    "total": "must be above 0; write inf or nothing where no reply came",
+    "total": "must be above 0; write inf or nothing if no reply arrived",
     "retries_down": _WHOLE,
     "retries_up": _WHOLE,
     "waited": _ABOVE_0,
@@ -138,7 +138,7 @@ class Traces:
         for wrong, sentence in (
             (
                 np.isinf(self.total) & some,
-                "total is inf beside other times: a measurement that never came back has none",
+                "total is inf beside other times: a measurement without a reply has none",
             ),
             (
                 np.isnan(self.total) & some & ~every,

@@ -288,4 +288,4 @@ def delays_and_points(
     source = fleet.fleet if isinstance(fleet, FleetDelays) else fleet
     if isinstance(source, Fleet | DelaysWithPoints):
         return delays, source.points
-    raise InputError("points are not given, and delays alone do not tell them: say points=…")
+    raise InputError("points are not given, and delays do not contain them: give points=…")

@@ -296,7 +296,7 @@ def read_fleet(
     held = columns.pop("points", points)
     if held is None:
         raise InputError(
-            f"{path} lists devices without their data: add a column 'points', or say --points"
+            f"{path} lists devices without their data: add a column 'points', or give --points"
         )
     return Devices(**columns).fleet(workload or Workload(), held)
 

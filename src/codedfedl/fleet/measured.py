@@ -238,7 +238,7 @@ def _measurements(name: str, rows: Sequence[npt.ArrayLike], client: npt.NDArray[
         if np.isnan(row).any() or (row < 0).any():
             raise InputError(
                 f"{name} of client {who} holds {row[~(row >= 0)][0]:g}: "
-                "must be at least 0, or inf where no reply came"
+                "must be at least 0, or inf if no reply arrived"
             )
     padded = np.full((len(arrays), max(len(row) for row in arrays)), np.nan)
     for target, row in zip(padded, arrays, strict=True):

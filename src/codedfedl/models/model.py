@@ -119,7 +119,7 @@ class Model:
         self._check_classifier("probabilities")
         if self.temperature is None:
             raise InputError(
-                "the model has no probabilities, since nobody calibrated it: say "
+                "the model has no probabilities, since it was not calibrated: call "
                 "model.calibrated(points, labels, 'which points these are')"
             )
         return np.asarray(softmax(self.scores(points) / self.temperature, axis=1))
@@ -148,7 +148,7 @@ class Model:
 
     def _check_classifier(self, what: str) -> None:
         if self.classes is None:
-            raise InputError(f"the model predicts numbers, and has no {what}: ask for predictions")
+            raise InputError(f"the model is a regression and has no {what}: ask for predictions")
 
     def _points(self, values: npt.ArrayLike) -> Array:
         given = np.asarray(values)
@@ -161,11 +161,11 @@ class Model:
             )
         if given.shape[1] != self.inputs:
             raise InputError(
-                f"inputs has {given.shape[1]} numbers a point where the model was trained on "
+                f"inputs has {given.shape[1]} values per point where the model was trained on "
                 f"{self.inputs}: give points of that size{self._image_hint()}"
             )
         if not np.isfinite(given).all():
-            raise InputError("inputs is not finite: replace what is missing, or leave it out")
+            raise InputError("inputs is not finite: replace missing values, or remove those points")
         return given
 
     def _image_hint(self) -> str:

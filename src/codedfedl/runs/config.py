@@ -231,7 +231,7 @@ class Experiment(_Table):
     @classmethod
     def _different(cls, seeds: list[int]) -> list[int]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed stands there twice; leave one out")
+            raise ValueError("a seed is listed twice; remove one")
         return seeds
 
     @field_validator("grid", mode="before")

@@ -142,7 +142,7 @@ class CodedNewton(Scheme):
             last = int(left // plan.round_deadline)
         if last > task.rounds:
             raise InputError(
-                f"coded-newton would play {last} rounds where training.epochs allows "
+                f"coded-newton would need {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
         return NewtonState(task, model, plan=plan, first_plan=plan, last_round=last, parity=parity)

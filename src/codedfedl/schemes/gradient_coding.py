@@ -80,8 +80,7 @@ class GradientCoding(Scheme):
         """Return every client's group, of s + 1 or a few more."""
         if clients <= self.stragglers:
             raise InputError(
-                f"gradient-coding.stragglers is {self.stragglers} where there are {clients} "
-                "clients: lower it"
+                f"gradient-coding.stragglers is {self.stragglers} with {clients} clients: lower it"
             )
         count = clients // (self.stragglers + 1)
         return np.arange(clients) % count

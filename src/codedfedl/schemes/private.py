@@ -158,7 +158,7 @@ class Private(Scheme):
         if not np.isfinite(task.largest_square):
             raise InputError(
                 "private needs features with a bound on their length, which the raw points of "
-                "'identity' have not: choose 'patches', 'fourier' or 'structured'"
+                "'identity' do not have: choose 'patches', 'fourier' or 'structured'"
             )
         if task.rounds < 2 or (self.rounds is not None and self.rounds >= task.rounds):
             raise InputError(
