@@ -203,7 +203,7 @@ def test_accuracy_that_falls_stops_the_run_and_names_suspects() -> None:
     assert [watch.fell(m) for m in (0.5, 0.9, 0.7, 0.85, 0.7, 0.7)] == [False] * 6
     assert not watch.fell(float("nan"))
     assert watch.fell(0.7)
-    assert "node-b lie furthest" in watch.alarm([1], ["node-a", "node-b"])
+    assert "node-b are furthest" in watch.alarm([1], ["node-a", "node-b"])
     assert "smaller step" in watch.alarm([], ["node-a"])
 
 

@@ -80,9 +80,9 @@ class Answer:
     Attributes
     ----------
     points
-        Points that the answer is about; 0 for none, where a client has nothing to say yet.
+        Points that the answer covers; 0 if a client has nothing to send yet.
     mixed
-        The fewest points behind any number in it; `points` by default.
+        The smallest number of points behind any value in it; by default `points`.
     """
 
     points: int
@@ -91,12 +91,12 @@ class Answer:
 
     @property
     def least_mixed(self) -> int:
-        """The fewest points behind any number."""
+        """The smallest number of points behind any value."""
         return self.points if self.mixed is None else self.mixed
 
 
 class Work(ABC):
-    """What clients are asked to do."""
+    """A kind of work that clients are asked to do."""
 
     kind: ClassVar[str]
 

@@ -45,18 +45,18 @@ def load_dataset(
     directory
         Where the files of ``mnist`` and ``fashion-mnist`` are; see `find_files`.
     label
-        The label column of a table, or several, separated by commas; ``label`` by default.
+        The label column of a table, or several, separated by commas; by default ``label``.
     test_share
-        Share of the points to test with, where the data come in one part. Every class gives its
-        share.
+        Share of the points held out for testing, if the data have no test part. The split is
+        stratified by class.
     seed
-        Of that split.
+        Seed of that split.
 
     Notes
     -----
-    Where a file's training inputs are not all in [0, 1], each column is moved and scaled so that
-    its training values span [0, 1]; the pixels of images, all alike. Test inputs follow, and may
-    lie outside.
+    If a file's training inputs are not all in [0, 1], each column is shifted and scaled so that
+    its training values span [0, 1]; for images, all pixels together. Test inputs are transformed
+    in the same way, and may lie outside.
     """
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}: must be above 0 and below 1")

@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step asks of every client; both arrays have shape (n,)."""
+    """The cost of a step on every client; both arrays have shape (n,)."""
 
     macs: FloatArray
     bits_up: FloatArray
@@ -148,15 +148,15 @@ class BlockSetup:
     Parameters
     ----------
     workload
-        What a packet holds, and what a point costs.
+        The size of a packet and the cost of a point.
     feature_macs
         Multiply-accumulates to embed a point.
     operations
-        Rows that a point goes into, which is what mixing costs for each of its numbers.
+        Rows that each point goes into: the cost of mixing, per value of the point.
     mixing
-        Points behind every parity row.
+        Points mixed into every parity row.
     bits
-        Of a number of the parity; by default the workload's.
+        Bits per parity value; by default the workload's.
     """
 
     workload: Workload
@@ -246,9 +246,9 @@ class Setup:
     Parameters
     ----------
     inputs
-        Numbers in a raw data point (the paper's d); 784 for MNIST.
+        Values in a raw data point (the paper's d); 784 for MNIST.
     batches
-        Mini-batches, each encoded for itself; the fleet's points are those of one of them.
+        Mini-batches, each encoded separately; the fleet's points are those of one mini-batch.
     """
 
     inputs: int = 784

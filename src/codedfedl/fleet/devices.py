@@ -161,16 +161,16 @@ class Fleet(DelayParameters):
 
 @dataclass(frozen=True)
 class Workload:
-    """What one point and one packet cost, when a linear model of q features and c labels is fitted.
+    """The cost of a point and a packet for a linear model with q features and c labels.
 
     Parameters
     ----------
     features, labels
-        q and c: the model, and so each packet, holds q·c numbers.
+        q and c: the model, and so each packet, holds q·c values.
     bits
-        Bits per number sent.
+        Bits per value sent.
     overhead
-        Share of every packet that the protocol adds.
+        Protocol overhead, as a share of every packet.
     """
 
     features: int = 2000
@@ -283,9 +283,9 @@ def read_fleet(
     path
         Columns of `Fleet`, or those of `Devices` with an optional ``points``.
     workload
-        What a device file's clients are to compute; the paper's by default.
+        The workload of a device file's clients; by default the paper's.
     points
-        Points per round of every client, where a device file has no such column.
+        Points per round of every client, if a device file has no such column.
     """
     from codedfedl.io.tables import column_names, read_table
 

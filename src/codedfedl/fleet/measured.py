@@ -181,7 +181,7 @@ class MeasuredDelays:
 def read_measured(path: str | Path) -> DelaysWithPoints[MeasuredDelays]:
     """Read a CSV or Parquet file with the columns client, points, per_point and fixed.
 
-    A row is a measurement. The points of a client are the same in all of its rows.
+    Each row is a measurement. A client has the same points in all of its rows.
     """
     from codedfedl.io.tables import read_table
 

@@ -21,14 +21,14 @@ __all__ = ["Plan", "Server", "cheapest_plan", "plan"]
 
 @dataclass(frozen=True)
 class Server:
-    """The server as one more node, which has no link and computes the coded gradient.
+    """The server as an additional node, which has no link and computes the coded gradient.
 
     Parameters
     ----------
     rate : points per second
-        Parity rows that it processes in a second.
+        Parity rows that it processes per second.
     max_rows
-        The most parity rows that it may hold (the paper's u_max).
+        Maximum number of parity rows (the paper's u_max).
     alpha
         As for a client.
     """
@@ -137,7 +137,7 @@ def plan(
 ) -> Plan:
     """Choose loads and the smallest deadline for a fleet (section 3.3).
 
-    Exactly one of the three says how much parity there is.
+    Give exactly one of `redundancy`, `parity_rows` and `server`: it sets the parity.
 
     Parameters
     ----------
@@ -146,15 +146,15 @@ def plan(
     redundancy
         Parity rows as a fraction of all points, in (0, 1): u = ⌈redundancy·m⌉.
     points : array of shape (n,), optional
-        Points per round of each client, or one number for all; the fleet's own by default.
+        Points per round of each client, or one number for all; by default the fleet's own.
     parity_rows
         u itself, from 1 to m.
     server
-        Choose u with the server as one more node (the last remark of section 3.3): the deadline
+        Choose u with the server as an additional node (last remark of section 3.3): the deadline
         is the smallest at which clients and server together return m points in expectation.
     deadline
-        Wait so many seconds, whatever returns by then; the loads are the best for it. The weights
-        keep the gradient right in expectation.
+        Wait this many seconds, whatever returns; the loads are the best for it. The weights
+        keep the gradient unbiased.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def cheapest_plan(
     Parameters
     ----------
     rounds
-        How many rounds training takes. It is taken not to depend on the parity.
+        Number of rounds of training, assumed not to depend on the parity.
     setup_seconds
         Set-up time for a number of parity rows, such as `Setup.seconds`.
 

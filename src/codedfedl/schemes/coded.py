@@ -1,4 +1,4 @@
-"""`coded`: the paper's scheme. A gradient on parity stands in for what did not arrive."""
+"""`coded`: the paper's scheme. A gradient on parity replaces the gradients that did not arrive."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -58,13 +58,13 @@ class Coded(Scheme):
     nonzeros
         Rows that a point goes into, for a sparse code.
     deadline : seconds
-        Of every round; by default the smallest that the parity allows.
+        Deadline of every round; by default the smallest that the parity allows.
     planned
-        ``rule``: the paper's, by which the deadline follows from the redundancy. ``hours``: both,
-        and `nonzeros` of a sparse code, for the smallest time with the set-up charged.
+        ``rule``: the paper's rule, where the deadline follows from the redundancy. ``hours``:
+        choose both, and `nonzeros` of a sparse code, to minimise the time with the set-up charged.
     excess
-        Relative excess that code and arrivals may leave, for ``hours``. It is a bound, and a wide
-        one: what is found is a fraction of it.
+        Relative excess that code and arrivals may leave, for ``hours``. It is a loose upper bound:
+        the measured excess is a fraction of it.
     optimiser
         ``gd`` or ``nesterov``.
     """

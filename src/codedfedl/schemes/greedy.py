@@ -1,4 +1,4 @@
-"""`greedy`: wait for the fastest clients only, and forget the others."""
+"""`greedy`: wait for the fastest clients only, and ignore the others."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -25,7 +25,7 @@ class Greedy(Scheme):
     Parameters
     ----------
     drop
-        ψ, the share of the clients whose answers are not waited for.
+        ψ, the share of the clients that a round does not wait for.
     optimiser
         ``gd`` or ``nesterov``.
     """

@@ -1,4 +1,4 @@
-"""`uncoded`: wait for everybody, as ordinary synchronous federated learning does."""
+"""`uncoded`: wait for all clients, as in ordinary synchronous federated learning."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +23,7 @@ class Uncoded(Scheme):
     Parameters
     ----------
     optimiser
-        ``gd``, ``nesterov``, or ``block-cg``, which leaves the mini-batches aside.
+        ``gd``, ``nesterov``, or ``block-cg``, which ignores mini-batches.
     """
 
     optimiser: str = "gd"
