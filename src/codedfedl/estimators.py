@@ -1,7 +1,7 @@
 """Federated training as scikit-learn estimators: `fit`, `predict`, `score`.
 
-All data are in one place here, and the fleet is simulated: an estimator tells what a federation
-would learn, and how long that would take. What it learns is an ordinary model.
+All data are in one place here, and the fleet is simulated: an estimator shows what a federation
+would learn, and how long that would take. The result is an ordinary model.
 """
 
 from collections.abc import Mapping

@@ -171,13 +171,13 @@ class Inbox:
     Attributes
     ----------
     arrived : array of shape (n,)
-        Who answered this ask in time.
+        Which clients answered this ask in time.
     points : float
-        Points behind the answers that count.
+        Points that the counted answers cover.
     sums
-        The sum of every array of the answers, under `SUM`; empty where nobody answered.
+        The sum of every array of the answers, under `SUM`; empty if no client answered.
     replies
-        Single answers by client, under `EACH`: also those to earlier asks that came since.
+        Single answers by client, under `EACH`, including late answers to earlier asks.
     """
 
     arrived: Mask
@@ -186,7 +186,7 @@ class Inbox:
     replies: tuple[Reply, ...] = ()
 
     def total(self, name: str = "gradient") -> Array:
-        """Return the sum of an array over the clients that arrived; 0 where nobody did."""
+        """Return the sum of an array over the clients that arrived; 0 if none did."""
         return self.sums.get(name, 0.0)
 
     def plus(self, own: Quadratic, model: Array) -> Array:

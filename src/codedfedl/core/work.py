@@ -28,11 +28,11 @@ class Client(Protocol):
 
     @property
     def points(self) -> int:
-        """Points that it holds."""
+        """Number of points that it holds."""
 
     @property
     def batches(self) -> int:
-        """Mini-batches that its points are dealt to, one after the other."""
+        """Number of mini-batches, to which its points are dealt in turn."""
 
     def batch(self, b: int) -> Points:
         """Return the points of a mini-batch."""
@@ -55,7 +55,7 @@ class ArrayClient:
 
     @property
     def points(self) -> int:
-        """Points that it holds."""
+        """Number of points that it holds."""
         return int(self.targets.shape[0])
 
     def batch(self, b: int) -> Points:
@@ -75,7 +75,7 @@ class ArrayClient:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a client sends.
+    """The answer of a client.
 
     Attributes
     ----------

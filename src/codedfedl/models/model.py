@@ -24,8 +24,8 @@ Array = npt.NDArray[Any]
 class Model:
     """A linear model on the features of a map.
 
-    It predicts for inputs as it was trained on them: those of `load_dataset`, or of an estimator's
-    `fit`. `raw` brings what a file says into that form.
+    It takes inputs in the form it was trained on: those of `load_dataset`, or of an estimator's
+    `fit`. `raw` converts the values of a file to that form.
 
     Parameters
     ----------
@@ -33,21 +33,21 @@ class Model:
         The feature map.
     weights : array of shape (q, c)
     inputs
-        How many numbers a point has.
+        Number of values in a point.
     classes : array of shape (c,), optional
-        What the classes are called, in the order of the outputs; None stands for regression.
+        Names of the classes, in the order of the outputs; None means regression.
     columns, labels
-        Names of the input columns and of the label columns, where they are known.
+        Names of the input columns and of the label columns, if known.
     low, span : arrays of shape (d,), optional
         A file's values become inputs as (value − low) / span.
     center : array of shape (d,), optional
-        What is taken off every input first.
+        Subtracted from every input first.
     offset, scale : arrays of shape (c,), optional
         Outputs are predictions·scale + offset: labels are scaled or centred for training.
     temperature
-        By what outputs are divided for probabilities; None where nothing was calibrated.
+        Divides the outputs for probabilities; None if the model was not calibrated.
     card
-        Facts about the model, for people: data, scheme, fleet, accuracy, versions, date.
+        Facts about the model: data, scheme, fleet, accuracy, versions, date.
     """
 
     features: FeatureMap
@@ -85,7 +85,7 @@ class Model:
         return self.classes is not None
 
     def raw(self, values: npt.ArrayLike) -> Array:
-        """Return a file's values as inputs: scaled as the training data were."""
+        """Return a file's values as inputs, scaled like the training data."""
         given = self._points(values)
         if self.low is None or self.span is None:
             return given
@@ -105,7 +105,7 @@ class Model:
         return outputs
 
     def predict(self, points: npt.ArrayLike) -> Array:
-        """Return a class for every point, shape (n,), or numbers, shape (n,) or (n, c)."""
+        """Return a class for every point, shape (n,), or values, shape (n,) or (n, c)."""
         scores = self.scores(points)
         if self.classes is not None:
             return np.asarray(self.classes[scores.argmax(axis=1)])
@@ -125,7 +125,7 @@ class Model:
         return np.asarray(softmax(self.scores(points) / self.temperature, axis=1))
 
     def calibrated(self, points: npt.ArrayLike, labels: npt.ArrayLike, on: str) -> "Model":
-        """Return the model with the temperature that makes these labels the most likely.
+        """Return the model with the temperature that maximises the likelihood of these labels.
 
         Parameters
         ----------

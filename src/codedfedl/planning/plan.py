@@ -48,7 +48,7 @@ class Server:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What every round of a federation does; all that it promises holds for its whole loads.
+    """Deadline, loads and parity of every round; all predictions are for these whole loads.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Plan:
     loads : array of shape (n,)
         Points per round that each client processes (ℓ*_j).
     return_probabilities : array of shape (n,)
-        P(T_j ≤ deadline); 0 for a client that is asked nothing.
+        P(T_j ≤ deadline); 0 for a client that is not asked.
     parity_rows : int
         Rows of parity data at the server (u).
     server_return_probability : float
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def weights(self) -> FloatArray:
-        """√P(no return) of the points that a client processes; all others weigh 1 (section 3.4)."""
+        """√P(no return) for the points that a client processes, 1 for all others (section 3.4)."""
         return np.sqrt(1 - self.return_probabilities)
 
     def document(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Plan:
         return self.facts() | {"clients": [dict(zip(names, row, strict=True)) for row in rows]}
 
     def facts(self) -> dict[str, float]:
-        """Return what holds for the fleet as a whole."""
+        """Return the facts for the fleet as a whole."""
         return {
             "deadline_s": self.deadline,
             "points": self.total_points,
@@ -113,7 +113,7 @@ class Plan:
         }
 
     def write(self, path: str | Path) -> None:
-        """Write a row per client to CSV or Parquet; Parquet keeps the deadline and u beside it."""
+        """Write a row per client to CSV or Parquet; Parquet also stores the deadline and u."""
         from codedfedl.io.tables import write_table
 
         columns = {

@@ -213,7 +213,7 @@ class SchemeConfig(BaseModel):
 class Experiment(_Table):
     """Everything that a run depends on.
 
-    The defaults train on any table: they are those of the estimators, and the only scheme is one
+    The defaults work for any table: they are those of the estimators, and the only scheme is one
     that needs no step.
     """
 
@@ -252,21 +252,21 @@ class Experiment(_Table):
         Parameters
         ----------
         image
-            Height, width and channels of the data's images, where they say so.
+            Height, width and channels of the data's images, if known.
         """
         kind, config = scheme.features or self.features.kind, self.features
         tiles = config.tiles(image)
         return feature_map(kind, config.n_components, config.known_sigma, seed, tiles)
 
     def with_sigma(self, sigma: float) -> "Experiment":
-        """Return the experiment with a σ, where it leaves that to the data."""
+        """Return the experiment with a σ, if it is to be chosen from the data."""
         if self.features.sigma != "auto":
             return self
         features = self.features.model_copy(update={"sigma": sigma})
         return self.model_copy(update={"features": features})
 
     def with_image(self, image: tuple[int, int, int] | None) -> "Experiment":
-        """Return the experiment with the shape of the data's images, where it cuts images."""
+        """Return the experiment with the shape of the data's images, if it uses patches."""
         kind = self.schemes[0].features or self.features.kind
         if kind != "patches" or self.features.image is not None or image is None:
             return self
@@ -276,13 +276,13 @@ class Experiment(_Table):
     def schedule(
         self, features: FeatureMap, points: npt.NDArray[np.float32] | None = None
     ) -> Schedule:
-        """Return the step sizes on these features; `points` are all there are, where known."""
+        """Return the step sizes on these features; `points` are all points, if known."""
         how = self.training
         step = safe_step(features, how.ridge, points) if how.step == "auto" else how.step
         return Schedule(step, how.decay, tuple(how.decay_epochs))
 
     def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:
-        """Return which points each client has, as the data's partition says."""
+        """Return which points each client has, according to the partition."""
         how = self.data
         return partition(labels, clients, how.partition, concentration=how.concentration, seed=seed)
 

@@ -163,7 +163,7 @@ class CodedNewton(Scheme):
         return plan, self.parity(setup.operations)
 
     def ask(self, state: NewtonState) -> Ask | None:
-        """Ask for parity first, then for gradients; who is busy answers later."""
+        """Ask for parity first, then for gradients; busy clients answer later."""
         assert state.plan is not None
         assert state.parity is not None
         if state.sketch is None:
@@ -175,7 +175,7 @@ class CodedNewton(Scheme):
         return Ask(work, wait, combine=EACH, keep_late=True)
 
     def receive(self, state: NewtonState, inbox: Inbox) -> NewtonState:
-        """Solve on parity, or take in the answers and take a step."""
+        """Solve on parity, or use the answers and take a step."""
         started = state.sketch is not None
         if blocks := blocks_of(inbox.replies):
             state = self._with_parity(state, blocks)
@@ -191,11 +191,11 @@ class CodedNewton(Scheme):
         return state.judged(decrement)
 
     def plan(self, state: NewtonState) -> ColdStart | None:
-        """Return the plan, made anew once parity was there."""
+        """Return the plan, updated once parity has arrived."""
         return state.plan
 
     def facts(self, state: NewtonState) -> dict[str, float]:
-        """Say what the parity is made of, what was planned, and what it predicts."""
+        """Return the facts about the parity, the plan and its predictions."""
         assert state.plan is not None
         assert state.first_plan is not None
         assert state.parity is not None

@@ -46,7 +46,7 @@ class Greedy(Scheme):
         refuse_absent(fleet, "greedy waits for a number of clients")
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
-        """Begin at 0."""
+        """Start at 0."""
         chosen = optimiser(self.name, self.optimiser, same_points=False)
         return Descent(task, model, optimiser=chosen)
 

@@ -139,7 +139,7 @@ class SketchSolve(Scheme):
         return self if self.setup_deadline else replace(self, setup_deadline=limits.setup_deadline)
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SketchState:
-        """Refuse rows of more points than anybody has."""
+        """Refuse rows with more points than any client has."""
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
         return SketchState(task, model)
@@ -160,5 +160,5 @@ class SketchSolve(Scheme):
         return replace(state, model=model, blocks=blocks)
 
     def facts(self, state: SketchState) -> dict[str, float]:
-        """Say what the parity is made of."""
+        """Return the facts about the parity."""
         return block_facts(state.blocks, state.task, self.code)

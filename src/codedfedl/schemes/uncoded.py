@@ -41,7 +41,7 @@ class Uncoded(Scheme):
         refuse_absent(fleet, "uncoded waits for all")
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
-        """Begin at 0."""
+        """Start at 0."""
         return Descent(
             task, model, optimiser=optimiser(self.name, self.optimiser, same_points=True)
         )
