@@ -126,7 +126,7 @@ def test_distances_are_kept_and_survive_a_resume(tmp_path: Path) -> None:
     assert all(0.3 < distance < 3 for distance in distances.values())
     table = pyarrow.parquet.read_table(tmp_path / "run" / "distances.parquet").to_pydict()
     assert len(table["distance"]) == 6
-    assert "How far the answers lay off the parity" in render_report(RunDirectory(tmp_path / "run"))
+    assert "Distance of answers from parity" in render_report(RunDirectory(tmp_path / "run"))
     grid = transport_of(experiment_of(rounds=4), tmp_path / "nodes")
     judges: list[Judge] = []
 

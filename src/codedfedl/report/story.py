@@ -100,7 +100,7 @@ class Story:
 
     @property
     def distances(self) -> list[Row]:
-        """How far the clients' answers lay off their parity, in a federation that has some."""
+        """Distance of the clients' answers from their parity, in a federation with parity."""
         if not self.records:
             return []
         names = self.tables.clients["client"].tolist()

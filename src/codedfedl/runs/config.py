@@ -27,7 +27,7 @@ __all__ = ["OF_THE_PAPER", "Experiment", "FederationConfig", "FleetConfig", "Sch
 
 
 OF_THE_PAPER = ("clients", "k1", "k2", "alpha", "erasure")
-"""Keys of the fleet table that only the paper's fleet has: a fleet file says these itself."""
+"""Keys of the fleet table for the paper's fleet only: a fleet file has its own values."""
 
 
 def _known_features(kind: str) -> str:
@@ -44,7 +44,7 @@ class _Table(BaseModel):
 
 
 class DataConfig(_Table):
-    """Which data, and how they are dealt to the clients."""
+    """The data, and their partition over the clients."""
 
     name: str = "digits"
     label: str | None = None
@@ -57,7 +57,7 @@ class FleetConfig(_Table):
     """``paper`` with its constants, or a file: a fleet, devices, or measured delays.
 
     The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
-    their processors and links, in the set-up and in rounds; measured delays are all that longer.
+    their processors and links, in the set-up and in rounds; measured delays are scaled as a whole.
     """
 
     name: str = "paper"
@@ -71,9 +71,9 @@ class FleetConfig(_Table):
 
 
 class FeaturesConfig(_Table):
-    """The feature map; a `sigma` of ``auto`` is taken from the data.
+    """The feature map; a `sigma` of ``auto`` is chosen from the data.
 
-    `image`, `patch`, `stride` and `pool` are of ``patches``: see `learning.features.Tiles`.
+    `image`, `patch`, `stride` and `pool` are for ``patches``: see `learning.features.Tiles`.
     """
 
     kind: FeatureKind = "fourier"
@@ -100,9 +100,9 @@ class FeaturesConfig(_Table):
 
 
 class TrainingConfig(_Table):
-    """How long and in which steps; a `step` of ``auto`` is as large as is safe: `safe_step`.
+    """Number of epochs and step sizes; a `step` of ``auto`` is the largest safe one: `safe_step`.
 
-    With `objective`, the training objective of every scheme is followed, not only of those that aim
+    With `objective`, the training objective of every scheme is recorded, not only of those that aim
     at its minimum.
     """
 
@@ -116,38 +116,38 @@ class TrainingConfig(_Table):
 
 
 class FederationConfig(_Table):
-    """How real clients are waited for; only a federation has it.
+    """Settings of a federation of real clients.
 
     Attributes
     ----------
     clients
-        How many nodes must be there before anything begins.
+        Number of nodes that must be ready before the federation starts.
     deadline : seconds
-        Of a round. By default the plan's own; where a scheme waits for all, the longest wait.
+        Deadline of a round, by default planned; if a scheme waits for all, the longest wait.
     test
         Test data at the server, a name or a file; without it there is no accuracy.
     ready_timeout, probe_timeout, setup_timeout : seconds
         The longest wait for the nodes, for a probe, and for features and parity.
     in_flight : megabytes
-        How much parity may be on its way at a time: the engine's data base chokes on much.
+        How much parity may be in transit at a time: the engine's database is slow with more.
     probes
-        Messages by which each node is measured before anything is planned.
+        Messages used to measure each node before planning.
     availability
-        The share of rounds in which a node takes part, as far as its probes do not say.
+        Upper limit on the assumed share of rounds in which a node takes part.
     margin
-        How many times longer than measured everything may take, where the deadline is planned.
+        Safety factor on the measured times when the deadline is planned.
     tolerance
-        How many times its expected error a gradient may lie off the client's own parity.
+        Largest deviation of a gradient from the client's own parity, in expected errors.
     without
-        Names of nodes that are left out from now on.
+        Names of nodes to leave out from now on.
     scale
-        Whether the nodes agree on means and spreads of their columns, by sums, and scale by these.
+        Whether the nodes agree on means and spreads of their columns, by sums, and scale with them.
     points
-        How many points a node has, by its name: what it says must be the same.
+        Number of points of a node, by its name: a node that reports another number is refused.
     classes
-        How many label columns there are; the largest number that nodes say by default.
+        Number of label columns; by default the largest number that nodes report.
     heaviest
-        How many times the median points, or label columns, a node may say that it has.
+        Largest claim of a node, as a multiple of the median points or label columns.
     fall
         How far accuracy or R² on the test points may fall below its best before the run stops.
     """
@@ -173,9 +173,9 @@ class FederationConfig(_Table):
 
 
 class SchemeConfig(BaseModel):
-    """A scheme and its settings; `features` takes the place of the experiment's kind.
+    """A scheme and its settings; `features` overrides the experiment's kind.
 
-    With `secure`, the simulator gives the server sums of answers and no answer by itself.
+    With `secure`, the simulator gives the server only sums of answers, no single answer.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -185,7 +185,7 @@ class SchemeConfig(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything but the name."""
+        """Everything except the name."""
         return dict(self.model_extra or {})
 
     @property
@@ -195,7 +195,7 @@ class SchemeConfig(BaseModel):
 
     @property
     def label(self) -> str:
-        """A name that tells two settings of one scheme apart."""
+        """A label that distinguishes settings of one scheme."""
         shares = ("redundancy", "drop")  # what a percentage says by itself
         values = [
             f"{100 * value:.4g}%"

@@ -101,7 +101,7 @@ class CodedNewton(Scheme):
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing, self.bits)
-        _ = self.parity(_first(self.nonzeros, 1))  # raises InputError for a code that there is not
+        _ = self.parity(_first(self.nonzeros, 1))  # raises InputError for an unknown code
 
     def parity(self, nonzeros: int) -> BlockParity:
         """Return what every client sends once."""
