@@ -152,7 +152,7 @@ class TestBadInput:
             (["paper", "--excess", 0.2, "--rounds", 5], "leave one out"),
             (["paper", "--excess", 0], "excess is 0"),
             (["paper", "--excess", 0.2, "--points", 1], "every client has fewer points"),
-            (["paper", "--max-rows", 5], "say --server-rate too"),
+            (["paper", "--max-rows", 5], "give --server-rate too"),
             (["paper", "--server-rate", 0], "the server's rate is 0"),
             (["paper", "--out", "plan.xlsx"], "must end in .csv or .parquet"),
             (["paper", "--out", "no/plan.csv"], "create it"),
@@ -396,7 +396,7 @@ def test_version_and_help(run: Run) -> None:
         (["--set", "federation.clinets=3"], "--set federation.clinets: unknown key"),
         (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
         (["--dataset", "no.csv"], "no.csv"),
-        (["--keys", "nowhere"], "ca.crt is not there: make it with codedfedl federate keys"),
+        (["--keys", "nowhere"], "ca.crt does not exist: make it with codedfedl federate keys"),
         (["--deadline", "3", "--set", "federation.deadline=-1"], "--set federation.deadline is"),
     ],
 )

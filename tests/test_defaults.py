@@ -214,6 +214,6 @@ def test_an_empty_experiment_is_refused(run: Run, tmp_path: Path, text: str) -> 
     path.write_text(text)
     code, out, err = run("simulate", path, "--out", tmp_path / "run")
     assert (code, out) == (2, "")
-    assert "is empty: say at least which data and which fleet" in err
+    assert "is empty: name at least the data and the fleet" in err
     assert 'data.name = "my.csv"' in err
     assert not (tmp_path / "run").exists()

@@ -307,5 +307,5 @@ def _half_the_typical_distance(points: np.ndarray) -> float:
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(InputError, match="y has one class, 3: there is nothing to tell apart"):
+    with pytest.raises(InputError, match="y has one class, 3: there is nothing to distinguish"):
         CodedFedLClassifier().fit(np.random.default_rng(0).random((20, 2)), np.full(20, 3))

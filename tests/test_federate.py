@@ -198,7 +198,7 @@ ROGUES: dict[str, Callable[[Answer], Answer]] = {
         answer[0],
         {**answer[1], "more": answer[1]["gradient"]},
     ),
-    "times its expected error off": _gradient(lambda g: -2 * g),
+    "times its expected error from": _gradient(lambda g: -2 * g),
     "answers round 7, not": _facts(round=7),
     "round is not a whole number": lambda answer: ({"points": answer[0]["points"]}, answer[1]),
     "processed 1 points, not": _facts(points=1),
@@ -306,7 +306,7 @@ def test_parity_that_comes_twice_is_refused(tmp_path: Path) -> None:
         patch.setattr(runtime.Federation, "_ask", remembering)
         said: list[str] = []
         federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
-    assert "refused: node-000: parity came a second time" in said
+    assert "refused: node-000: parity arrived a second time" in said
 
 
 def test_a_node_that_computes_other_features_is_refused(tmp_path: Path) -> None:
@@ -323,17 +323,17 @@ def test_a_node_that_computes_other_features_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"points": "many"}, "form that is not ours"),
+        ({"points": "many"}, "malformed greeting"),
         ({"points": 0}, "has 0 points for 1 mini-batches"),
         ({"points": 2**60}, "points for"),
-        ({"points": True}, "form that is not ours"),
+        ({"points": True}, "malformed greeting"),
         ({"inputs": 10**9}, "inputs = 1000000000"),
         ({"columns": 10**8}, "columns = 100000000"),
         ({"inputs": 7}, "other features"),
         ({"fingerprint": ["a"] * 12}, "other features"),
-        ({"name": "node-000"}, "a name that another node has"),
-        ({"name": ""}, "a name that will not do"),
-        ({"name": "\ud800"}, "a name that will not do"),
+        ({"name": "node-000"}, "the name of another node"),
+        ({"name": ""}, "an invalid name"),
+        ({"name": "\ud800"}, "an invalid name"),
     ],
 )
 def test_a_strange_greeting_is_refused(

@@ -232,7 +232,7 @@ class TestWhatCannotBeToldApart:
     def test_totals_at_one_load_are_overhead(self) -> None:
         found = fit(self.one_load())
         assert found.fleet.overhead[0] == pytest.approx(4, rel=0.02)
-        assert "measure two loads or more" in " ".join(found.notes)
+        assert "measure at two or more loads" in " ".join(found.notes)
         assert found.intervals["rate"][0, 1] == np.inf
         for name, value in TRUTH.items():
             assert covered(found, name, value) == 1
@@ -261,7 +261,7 @@ class TestWhatCannotBeToldApart:
         assert found.fleet.packet_time[0] == pytest.approx(down.mean())
         assert found.fleet.erasure[0] == 0
         assert found.fleet.packet_time_up[0] == 1
-        assert "the seconds down are no multiples" in " ".join(found.notes)
+        assert "the seconds down are not multiples" in " ".join(found.notes)
         assert "seconds up" not in " ".join(found.notes)
 
     def test_retries_and_columns_that_are_of_no_use(self) -> None:
@@ -272,7 +272,7 @@ class TestWhatCannotBeToldApart:
         )
         notes = " ".join(found.notes)
         assert "compute is not used" in notes
-        assert "retries_up tell nothing without the seconds up" in notes
+        assert "retries_up are not usable without the seconds up" in notes
 
 
 class TestFewMeasurements:
@@ -302,7 +302,7 @@ class TestFewMeasurements:
         assert found.fleet.alpha[0] == pytest.approx(2)
         assert FleetDelays(found.fleet).mean(100)[0] == pytest.approx(4)
         assert found.intervals["alpha"].tolist() == [[0, np.inf]]
-        assert "alpha is taken to be 2" in " ".join(found.notes)
+        assert "alpha is assumed to be 2" in " ".join(found.notes)
 
     def test_times_that_are_all_the_same(self) -> None:
         found = fit(Traces(["a"] * 5, 100, compute=3.0, total=3.0))
@@ -444,7 +444,7 @@ class TestPoints:
         ("points", "message"),
         [
             ({"a": 1}, "points of client b are not given: add them"),
-            ({"a": 1, "b": 2, "c": 3}, "points are given for c, who was never measured: remove"),
+            ({"a": 1, "b": 2, "c": 3}, "points are given for c, which was never measured: remove"),
             ([1, 2, 3], "points has shape"),
             (-1, "points of client b is -1"),
             (0.5, "must be a whole number"),

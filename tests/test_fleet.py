@@ -113,7 +113,7 @@ class TestDevices:
         path = tmp_path / "devices.csv"
         path.write_text(f"{self.HEADER}\na,4e6,1e5,2,0.1\n")
         assert read_fleet(path, points=40).total_points == 40
-        with pytest.raises(InputError, match="add a column 'points', or say --points"):
+        with pytest.raises(InputError, match="add a column 'points', or give --points"):
             read_fleet(path)
 
     def test_files_are_read_without_points(self, tmp_path: Path) -> None:

@@ -223,8 +223,8 @@ MALFORMED: dict[str, tuple[RecordDict, str]] = {
         "AssertionError",
     ),
     "half a table": (_facts("{"), "JSONDecodeError"),
-    "a list": (_facts("[1]"), "facts are no table"),
-    "a number": (_facts("3"), "facts are no table"),
+    "a list": (_facts("[1]"), "facts are not a table"),
+    "a number": (_facts("3"), "facts are not a table"),
     "junk bytes": (_array("float32", "numpy.ndarray", b"junk"), r"\w+Error"),
     "no bytes": (_array("float32", "numpy.ndarray", b""), r"\w+Error"),
     "another kind of array": (_array("float32", "torch.tensor", b"junk"), r"\w+Error"),
@@ -378,7 +378,7 @@ class TestTransport:
                     raise given
                 return list(given)
 
-        with pytest.raises(InputError, match="takes no message any more"):
+        with pytest.raises(InputError, match="accepts no more messages"):
             answers(Closed())
 
     def test_who_gets_no_message_is_gone_and_the_others_are_not(self) -> None:

@@ -137,9 +137,9 @@ class TestCells:
             {"fleet.erasure": 0.1},
             {"fleet.erasure": 0.2},
         ]
-        with pytest.raises(InputError, match=r"grid\.fleet\.erasure is there twice"):
+        with pytest.raises(InputError, match=r"grid\.fleet\.erasure is listed twice"):
             cells(gridded({"erasure": [0.1], "fleet.erasure": [0.2]}))
-        with pytest.raises(InputError, match="seeds are no axis"):
+        with pytest.raises(InputError, match="seeds are not an axis"):
             cells(gridded({"seeds": [0, 1]}))
 
     def test_bad_values_are_named(self) -> None:
@@ -282,9 +282,9 @@ class TestSweep:
             (["--seeds", "0"], "--seeds is 0"),
             (["--fleet", "nowhere.csv"], "nowhere.csv: there is no such file"),
             (["nothing"], "neither a TOML file nor a built-in"),
-            (["demo"], "there is no grid: say what to vary"),
-            (["--seeds", "2", "--vary", "seeds=0,1"], "say the same: leave one out"),
-            (["--set", "seeds=[0,0]"], "a seed stands there twice"),
+            (["demo"], "there is no grid: name what to vary"),
+            (["--seeds", "2", "--vary", "seeds=0,1"], "set the same thing: leave one out"),
+            (["--set", "seeds=[0,0]"], "a seed is listed twice"),
             (["--device", "gpu"], "--device gpu is unknown"),
             (["--device", "cupy"], "needs the package cupy"),
         ],

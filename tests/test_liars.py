@@ -129,7 +129,7 @@ def test_distances_are_kept_and_survive_a_resume(tmp_path: Path) -> None:
     assert all(0.3 < distance < 3 for distance in distances.values())
     table = pyarrow.parquet.read_table(tmp_path / "run" / "distances.parquet").to_pydict()
     assert len(table["distance"]) == 6
-    assert "How far the answers lay off the parity" in render_report(RunDirectory(tmp_path / "run"))
+    assert "Distance of answers from parity" in render_report(RunDirectory(tmp_path / "run"))
     grid = transport_of(experiment_of(rounds=4), tmp_path / "nodes")
     judges: list[Judge] = []
 
@@ -206,7 +206,7 @@ def test_accuracy_that_falls_stops_the_run_and_names_suspects() -> None:
     assert [watch.fell(m) for m in (0.5, 0.9, 0.7, 0.85, 0.7, 0.7)] == [False] * 6
     assert not watch.fell(float("nan"))
     assert watch.fell(0.7)
-    assert "node-b lie furthest" in watch.alarm([1], ["node-a", "node-b"])
+    assert "node-b are furthest" in watch.alarm([1], ["node-a", "node-b"])
     assert "smaller step" in watch.alarm([], ["node-a"])
 
 

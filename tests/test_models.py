@@ -121,7 +121,7 @@ def _again(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("points", "said"),
     [
-        (np.ones((2, 35)), "inputs has 35 numbers a point where the model was trained on 36"),
+        (np.ones((2, 35)), "inputs has 35 values per point where the model was trained on 36"),
         (np.ones(36), r"inputs has shape \(36,\)"),
         (np.full((1, 36), np.nan), "inputs is not finite"),
         ([["a"] * 36], "holds <U1"),
@@ -152,9 +152,9 @@ def test_probabilities_are_calibrated() -> None:
     assert found.temperature == pytest.approx(0.25, rel=0.05)
     assert found.card["calibrated_on"] == "drawn points"
     np.testing.assert_allclose(found.predict_proba(points), likely, atol=0.02)
-    with pytest.raises(InputError, match=r"nobody calibrated it: say model\.calibrated"):
+    with pytest.raises(InputError, match=r"it was not calibrated: call model\.calibrated"):
         model.predict_proba(points)
-    with pytest.raises(InputError, match="predicts numbers, and has no probabilities"):
+    with pytest.raises(InputError, match="is a regression and has no probabilities"):
         a_model().predict_proba(points)
     with pytest.raises(InputError, match="labels holds 7"):
         model.calibrated(points[:1], [7], "one point")
@@ -331,7 +331,7 @@ class TestPredict:
         assert "cannot read" in error
         code, _, error = run("predict", model, "digits", "--json")
         assert code == 2
-        assert "64 numbers a point where the model was trained on 3" in error
+        assert "64 values per point where the model was trained on 3" in error
         code, _, error = run("predict", model, "flowers.txt")
         assert code == 2
         assert "neither a file that ends in .npz" in error

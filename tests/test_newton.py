@@ -402,7 +402,7 @@ class TestBadInput:
             ({"setup_deadline": -5.0}, "setup_deadline is -5"),
             ({"setup_deadline": 0.001}, r"setup_deadline is 0\.001 s.*the first needs some"),
             ({"rounds": -1}, "rounds is -1"),
-            ({"rounds": 10**6}, "would play 1000000 rounds where"),
+            ({"rounds": 10**6}, "would need 1000000 rounds where"),
             ({"mixing": 10**6}, "every client has fewer points"),
             ({"hours": 1e-9}, "hours is 1e-09"),
         ):

@@ -138,7 +138,7 @@ def test_parity_is_given_once(tmp_path: Path) -> None:
     for name, array in first.items():
         np.testing.assert_array_equal(array, again[name])
     for other in (replace(plan, rows=[5, 6]), BlockParity(SPARSE, 10), Gram()):
-        with pytest.raises(InputError, match="gave its parity already"):
+        with pytest.raises(InputError, match="has already sent its parity"):
             do(make(tmp_path), other, seconds=9.0)
 
 

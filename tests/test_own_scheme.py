@@ -211,7 +211,7 @@ class TestRules:
         assert set(table["arrived"]) == {0}
 
     def test_what_is_no_ask_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="scheme 'silent' asks with 'gradients, please'"):
+        with pytest.raises(InputError, match="scheme 'silent' returned 'gradients, please'"):
             simulate(one(Silent), RunDirectory(tmp_path / "run"))
 
     def test_more_points_than_there_are_is_an_error(self, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_gain_names_whom_it_is_over(tmp_path: Path) -> None:
     told = " ".join(verdict(outcomes(directory)))
     assert "waiting for all" not in told
     assert "than fedavg local steps 2, step 0.5" in told
-    assert "A gain is against fedavg local steps 2" in render_report(directory)
+    assert "A gain is over fedavg local steps 2" in render_report(directory)
 
 
 @pytest.mark.parametrize(

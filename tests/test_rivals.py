@@ -266,7 +266,7 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_more_stragglers_than_clients_are_refused() -> None:
-    with pytest.raises(InputError, match="stragglers is 6 where there are 6 clients: lower it"):
+    with pytest.raises(InputError, match="stragglers is 6 with 6 clients: lower it"):
         simulation(small(schemes=[{"name": "gradient-coding", "stragglers": 6}]))
 
 

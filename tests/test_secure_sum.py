@@ -194,7 +194,7 @@ def test_the_helper_answers_one_list_a_round_with_the_same_bytes() -> None:
         (replace(BINDING, attempt=1), names[:3], 50),
         (replace(BINDING, ask="01"), names[:3], 50),
     ):
-        with pytest.raises(InputError, match="play a new round"):
+        with pytest.raises(InputError, match="start a new round"):
             here.helper.answer(binding, arrived, numbers)
     assert not np.array_equal(first, here.helper.answer(replace(BINDING, round=1), names[:3], 50))
 

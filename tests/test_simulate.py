@@ -392,7 +392,7 @@ class TestRuns:
         self.run(tmp_path / "run", small())
         with pytest.raises(InputError, match="holds a run with seeds"):
             RunDirectory(tmp_path / "run").open(small(seeds=[5]), resume=True)
-        with pytest.raises(InputError, match="is not empty: say --resume"):
+        with pytest.raises(InputError, match="is not empty: use --resume"):
             RunDirectory(tmp_path / "run").open(small(), resume=False)
 
     def test_a_broken_checkpoint_is_named(self, tmp_path: Path) -> None:

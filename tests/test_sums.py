@@ -143,7 +143,7 @@ def test_a_private_federation_trains_and_is_replayed_exactly(tmp_path: Path) -> 
     document = json.loads((tmp_path / "run" / "privacy.json").read_text())
     (told,) = document["runs"]
     assert told["epsilon"] == pytest.approx(30.0, rel=1e-6)
-    assert "do not work together" in document["holds"]
+    assert "do not collude" in document["holds"]
 
 
 def test_the_noise_is_the_systems_and_as_large_as_was_paid_for(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ class TestKills:
             return 0.0
 
         grid.script = Script(delay=delay)
-        with pytest.raises(InputError, match="no helper is there after 60 s"):
+        with pytest.raises(InputError, match="no helper has connected after 60 s"):
             run(grid, experiment, tmp_path)
         grid.online.add(HELPER)
         exchanges, _ = run(grid, experiment, tmp_path)
@@ -473,7 +473,7 @@ class TestNode:
             ({"number": -1}, "no budget is left for another"),
             ({"contract": known | {"helper": "c" * 64}}, "the pinned one is"),
             ({"contract": known | {"federation": "1" * 32}}, "of another federation"),
-            ({"contract": known | {"least": 1}}, "would be somebody's own answer"),
+            ({"contract": known | {"least": 1}}, "would be a single client's own answer"),
             ({"contract": known | {"releases": []}}, "come to 0 sums"),
             ({"contract": known | {"releases": [release | {"sigma": 1e-3}]}}, "the cap is 10"),
             ({"contract": known | {"releases": [release | {"what": "moments"}]}}, "is moments"),
@@ -535,7 +535,7 @@ class TestHelper:
         first = self.sum(tmp_path)
         np.testing.assert_array_equal(first, self.sum(tmp_path, arrived=["bob", "ada"]))
         for change in ({"arrived": ["ada", "cyd"]}, {"attempt": 1}, {"ask": "01"}, {"numbers": 8}):
-            with pytest.raises(InputError, match="play a new round"):
+            with pytest.raises(InputError, match="start a new round"):
                 self.sum(tmp_path, **change)
 
     def test_what_it_refuses(self, tmp_path: Path) -> None:
@@ -638,7 +638,7 @@ class TestBadInput:
     def test_no_helper(self, tmp_path: Path) -> None:
         grid = summing(experiment := private(3, 4), tmp_path)
         grid.online.remove(HELPER)
-        with pytest.raises(InputError, match="no helper is there after 60 s"):
+        with pytest.raises(InputError, match="no helper has connected after 60 s"):
             run(grid, experiment, tmp_path)
         assert answers_sent(grid) == 0
 
@@ -736,7 +736,7 @@ class TestCommands:
         [
             (["--superlink", "example.org:1"], "give --ca and --key"),
             (["--superlink", "127.0.0.1:1", "--clients", "nowhere"], "is not a folder"),
-            (["--superlink", "127.0.0.1:1", "--name", "a b"], "will not do"),
+            (["--superlink", "127.0.0.1:1", "--name", "a b"], "is invalid"),
         ],
     )
     def test_helper(self, options: list[str], message: str, tmp_path: Path) -> None:

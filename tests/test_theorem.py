@@ -101,5 +101,5 @@ def test_step_2_finds_the_smallest_time() -> None:
 
 def test_links_that_differ_are_refused() -> None:
     fleet = Fleet(points=[4], rate=1, alpha=1, packet_time=1, erasure=0, packet_time_up=2)
-    with pytest.raises(InputError, match="same both ways"):
+    with pytest.raises(InputError, match="symmetric links"):
         theorem.clients_of(fleet)

@@ -29,16 +29,16 @@ def simulate(
     device: str = "cpu",
     resume: bool = False,
 ) -> list[Outcome]:
-    """Play an experiment on the virtual clock, and return the result of every setting.
+    """Run an experiment on the virtual clock, and return the result of every setting.
 
     Parameters
     ----------
     experiment
         An `Experiment`, its tables as a mapping, a built-in name, or a TOML file.
     out
-        The run directory, as the command writes it; nothing is kept by default.
+        The run directory, as the command writes it; by default nothing is saved.
     data
-        The folder of the data files; ``CODEDFEDL_DATA`` by default.
+        The folder of the data files; by default ``CODEDFEDL_DATA``.
     device
         ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
     resume

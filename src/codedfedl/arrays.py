@@ -19,7 +19,7 @@ def to_device(array: npt.NDArray[Any], name: str) -> Array:
     if name == "cpu":
         return array
     if name not in ("torch", "cupy") and name.partition(":")[0] != "cuda":
-        raise InputError(f"--device {name} is unknown: say cpu, torch, cuda or cupy")
+        raise InputError(f"--device {name} is unknown: use cpu, torch, cuda or cupy")
     try:
         if name == "cupy":
             import cupy
@@ -32,7 +32,7 @@ def to_device(array: npt.NDArray[Any], name: str) -> Array:
         return torch.asarray(array, device="cpu" if name == "torch" else name)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"--device {name} cannot be used: {reason}; say --device cpu") from None
+        raise InputError(f"--device {name} cannot be used: {reason}; use --device cpu") from None
 
 
 def beside(array: npt.NDArray[Any], other: Array) -> Array:

@@ -1,7 +1,7 @@
 """Federated training as scikit-learn estimators: `fit`, `predict`, `score`.
 
-All data are in one place here, and the fleet is simulated: an estimator tells what a federation
-would learn, and how long that would take. What it learns is an ordinary model.
+All data are in one place here, and the fleet is simulated: an estimator shows what a federation
+would learn, and how long that would take. The result is an ordinary model.
 """
 
 from collections.abc import Mapping
@@ -227,24 +227,24 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         `codedfedl.schemes.coded`.
     fleet
         The clients: a `Fleet`, `Devices`, or the path of a file of either. By default the paper's
-        thirty, or as many as `fit` names, or fewer where there is little data; from the fastest
-        processor and link of the paper's to the slowest.
+        thirty, or as many as `fit` names, or fewer if there is little data; from the paper's
+        fastest processor and link to the slowest.
     features
         ``fourier``, ``structured`` (cheaper on the clients), ``patches`` (of images) or
         ``identity`` (a linear model).
     n_components
-        How many features; ``patches`` has as many as its grid allows, and no more.
+        Number of features; ``patches`` has at most as many as its grid allows.
     sigma
         Width of the RBF kernel; half the typical distance between two points if None.
     image : (height, width, channels)
-        Of the images that ``patches`` cuts; None for squares of one channel.
+        Shape of the images for ``patches``; None for squares with one channel.
     ridge
         λ, per point.
     epochs, step, batches
         For schemes that descend along gradients: passes over the data, step size (at most 1 is safe
-        for Fourier features), and mini-batches of every pass. `coded-newton` plans its own rounds.
+        for Fourier features), and mini-batches per pass. `coded-newton` plans its own rounds.
     random_state
-        Of features, codes, delays, and of who has which points.
+        Seed of features, codes, delays and the partition of the points over clients.
 
     Attributes
     ----------
@@ -254,14 +254,14 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
     plan_ : Plan, ColdStart or None
         Deadline and loads of `coded`, deadlines and rounds of `coded-newton`.
     history_ : dict of arrays
-        Round by round: ``round``, ``training_hours``, ``total_hours``, ``arrived`` (how many
+        For every round: ``round``, ``training_hours``, ``total_hours``, ``arrived`` (how many
         clients answered in time) and ``score`` (on at most 2,000 of the training points).
     training_hours_, total_hours_ : float
-        What the training would have taken on the fleet: rounds alone, and with the set-up.
+        Simulated training time on the fleet: rounds only, and with the set-up.
     center_ : array of shape (d,)
-        What is subtracted from every point first.
+        Subtracted from every point first.
     sigma_, feature_map_, fleet_, n_iter_, n_features_in_, feature_names_in_
-        What was used.
+        The values used.
 
     Examples
     --------
@@ -288,14 +288,14 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) == 1:
             raise InputError(
-                f"y has one class, {self.classes_[0]}: there is nothing to tell apart; give "
-                "points of two classes or more"
+                f"y has one class, {self.classes_[0]}: there is nothing to distinguish; give "
+                "points of at least two classes"
             )
         self._train(X, numbers, len(self.classes_), clients)
         return self
 
     def decision_function(self, X: Any) -> FloatArray:  # noqa: N803
-        """Return a number per class, shape (n, c); of two classes, how far the second is ahead."""
+        """Return a score per class, shape (n, c); for two classes, the second minus the first."""
         outputs = self._outputs(X)
         return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
 
@@ -308,8 +308,8 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
 class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type: ignore[misc]
     """A regressor trained by a simulated federation of slow clients with lossy links.
 
-    Targets are moved and scaled to mean 0 and variance 1 for training, by sums that clients could
-    add up. All else is as in `CodedFedLClassifier`, but `classes_`.
+    Targets are standardised to mean 0 and variance 1 for training, with sums that clients could
+    compute together. Everything except `classes_` is as in `CodedFedLClassifier`.
     """
 
     def fit(self, X: Any, y: Any, clients: Any = None) -> Self:  # noqa: N803

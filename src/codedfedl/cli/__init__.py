@@ -35,7 +35,7 @@ class Commands(LazyGroup):
         "fit": LazyCommand(
             "codedfedl.cli.fit:fit_command",
             _PLAN,
-            "Estimate a fleet from measured times, with intervals, and say whether the model fits.",
+            "Estimate a fleet from measured times, with intervals, and test the fit.",
         ),
         "simulate": LazyCommand(
             "codedfedl.cli.simulate:simulate_command",
@@ -46,7 +46,7 @@ class Commands(LazyGroup):
         "sweep": LazyCommand(
             "codedfedl.cli.sweep:sweep_command",
             _SIMULATE,
-            "Run every combination of some settings, and say which is best.",
+            "Run every combination of some settings, and find the best.",
         ),
         "report": LazyCommand(
             "codedfedl.cli.simulate:report_command",
@@ -61,17 +61,17 @@ class Commands(LazyGroup):
         "audit": LazyCommand(
             "codedfedl.cli.audit:audit_command",
             _SIMULATE,
-            "Attack what the server receives, to tell whether a record was there.",
+            "Attack what the server receives, to test whether a record was used.",
         ),
         "predict": LazyCommand(
             "codedfedl.cli.predict:predict_command",
             _USE,
-            "Predict with a run's model, and score it where the data have labels.",
+            "Predict with a run's model, and score it if the data have labels.",
         ),
         "export": LazyCommand(
             "codedfedl.cli.predict:export_command",
             _USE,
-            "Write a model as ONNX: a graph from points to scores.",
+            "Export a model to ONNX: a graph from points to scores.",
         ),
         "federate": LazyCommand(
             "codedfedl.cli.federate:federate", _REAL, "Train on real clients, on Flower."
@@ -99,13 +99,13 @@ def tour(
     \b
     A tour, in the order in which people need it:
       codedfedl demo                      all schemes on embedded data; a report
-      codedfedl plan paper                how long a round waits, who does what
+      codedfedl plan paper                how long rounds wait, who does what
       codedfedl fit times.csv             your own fleet, from measured times
       codedfedl plan fleet.csv            its plan
       codedfedl sweep --fleet fleet.csv   which redundancy is best for it
       codedfedl simulate my.toml          your own data, fleet and schemes
       codedfedl report RUN RUN            runs compared, in one page
-      codedfedl audit RUN                 can a record be told from what leaves?
+      codedfedl audit RUN                 does what leaves reveal a record?
       codedfedl predict MODEL DATA        predictions with a run's model
       codedfedl reproduce table1          the paper's Table 1 beside ours
       codedfedl federate local            real processes and sockets, here
@@ -135,7 +135,7 @@ def main() -> None:
         _fail(str(error), 1, debug)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        _fail(f"{what}. This is a bug: say --debug for a traceback, and report it", 1, debug)
+        _fail(f"{what}. This is a bug: use --debug for a traceback, and report it", 1, debug)
 
 
 def _fail(sentence: str, code: int, debug: bool) -> NoReturn:

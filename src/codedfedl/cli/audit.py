@@ -21,25 +21,26 @@ def audit_command(
     ],
     setting: Annotated[
         str | None,
-        typer.Option(help="The scheme or setting to audit; all by default.", show_default=False),
+        typer.Option(help="The scheme or setting to audit; by default all.", show_default=False),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="The seed; the first by default.", show_default=False)
+        int | None, typer.Option(help="The seed; by default the first.", show_default=False)
     ] = None,
-    canaries: Annotated[int, typer.Option(help="Crafted records with a coin.")] = 1000,
-    records: Annotated[int, typer.Option(help="Real records with a coin.")] = 36_000,
+    canaries: Annotated[int, typer.Option(help="Number of crafted records (canaries).")] = 1000,
+    records: Annotated[int, typer.Option(help="Number of real records to test.")] = 36_000,
     overrides: Overrides = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Attack what the server receives, to tell whether a record was there.
+    """Attack what the server receives, to test whether a record was used.
 
-    The experiment is run twice more. In the first run, crafted records (canaries) are in the data
-    by a fair coin each, and an attacker who knows everything else guesses the coins. In the second,
-    real records are, and an attacker who knows only the population scores them by their likelihood
-    ratio. Both give a lower bound on ε at 95%, beside the claim of the scheme.
+    The experiment is run twice more. In the first run, each of a set of crafted records (canaries)
+    is included on a fair coin flip, and an attacker who knows everything else guesses the coins. In
+    the second, the same is done with real records, and an attacker who knows only the population
+    scores them by their likelihood ratio. Both give a lower bound on ε at 95%, shown beside the
+    scheme's claim.
 
-    Exit code 1 says that a claim is refuted.
+    Exit code 1 means that a claim is refuted.
     """
     from codedfedl.cli.auditing import show_audit
 

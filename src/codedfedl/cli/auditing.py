@@ -135,12 +135,12 @@ def _table(found: list[Audit]) -> Table:
     table = Table(
         "setting",
         "claimed ε",
-        "ε is at least",
+        "lower bound on ε",
         "canaries: right",
         "records: area",
         "found at 0.1% false",
         "claim",
-        caption="lower bounds hold at 95%; zero-out adjacency, against whoever sees what the "
+        caption="lower bounds hold at 95%; zero-out adjacency, against anyone who sees what the "
         "server received",
     )
     for one in found:

@@ -16,17 +16,17 @@ _PATIENCE = 600.0  # seconds that the run may take after the last fault
 
 
 def chaos_command(
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long to strike.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long to inject faults.")] = 10.0,
     clients: Annotated[int, typer.Option(min=2, help="Nodes.")] = 3,
-    deadline: Annotated[float, typer.Option(min=1.0, help="Seconds a round.")] = 12.0,
+    deadline: Annotated[float, typer.Option(min=1.0, help="Seconds per round.")] = 12.0,
     scheme: Annotated[str, typer.Option(help="A scheme.")] = "coded",
-    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/chaos"),
     as_json: Json = False,
 ) -> None:
-    """Kill and stop nodes, server app and SuperLink of a local federation, at random.
+    """Kill and stop nodes, server app and SuperLink of a local federation at random.
 
-    Afterwards every round must have been played exactly once, and the replay must give the same
+    Afterwards every round must have taken place exactly once, and the replay must give the same
     model. Exits with 1 where that does not hold.
     """
     from codedfedl.federate.flower.programs import check_engine
@@ -83,5 +83,5 @@ def chaos_command(
         for name, value in document.items():
             results.print(f"{name.replace('_', ' ')}: {value}")
     if not once or not found.same:
-        messages.print("error: rounds were lost or repeated, or the model is another")
+        messages.print("error: rounds were lost or repeated, or the model differs")
         raise typer.Exit(1)

@@ -66,7 +66,7 @@ def charged_view(found: dict[str, Any], rounds: int) -> Group:
         if (one := found[name]) is not None:
             seconds = [duration(one[key]) for key in ("deadline_s", "setup_s", "total_s")]
             table.add_row(words, f"{one['parity_rows']:,}", *seconds)
-    title = f"\nSet-up and {rounds:,} rounds, structured features, ten points behind a parity row"
+    title = f"\nSet-up and {rounds:,} rounds, structured features, ten points per parity row"
     parts: list[RenderableType] = [Text(title, style="bold"), table]
     if found["rule_costs"] is not None:
         parts.append(

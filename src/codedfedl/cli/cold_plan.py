@@ -137,7 +137,7 @@ def _feature_maps(inputs: int, image: tuple[int, int, int] | None) -> list[MapCo
 
 
 def _maps(plans: list[MapPlan], chosen: MapPlan, hours: float) -> Table:
-    title = f"Feature maps, the most telling last; to be trained within {hours:g} h"
+    title = f"Feature maps, the most accurate last; to be trained within {hours:g} h"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2), header_style="bold")
     table.add_column("features")
     for heading in ("number", "stride", "operations a point", "predicted, h", ""):

@@ -52,11 +52,11 @@ def run_command(
     authority: Authority = None,
     out: Annotated[Path, typer.Option(help="The run directory, on the server.")] = Path("runs/fed"),
 ) -> None:
-    """Begin a federation on a running server, or continue the one in --out.
+    """Start a federation on a running server, or continue the one in --out.
 
-    Run it on the server's machine, as the user that `federate serve` runs as. What the server does
-    is in status.json and server.log in the run directory; when its state is done, `codedfedl
-    report` writes the report.
+    Run it on the server's machine, as the user that `federate serve` runs as. status.json and
+    server.log in the run directory show the progress; when the state is done, `codedfedl report`
+    writes the report.
     """
     from codedfedl.runs.documents import read_experiment
     from codedfedl.runs.federation import scheme_of
@@ -64,23 +64,26 @@ def run_command(
     scheme_of(read_experiment(experiment))
     link = link_of(home, superlink, authority)
     number = link.submit(experiment.resolve(), out.resolve())
-    messages.print(f"run {number} began; follow it in {out / 'server.log'}", soft_wrap=True)
+    messages.print(f"run {number} started; follow it in {out / 'server.log'}", soft_wrap=True)
 
 
 @federate.command("keys")
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="Where certificates and keys go.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for certificates and keys.")],
     host: Annotated[list[str], typer.Option(help="The server's name or address; may be repeated.")],
     nodes: Annotated[
-        str, typer.Option(help="Nodes' names, separated by commas; best they make their own keys.")
+        str,
+        typer.Option(
+            help="Nodes' names, separated by commas; better, let nodes make their own keys."
+        ),
     ] = "",
-    days: Annotated[float, typer.Option(help="How long the certificates hold.")] = 365.0,
+    days: Annotated[float, typer.Option(help="Validity of the certificates, in days.")] = 365.0,
 ) -> None:
-    """Make an authority, the server's certificate, and keys for nodes that have none.
+    """Make an authority, the server's certificate and, if asked, keys for nodes.
 
     Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
-    node makes its own key with `codedfedl federate key`; with --nodes they are made here, and each
-    node's .key must be brought to it.
+    node makes its own key with `codedfedl federate key`; with --nodes the keys are made here, and
+    each node's .key must be copied to it.
     """
     from codedfedl.federate.flower.programs import check_engine
 

@@ -22,19 +22,19 @@ def fit_command(
     out: Annotated[Path | None, typer.Option(help="Write the fleet (.csv or .parquet).")] = None,
     measured: Annotated[
         Path | None,
-        typer.Option(help="Write the delays as measured, for clients that the model does not fit."),
+        typer.Option(help="Write the measured delays, for clients that the model does not fit."),
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw measured against fitted (.png, .svg or .pdf).")
+        Path | None, typer.Option(help="Plot measured against fitted times (.png, .svg or .pdf).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate a fleet from measured times, with intervals, and say whether the model fits.
+    """Estimate a fleet from measured times, with intervals, and test the fit.
 
-    TRACES has a row for each time that a client was asked: client, load (points) and total
-    (seconds), or down, compute and up instead of total or beside it; and may have retries_down,
-    retries_up and waited (when the server gave up). Leave the times empty where no reply came.
-    Measure at two loads or more.
+    TRACES has one row per request to a client: client, load (points) and total
+    (seconds), or down, compute and up instead of or beside total; and may have retries_down,
+    retries_up and waited (when the server gave up). Leave the times empty if no reply arrived.
+    Measure at two or more loads.
 
     Examples: `codedfedl fit times.csv --out fleet.csv --figure fit.png`, then `codedfedl plan
     fleet.csv`; or `codedfedl fit times.csv --measured delays.csv`, then `codedfedl plan delays.csv`

@@ -114,7 +114,7 @@ def _diamonds_file(job: Reproduction) -> Path:
     place = Path(job.data or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
     if not place.is_file():
         raise InputError(
-            f"{place} is not there: take diamonds.csv from the source package of pydataset"
+            f"{place} does not exist: take diamonds.csv from the source package of pydataset"
         )
     return place
 

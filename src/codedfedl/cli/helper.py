@@ -20,20 +20,20 @@ def helper_command(
     superlink: Annotated[str, typer.Option(help="The server's gate, as host:port.")],
     name: Annotated[str, typer.Option(help="The name that the operator registered.")] = "helper",
     authority: Authority = None,
-    key: Annotated[Path | None, typer.Option(help="Its private key for the gate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The helper's private key for the gate.")] = None,
     home: Annotated[
-        Path, typer.Option(help="Its folder, to be kept: its key for masks, and its answers.")
+        Path, typer.Option(help="A permanent folder for its mask key and answers.")
     ] = _HOME,
     clients: Annotated[
         Path | None,
         typer.Option(help="A folder with the masks.pub of every client, as NAME.pub."),
     ] = None,
 ) -> None:
-    """Help federations to sum in secret: tell the server the sum of masks, less noise.
+    """Help federations to compute secure sums: send the server the sum of masks, minus noise.
 
-    Run it on a machine of its own, by somebody who does not work together with the server's
-    operator. The first start makes masks.key and masks.pub in --home; give masks.pub to every
-    client, by a way that the server cannot change.
+    Run it on a separate machine, under an operator who does not collude with the server's. The
+    first start creates masks.key and masks.pub in --home; give masks.pub to every client, by a
+    channel that the server cannot change.
     """
     from codedfedl.federate.flower.programs import check_engine
 
@@ -55,13 +55,13 @@ def helper_command(
 
 def ledger_command(
     vault: Annotated[Path, typer.Argument(help="The node's folder, as given to --vault.")],
-    delta: Annotated[float, typer.Option(help="At which delta epsilon is told.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="The δ at which ε is stated.")] = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Say what a node has spent of each of its data sets, over all federations.
+    """Show the privacy budget that a node has spent per data set, over all federations.
 
-    Epsilon is for one record replaced by nothing, and holds while server and helper do not work
-    together. A ledger that does not add up is refused.
+    Epsilon is for one record replaced by nothing, and holds while server and helper do not
+    collude. A ledger that does not add up is refused.
     """
     from codedfedl.privacy.accounting import ADJACENCY
     from codedfedl.privacy.ledger import Ledger

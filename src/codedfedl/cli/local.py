@@ -24,7 +24,7 @@ class TrainingOptions:
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5
     deadline: Annotated[
         float | None,
-        typer.Option(help="Seconds a round; by default planned from measurements."),
+        typer.Option(help="Seconds per round; by default planned from measurements."),
     ] = None
     scheme: Annotated[
         str, typer.Option(help="A scheme, or module:Class.", autocompletion=known_schemes)
@@ -80,12 +80,15 @@ class TrainingOptions:
 class SecurityOptions:
     """Keys that the nodes must hold, and nodes that die."""
 
-    tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False
+    tls: Annotated[bool, typer.Option("--tls", help="Use certificates, and a key per node.")] = (
+        False
+    )
     keys: Annotated[
-        Path | None, typer.Option(help="Use the certificates and keys of this folder; means --tls.")
+        Path | None,
+        typer.Option(help="Use the certificates and keys in this folder; implies --tls."),
     ] = None
     kill: Annotated[
-        int, typer.Option(min=0, help="Kill so many nodes on the way, one after each round.")
+        int, typer.Option(min=0, help="Kill this many nodes, one after each round.")
     ] = 0
 
     def check(self, training: TrainingOptions) -> None:
@@ -127,7 +130,7 @@ def local_command(
         typer.Option("--set", help="Override a key, such as data.batches=2.", metavar="KEY=VALUE"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Of the SuperLink; by default a free one.")
+        int | None, typer.Option(help="Port of the SuperLink; by default a free one.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/federation"),
     data: Data = None,
@@ -136,8 +139,8 @@ def local_command(
 ) -> None:
     """Run a whole federation on this machine: a SuperLink, SuperNodes, and sockets on loopback.
 
-    Every node has its own data file, cache and key. Whatever happens, all processes end. The run
-    directory is that of a simulation, with logs in local/logs.
+    Every node has its own data file, cache and key. All processes are ended, whatever happens. The
+    run directory is like that of a simulation, with logs in local/logs.
 
     Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
     `codedfedl federate local --scheme coded-newton --rounds 3`,

@@ -57,13 +57,11 @@ def known_devices(begun: str) -> list[str]:
 
 Data = Annotated[
     str | None,
-    typer.Option(
-        help="Folder of the data files; by default that of CODEDFEDL_DATA.", show_default=False
-    ),
+    typer.Option(help="Folder of the data files; by default $CODEDFEDL_DATA.", show_default=False),
 ]
 Device = Annotated[
     str,
-    typer.Option(help="cpu, or cuda, torch or cupy where installed.", autocompletion=known_devices),
+    typer.Option(help="cpu, or cuda, torch or cupy if installed.", autocompletion=known_devices),
 ]
 Overrides = Annotated[
     list[str] | None,

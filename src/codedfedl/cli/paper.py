@@ -76,8 +76,8 @@ def _table1(found: list[Outcome], *, quiet: bool) -> dict[str, Any]:
         results.print(outcome_view(found, results.width))
         listed = ", ".join(f"{gain:.2f} at {alpha:g}" for alpha, gain in gains.items())
         results.print(
-            "\nα = 2 and 2·q·c multiply-accumulates a point are not in the paper: they were fitted "
-            f"to its Table 1.\nThe gain a round at 10% for other α: {listed}.",
+            "\nα = 2 and 2·q·c multiply-accumulates per point are not in the paper: they were "
+            f"fitted to its Table 1.\nThe gain per round at 10% for other α: {listed}.",
             soft_wrap=True,
         )
     return {"rows": outcome_rows(found), "gain_by_alpha": {str(a): g for a, g in gains.items()}}

@@ -12,7 +12,7 @@ from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destinatio
 
 __all__ = ["OutputOptions", "ParityOptions", "WorkOptions", "plan_command"]
 
-PARITY, WORK = "How much parity (one of these)", "What a device file's clients compute"
+PARITY, WORK = "How much parity (one of these)", "Work of the clients in a device file"
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ParityOptions:
     redundancy: Annotated[
         float | None,
         typer.Option(
-            help="Parity rows as a fraction of all points, in (0, 1); 0.1 by default.",
+            help="Parity rows as a fraction of all points, in (0, 1); by default 0.1.",
             rich_help_panel=PARITY,
         ),
     ] = None
@@ -30,14 +30,14 @@ class ParityOptions:
     server_rate: Annotated[
         float | None,
         typer.Option(
-            help="Choose the rows: the server as one more node, at this many rows per second.",
+            help="Choose the rows: treat the server as a node with this many rows per second.",
             rich_help_panel=PARITY,
         ),
     ] = None
     max_rows: Annotated[
         int | None,
         typer.Option(
-            help="The most rows that the server may hold; by default as many as there are points.",
+            help="Maximum number of rows at the server; by default the number of points.",
             rich_help_panel=PARITY,
         ),
     ] = None
@@ -47,15 +47,15 @@ class ParityOptions:
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Choose the rows: least total time of set-up and this many rounds; and what the "
-            "paper's rule for the deadline costs.",
+            help="Choose the rows: minimise the total time of set-up and this many rounds; also "
+            "shows what the paper's deadline rule costs.",
             rich_help_panel=PARITY,
         ),
     ] = None
     excess: Annotated[
         float | None,
         typer.Option(
-            help="Plan a cold start with coded-newton instead: wanted relative excess of the "
+            help="Plan a cold start with coded-newton instead: target relative excess of the "
             "objective over its optimum, such as 0.2.",
             rich_help_panel=PARITY,
         ),
@@ -63,8 +63,8 @@ class ParityOptions:
     within: Annotated[
         float | None,
         typer.Option(
-            help="Choose the feature map of a cold start: the most telling one that is trained in "
-            "so many hours, to --excess (0.2 by default).",
+            help="Choose the feature map of a cold start: the most accurate one trained within "
+            "this many hours, to --excess (by default 0.2).",
             rich_help_panel=PARITY,
         ),
     ] = None
@@ -81,7 +81,7 @@ class WorkOptions:
     points: Annotated[
         float | None,
         typer.Option(
-            help="Points per round of every client, where the file has no such column.",
+            help="Points per round of every client, if the file has no such column.",
             rich_help_panel=WORK,
         ),
     ] = None
@@ -89,20 +89,20 @@ class WorkOptions:
         int, typer.Option(help="Features of the model (q).", rich_help_panel=WORK)
     ] = 2000
     labels: Annotated[int, typer.Option(help="Label columns (c).", rich_help_panel=WORK)] = 10
-    bits: Annotated[int, typer.Option(help="Bits a number.", rich_help_panel=WORK)] = 32
+    bits: Annotated[int, typer.Option(help="Bits per value.", rich_help_panel=WORK)] = 32
     packet_overhead: Annotated[
-        float, typer.Option(help="Share that the protocol adds to a packet.", rich_help_panel=WORK)
+        float, typer.Option(help="Protocol overhead, as a share of a packet.", rich_help_panel=WORK)
     ] = 0.1
     inputs: Annotated[
         int,
         typer.Option(
-            help="Numbers in a raw point, for --rounds and --excess.", rich_help_panel=WORK
+            help="Values in a raw point, for --rounds and --excess.", rich_help_panel=WORK
         ),
     ] = 784
     image: Annotated[
         str | None,
         typer.Option(
-            help="HEIGHT,WIDTH,CHANNELS of a point that is an image, for --within.",
+            help="HEIGHT,WIDTH,CHANNELS of the images, for --within.",
             rich_help_panel=WORK,
         ),
     ] = None
@@ -122,7 +122,7 @@ class OutputOptions:
     out: Annotated[Path | None, typer.Option(help="Write a row per client (.parquet or .csv).")] = (
         None
     )
-    figure: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .svg or .pdf).")] = None
+    figure: Annotated[Path | None, typer.Option(help="Plot the plan (.png, .svg or .pdf).")] = None
     as_json: Json = False
 
     def check(self, fleet: str) -> None:
@@ -143,16 +143,16 @@ def plan_command(
     parity: ParityOptions,
     work: WorkOptions,
     *,
-    seed: Annotated[int, typer.Option(help="Of a built-in fleet.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a built-in fleet.")] = 0,
     output: OutputOptions,
 ) -> None:
     """Choose how long each round waits and how much each client does.
 
     FLEET has the columns client, points, rate (points per second), alpha, packet_time (seconds)
-    and erasure, and may have packet_time_up, erasure_up, overhead (seconds a round) and
-    availability. `codedfedl fit` makes such a file, or one of measured delays (client, points,
-    per_point, fixed), which can be planned as well. A device file has client, mac_rate, bit_rate,
-    alpha and erasure instead, and may have points.
+    and erasure, and may have packet_time_up, erasure_up, overhead (seconds per round) and
+    availability. `codedfedl fit` writes such a file, or one of measured delays (client, points,
+    per_point, fixed), which also works here. A device file has client, mac_rate, bit_rate, alpha
+    and erasure instead, and may have points.
 
     Examples: `codedfedl plan paper`, `codedfedl plan my.csv --redundancy 0.2 --figure plan.png`,
     `codedfedl plan my.csv --server-rate 1000 --json`, `codedfedl plan paper --excess 0.2`.

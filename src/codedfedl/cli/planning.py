@@ -54,7 +54,9 @@ def _server(parity: ParityOptions, clients: Fleet) -> Server | None:
         most = clients.total_points if parity.max_rows is None else parity.max_rows
         return Server(parity.server_rate, most, parity.server_alpha)
     if parity.max_rows is not None:
-        raise InputError(f"--max-rows is {parity.max_rows} without a server: say --server-rate too")
+        raise InputError(
+            f"--max-rows is {parity.max_rows} without a server: give --server-rate too"
+        )
     return None
 
 

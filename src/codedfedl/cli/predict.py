@@ -29,15 +29,15 @@ def predict_command(
         typer.Option(help="Write the predictions here (.csv or .parquet).", show_default=False),
     ] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Say how likely every class is.")
+        bool, typer.Option("--probabilities", help="Also give the probability of every class.")
     ] = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Predict with a run's model, and score it where the data have labels.
+    """Predict with a run's model, and score it if the data have labels.
 
-    Columns of a table are found by their names where the model knows them, else by their order.
-    Values are scaled as the training data were. The label column need not be there.
+    Columns of a table are matched by name if the model knows names, otherwise by position.
+    Values are scaled like the training data. The label column is optional.
 
     Examples: `codedfedl predict runs/run/model.npz new.csv --out predictions.csv`,
     `codedfedl predict runs/run/model.npz mnist --json`.
@@ -52,7 +52,7 @@ def export_command(
     out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("model.onnx"),
     as_json: Json = False,
 ) -> None:
-    """Write a model as ONNX: a graph from points to scores.
+    """Export a model to ONNX: a graph from points to scores.
 
     It needs the extra: pip install 'codedfedl[onnx]'.
     """

@@ -79,7 +79,7 @@ def _show(model: Model, predicted: Array, score: float | None) -> None:
         table.add_row(str(row), np.array2string(np.asarray(value), precision=4))
     results.print(table)
     if len(predicted) > _SHOWN:
-        results.print(f"… and {len(predicted) - _SHOWN:,} more: say --out FILE, or --json")
+        results.print(f"… and {len(predicted) - _SHOWN:,} more: use --out FILE, or --json")
     if score is not None:
         what = f"accuracy {score:.2%}" if model.is_classifier else f"R² {score:.4f}"
         results.print(f"{what} on {len(predicted):,} points")

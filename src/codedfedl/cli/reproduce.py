@@ -34,22 +34,22 @@ _PAPER = (Item.FIG1, Item.FIG2, Item.FIG3, Item.TABLE1, Item.ALL)
 
 def reproduce_command(
     item: Annotated[Item, typer.Argument(help="What to reproduce; see above.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for runs and figures.")] = Path("runs"),
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many seeds; 3, or 5 for coldstart.", show_default=False),
+        typer.Option(help="Number of seeds; by default 3, or 5 for coldstart.", show_default=False),
     ] = None,
     alpha: Annotated[
         float, typer.Option(help="α of figure 1, which the paper does not give.")
     ] = 20.0,
     fleet: Annotated[
         str | None,
-        typer.Option(help="Of frontier, one fleet: paper, homogeneous, thousand or phones."),
+        typer.Option(help="For frontier, one fleet: paper, homogeneous, thousand or phones."),
     ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="Of frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds."
+            help="For frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds."
         ),
     ] = None,
     data: Data = None,
@@ -60,13 +60,13 @@ def reproduce_command(
 
     fig1: the expected return against the load, with the optimum of every concave piece, and the
     optimised return against the waiting time. The paper does not give α: at the default of 20 every
-    piece has its optimum inside.
+    piece has an interior optimum.
 
     fig2, fig3, table1: all schemes on MNIST and Fashion-MNIST, from sorted shards on the paper's
     fleet. An interrupted run in --out is continued; a finished one is not run again.
 
     coldstart: every scheme's hours to the paper's accuracy with the set-up charged. robustness:
-    what slower clients than planned do to it. quality: rounds to exact ridge regression with a
+    the same with clients slower than planned. quality: rounds to exact ridge regression with a
     third of the clients late. settings: a regression, a homogeneous fleet, a thousand clients.
 
     frontier: every scheme at its best, hours to the target against what leaves a client.

@@ -67,7 +67,7 @@ def replay(run: Path, data: str | None, as_json: bool) -> None:
     else:
         results.print(
             f"{found.rounds} rounds with {found.answers} answers and {found.missed} missed: the "
-            f"model is {'the same' if found.same else 'ANOTHER'}, {found.difference:.1e} apart"
+            f"model is {'the same' if found.same else 'DIFFERENT'}, {found.difference:.1e} apart"
         )
     if not found.same:
         raise typer.Exit(1)

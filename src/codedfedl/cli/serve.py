@@ -52,7 +52,7 @@ def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Super
 
         return running(home.resolve())
     if authority is not None and not authority.is_file():
-        raise InputError(f"--ca {authority} is not there: give the authority's certificate")
+        raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
     place = "".join(c if c.isalnum() else "-" for c in superlink)
     own = Path.home() / ".cache" / "codedfedl" / "flower" / place
     return Superlink(superlink, own, None if authority is None else authority.resolve())
@@ -63,19 +63,19 @@ def serve_command(
         Path | None,
         typer.Option(help="The folder with ca.crt, server.pem and server.key."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address that nodes come in at.")] = "0.0.0.0",
+    host: Annotated[str, typer.Option(help="The address that nodes connect to.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8000,
     home: Home = SERVER_HOME,
     database: Annotated[
-        Path | None, typer.Option(help="The SuperLink's data base; by default in --home.")
+        Path | None, typer.Option(help="The SuperLink's database; by default in --home.")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No certificates and no keys; on loopback only.")
     ] = False,
 ) -> None:
-    """Serve nodes: a SuperLink on loopback, and a gate that lets in nodes and nothing else.
+    """Serve nodes: a SuperLink on loopback, and a gate that admits only nodes.
 
-    Runs are begun, and keys registered, by this user on this machine. Runs until it is interrupted.
+    Only this user on this machine can start runs and register keys. Serves until interrupted.
     """
     from codedfedl.federate.flower.programs import check_engine
 
@@ -96,37 +96,39 @@ def node_command(
     name: Annotated[str, typer.Option(help="The name that the operator registered.")],
     authority: Authority = None,
     key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Its points: a file or a folder.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The node's points: a file or a folder.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="The label column of a table.")] = None,
     loader: Annotated[
         str | None, typer.Option(help="Instead of --data: a function, as module:function.")
     ] = None,
-    cache: Annotated[Path | None, typer.Option(help="A folder of its own.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="The node's cache folder.")] = None,
     least: Annotated[
-        int | None, typer.Option(min=1, help="It answers for no fewer points together.")
+        int | None, typer.Option(min=1, help="Never answer for fewer points together.")
     ] = None,
-    works: Annotated[
-        str | None, typer.Option(help="Modules whose own kinds of work it does.")
-    ] = None,
+    works: Annotated[str | None, typer.Option(help="Modules with custom kinds of work.")] = None,
     helper: Annotated[
         Path | None,
-        typer.Option(help="The helper's masks.pub: it answers in noisy sums alone, under masks."),
+        typer.Option(help="The helper's masks.pub: answer only with masked, noisy sums."),
     ] = None,
     vault: Annotated[
-        Path | None, typer.Option(help="With --helper: a folder for its ledger, to be kept.")
+        Path | None, typer.Option(help="With --helper: a permanent folder for the ledger.")
     ] = None,
     epsilon_cap: Annotated[
         float | None,
-        typer.Option(help="With --helper: what it spends of a data set, over all runs.", min=0),
+        typer.Option(
+            help="With --helper: the most ε to spend on a data set, over all runs.", min=0
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A key for the loader; may be repeated.", metavar="KEY=VALUE"),
     ] = None,
 ) -> None:
-    """Take part in federations, with the installed code and no other.
+    """Take part in federations, with the installed code only.
 
-    Ends when the server refuses its key or its SuperNode ends: let a supervisor start it again.
+    Ends when the server refuses its key or its SuperNode ends: let a supervisor restart it.
     """
     from codedfedl.federate.flower.programs import check_engine
 
@@ -157,7 +159,7 @@ def check_access(superlink: str, authority: Path | None, key: Path | None) -> No
         raise InputError(f"{host} is another machine: give --ca and --key")
     for path in (authority, key):
         if path is not None and not path.is_file():
-            raise InputError(f"{path} is not there: make it with codedfedl federate key")
+            raise InputError(f"{path} does not exist: make it with codedfedl federate key")
     if key is not None and key.stat().st_mode & 0o077:
         raise InputError(f"{key} can be read by others: chmod 600 {key}")
 
@@ -172,24 +174,26 @@ def _pair(text: str) -> tuple[str, str]:
 def register_command(
     keys: Annotated[list[Path], typer.Argument(help="The nodes' public keys, such as ada.pub.")],
     name: Annotated[
-        str | None, typer.Option(help="The node's name; by default the file's. For one key.")
+        str | None, typer.Option(help="The node's name; by default the file's. Only with one key.")
     ] = None,
     home: Home = SERVER_HOME,
     superlink: LinkAddress = None,
     authority: Authority = None,
 ) -> None:
-    """Let nodes in, by their public keys; from now on each name belongs to its key."""
+    """Admit nodes by their public keys; each name then belongs to its key."""
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.keys import check_name
 
     if name is not None and len(keys) > 1:
-        raise InputError(f"--name {name} is for one key, not for {len(keys)}: register them singly")
+        raise InputError(
+            f"--name {name} is for one key, not for {len(keys)}: register them one at a time"
+        )
     for key in keys:
         check_name(name or key.stem)
         if not key.is_file():
-            raise InputError(f"{key} is not there: make it with codedfedl federate key")
+            raise InputError(f"{key} does not exist: make it with codedfedl federate key")
     link = link_of(home, superlink, authority)
     for key in keys:
         called = name or key.stem
@@ -198,12 +202,12 @@ def register_command(
 
 
 def revoke_command(
-    who: Annotated[str, typer.Argument(help="A node's name, or its public key's file.")],
+    who: Annotated[str, typer.Argument(help="A node's name, or the file of its public key.")],
     home: Home = SERVER_HOME,
     superlink: LinkAddress = None,
     authority: Authority = None,
 ) -> None:
-    """End a node's key: it is refused from now on, and cannot be registered again."""
+    """Revoke a node's key: it is refused, and cannot be registered again."""
     from codedfedl.federate.flower.registry import fingerprint_of
 
     found = fingerprint_of(Path(who)) if Path(who).is_file() else who
@@ -213,7 +217,8 @@ def revoke_command(
 def stop_command(
     run: Annotated[Path | None, typer.Argument(help="The run directory.")] = None,
     number: Annotated[
-        int | None, typer.Option("--run", help="Instead: the run's number; ends at once.")
+        int | None,
+        typer.Option("--run", help="Instead: the number of the run, which ends at once."),
     ] = None,
     home: Home = SERVER_HOME,
     superlink: LinkAddress = None,
@@ -239,9 +244,9 @@ def stop_command(
 
 def key_command(
     name: Annotated[str, typer.Argument(help="The node's name.")],
-    folder: Annotated[Path, typer.Option(help="Where the key goes.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Folder for the key pair.")] = Path(),
 ) -> None:
-    """Make a node's key pair, on the node: only the .pub goes to the operator."""
+    """Make a node's key pair, on the node; only the .pub goes to the operator."""
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()

@@ -41,13 +41,13 @@ def simulate_command(
 ) -> None:
     """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
 
-    The run directory holds config.toml, environment.json, rounds.parquet, clients.parquet,
-    settings.parquet, status.json, checkpoint.npz, report.html and model.npz, which predicts; the
-    models of all other settings and seeds are in its folder models. Continue an interrupted run
-    with --resume: its results are bit by bit those of a run without interruption.
+    The run directory contains config.toml, environment.json, rounds.parquet, clients.parquet,
+    settings.parquet, status.json, checkpoint.npz, report.html and model.npz, for `codedfedl
+    predict`; the models of all other settings and seeds are in its folder models. Continue an
+    interrupted run with --resume: the results are bit for bit those of an uninterrupted run.
 
-    With --replay RUN, compute a federation's model again from the arrivals of each round; exit
-    code 1 says that the two models differ.
+    With --replay RUN, recompute a federation's model from the arrivals of each round; exit code 1
+    means that the two models differ.
     """
     from codedfedl.cli import running
 
@@ -56,7 +56,7 @@ def simulate_command(
         return
     if experiment is None:
         raise InputError(
-            "say which experiment: a TOML file, a built-in's name such as 'demo', or --replay with "
+            "name an experiment: a TOML file, a built-in's name such as 'demo', or --replay with "
             "a federation's run"
         )
     chosen = running.chosen_experiment(experiment, overrides)
@@ -86,7 +86,7 @@ def report_command(
         ),
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Save a run's main picture (.png, .svg or .pdf).")
+        Path | None, typer.Option(help="Save a run's main figure (.png, .svg or .pdf).")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -30,7 +30,7 @@ def sweep_command(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="How many seeds; by default those of the experiment.")
+        int | None, typer.Option(help="Number of seeds; by default those of the experiment.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/sweep"),
     overrides: Overrides = None,
@@ -39,16 +39,16 @@ def sweep_command(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Run every combination of some settings, and say which is best.
+    """Run every combination of some settings, and find the best.
 
-    `codedfedl sweep --fleet my.csv` answers which redundancy is best for a fleet, on digits; with
+    `codedfedl sweep --fleet my.csv` finds the best redundancy for a fleet, on digits; with
     `--set data.name=table.csv --set data.label=kind`, on your own table, with a step and a target
     that suit it. KEY is any key of an experiment (erasure, k1, k2, clients, sigma, step, …; with
-    its table where that is unclear, such as training.step), a setting of a scheme (redundancy,
-    drop, mixing, …), scheme or seeds. Settings that share their data are played in lock-step.
+    its table where ambiguous, such as training.step), a setting of a scheme (redundancy, drop,
+    mixing, …), scheme or seeds. Settings that share their data run in lockstep.
 
-    --out gets sweep.parquet (a row per setting and seed), sweep.png, report.html and all that a
-    run directory holds. Continue an interrupted sweep with --resume.
+    Writes sweep.parquet (a row per setting and seed), sweep.png, report.html and the other files of
+    a run directory to --out. Continue an interrupted sweep with --resume.
     """
     from codedfedl.cli.sweeping import sweep, with_grid
 

@@ -86,7 +86,7 @@ def _with_grid(
     document = experiment.model_dump(exclude_none=True)
     if "seeds" in axes:
         if seeds is not None:
-            raise InputError("--seeds and --vary seeds=… say the same: leave one out")
+            raise InputError("--seeds and --vary seeds=… set the same thing: leave one out")
         document["seeds"] = axes.pop("seeds")
     if seeds is not None:
         if seeds < 1:
@@ -100,6 +100,6 @@ def _with_grid(
         document["fleet"] = kept | {"name": str(fleet)}
     chosen = check(document, "--vary")
     if not chosen.grid:
-        raise InputError("there is no grid: say what to vary, such as --vary redundancy=0.1,0.2")
+        raise InputError("there is no grid: name what to vary, such as --vary redundancy=0.1,0.2")
     cells(chosen)
     return chosen

@@ -86,7 +86,7 @@ def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
 def _check(scheme: Scheme, ask: Ask) -> None:
     """Refuse what no runtime could answer: an ask that is none must not stall a run."""
     if not isinstance(ask, Ask):
-        raise InputError(f"scheme {scheme.name!r} asks with {ask!r}: return an Ask, or None")
+        raise InputError(f"scheme {scheme.name!r} returned {ask!r}: return an Ask, or None")
     if not isinstance(ask.work, Work):
         raise InputError(
             f"scheme {scheme.name!r} asks for {ask.work!r}: give a Work, with answer and cost"

@@ -107,7 +107,7 @@ def masked(work: Work, task: Task) -> Masked:
     if task.largest_square == inf:
         raise InputError(
             "a secure sum needs features with a bound on their length, which the raw points of "
-            "'identity' have not: choose 'patches', 'fourier' or 'structured'"
+            "'identity' do not have: choose 'patches', 'fourier' or 'structured'"
         )
     length, points = sqrt(task.largest_square), float(task.held.sum())
     largest = _ROOM * max(length, 1.0) * max(length, 1.0) * points

@@ -42,20 +42,20 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The public facts of a training task: nothing here is a client's secret.
+    """The public facts of a training task; none of them is private to a client.
 
     Attributes
     ----------
     workload
-        What a point and a packet cost, with q and c.
+        The cost of a point and a packet, with q and c.
     feature_macs
-        Multiply-accumulates that embedding a point costs.
+        Multiply-accumulates to embed a point.
     points : array of shape (batches, n)
         Points of every client in every mini-batch.
     raw_bits
-        Bits of a point as it lies on a client, with its label; 0 where nobody asks for it.
+        Bits of a raw point on a client, with its label; 0 if no scheme asks for it.
     largest_square
-        Bound on the squared length of a point's features; ∞ where there is none.
+        Bound on the squared norm of a point's features; ∞ if there is none.
     """
 
     workload: Workload
@@ -103,7 +103,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """What a scheme wants of the clients.
+    """A request of a scheme to the clients.
 
     Attributes
     ----------
@@ -112,25 +112,24 @@ class Ask:
     wait
         How long the server waits.
     loads : array of shape (n,), optional
-        Points that each client is to process, 0 where it is not asked; all that it has for the
-        work by default.
+        Points that each client is to process, 0 if it is not asked; by default all that it has for
+        the work.
     combine
-        `SUM` where the scheme needs no more than a sum of the answers, `EACH` where it needs every
-        single one.
+        `SUM` if the scheme needs only a sum of the answers, `EACH` if it needs every single one.
     keep_late
-        Whether a client that is still busy finishes that first, and its answer reaches a later
-        inbox. Otherwise everybody drops what it was doing when it is asked anew.
+        Whether a client that is still busy finishes first, and its answer reaches a later inbox.
+        Otherwise every client drops its work when it is asked again.
     setup
         Whether this is done once, before the first round: on the paper's clock it takes no time.
     adds
         A hint, which changes no result: the quadratic that the scheme will add to the sum by
         `Inbox.plus`. A runtime may then compute both in one product.
     model
-        What the clients are sent, where that is not the best model there is, the state's.
+        The model sent to the clients, if it is not the state's.
     noise
-        Where it is given, the answers are integers modulo 2³², nobody sees more than their sum, and
-        a helper adds Gaussian noise of this standard deviation to every number of it, in steps of
-        the integers. Of fewer than two clients there is no sum.
+        If given, the answers are integers modulo 2³², nobody sees more than their sum, and a helper
+        adds Gaussian noise with this standard deviation to every value of it, in integer steps.
+        There is no sum over fewer than two clients.
     """
 
     work: "Work"
@@ -153,9 +152,9 @@ class Reply:
     round
         The round in which it was asked, from 0 on; -1 for the set-up.
     points
-        Points that the answer is about.
+        Points that the answer covers.
     model
-        The model that it answers, which may be an old one.
+        The model that it was computed for, which may be an old one.
     """
 
     client: int
@@ -172,13 +171,13 @@ class Inbox:
     Attributes
     ----------
     arrived : array of shape (n,)
-        Who answered this ask in time.
+        Which clients answered this ask in time.
     points : float
-        Points behind the answers that count.
+        Points that the counted answers cover.
     sums
-        The sum of every array of the answers, under `SUM`; empty where nobody answered.
+        The sum of every array of the answers, under `SUM`; empty if no client answered.
     replies
-        Single answers by client, under `EACH`: also those to earlier asks that came since.
+        Single answers by client, under `EACH`, including late answers to earlier asks.
     """
 
     arrived: Mask
@@ -187,7 +186,7 @@ class Inbox:
     replies: tuple[Reply, ...] = ()
 
     def total(self, name: str = "gradient") -> Array:
-        """Return the sum of an array over the clients that arrived; 0 where nobody did."""
+        """Return the sum of an array over the clients that arrived; 0 if none did."""
         return self.sums.get(name, 0.0)
 
     def plus(self, own: Quadratic, model: Array) -> Array:
@@ -197,7 +196,7 @@ class Inbox:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a scheme knows between two asks."""
+    """The state of a scheme between two asks."""
 
     task: Task
     model: Array
@@ -249,7 +248,7 @@ class Limits:
 class Scheme(ABC):
     """A way to train: a frozen dataclass of settings with pure functions.
 
-    It holds no state of its own: all that it learns is in the `State` that it returns.
+    It holds no state: everything that it learns is in the `State` that it returns.
     """
 
     name: ClassVar[str]
@@ -282,10 +281,10 @@ class Scheme(ABC):
     """Settings by the names that they once had, with those of today, for errors."""
 
     def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
-        """Refuse a fleet for which waiting might never end; real federations bound every wait."""
+        """Refuse a fleet for which waiting might never end; real federations limit every wait."""
 
     def within(self, limits: Limits) -> "Scheme":
-        """Return the scheme with an operator's limits where it has no settings of its own."""
+        """Return the scheme with an operator's limits for settings that are not given."""
         return self
 
     @property
@@ -310,11 +309,11 @@ class Scheme(ABC):
         return None
 
     def privacy(self, state: Any) -> "Account | None":
-        """Return what a run gives away under a guarantee; None where there is none."""
+        """Return what a run releases under a guarantee; None if there is no guarantee."""
         return None
 
     def facts(self, state: Any) -> dict[str, float]:
-        """Return what a report should say of a run, by the names in `core.record.FACTS`."""
+        """Return the facts for a report, by the names in `core.record.FACTS`."""
         return {}
 
 

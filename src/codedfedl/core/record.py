@@ -7,7 +7,7 @@
 | `settings` | cell and seed: what is said once (`FACTS`, `RUN_FACTS`) |
 | `timeline` | cell, client and one of the first rounds: when its answer came |
 | `refusals` | answer of a real client that was not taken, and why |
-| `distances` | answer of a real client that was judged: how many expected errors it lay off |
+| `distances` | judged answer of a real client: its distance from parity in expected errors |
 
 A cell is a setting by its id. `runs.tables` writes all but the last two.
 """

@@ -83,7 +83,7 @@ class SharedGradient(Work):
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return Σ X̂ᵀ(X̂β − Y) over the group."""
         if not hasattr(client, "peer"):
-            raise InputError("a node holds no data of its peers: simulate this scheme")
+            raise InputError("a node has no data of its peers: simulate this scheme")
         members = [j for j, group in enumerate(self.groups) if group == self.group]
         peers = [cast(_Peers, client).peer(j) for j in members]
         total = sum(gradient(*part, model) for peer in peers for part in peer.first(peer.points))

@@ -34,12 +34,12 @@ class Wait(Protocol):
 
 @dataclass(frozen=True)
 class Everyone:
-    """Until all who were asked have answered."""
+    """Until all clients asked have answered."""
 
     deadline: ClassVar[float] = inf
 
     def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return whether nobody is missing."""
+        """Return whether all have answered."""
         return fresh >= expected
 
 
@@ -57,13 +57,13 @@ class Fastest:
 
 @dataclass(frozen=True)
 class Next:
-    """Until `count` answers are there from now on, whichever ask they answer: asynchronous."""
+    """Until `count` answers have arrived from now on, to any ask: asynchronous."""
 
     count: int
     deadline: ClassVar[float] = inf
 
     def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return whether `count` answers came."""
+        """Return whether `count` answers have arrived."""
         return fresh + late >= self.count
 
 
@@ -85,7 +85,7 @@ class EveryoneUntil:
     deadline: float
 
     def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return whether nobody is missing."""
+        """Return whether all have answered."""
         return fresh >= expected
 
 

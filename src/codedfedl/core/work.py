@@ -28,11 +28,11 @@ class Client(Protocol):
 
     @property
     def points(self) -> int:
-        """Points that it holds."""
+        """Number of points that it holds."""
 
     @property
     def batches(self) -> int:
-        """Mini-batches that its points are dealt to, one after the other."""
+        """Number of mini-batches, to which its points are dealt in turn."""
 
     def batch(self, b: int) -> Points:
         """Return the points of a mini-batch."""
@@ -55,7 +55,7 @@ class ArrayClient:
 
     @property
     def points(self) -> int:
-        """Points that it holds."""
+        """Number of points that it holds."""
         return int(self.targets.shape[0])
 
     def batch(self, b: int) -> Points:
@@ -75,14 +75,14 @@ class ArrayClient:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a client sends.
+    """The answer of a client.
 
     Attributes
     ----------
     points
-        Points that the answer is about; 0 for none, where a client has nothing to say yet.
+        Points that the answer covers; 0 if a client has nothing to send yet.
     mixed
-        The fewest points behind any number in it; `points` by default.
+        The smallest number of points behind any value in it; by default `points`.
     """
 
     points: int
@@ -91,12 +91,12 @@ class Answer:
 
     @property
     def least_mixed(self) -> int:
-        """The fewest points behind any number."""
+        """The smallest number of points behind any value."""
         return self.points if self.mixed is None else self.mixed
 
 
 class Work(ABC):
-    """What clients are asked to do."""
+    """A kind of work that clients are asked to do."""
 
     kind: ClassVar[str]
 

@@ -40,12 +40,12 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Points with their labels, in a part to train on and a part to test with.
+    """Points with their labels, split into training and test points.
 
     Parameters
     ----------
     name
-        What the data are called in tables and figures.
+        Name of the data in tables and figures.
     inputs, test_inputs : arrays of shape (n, d) and (n_test, d)
         One point per row; kept as float32.
     labels, test_labels : arrays of shape (n,), or (n, c) for regression
@@ -53,8 +53,8 @@ class Dataset:
     classes
         How many classes there are; None stands for regression.
     image
-        Height, width and channels, where a point is an image: its pixels row by row, and the
-        channels of a pixel side by side.
+        Height, width and channels, if a point is an image: its pixels row by row, with the channels
+        of a pixel side by side.
     origin
         What the file said that they come from.
     bits
@@ -134,9 +134,9 @@ class Dataset:
 
     @property
     def chance(self) -> float:
-        """What a model gets on the test points that knows no input: an accuracy, or an R² of 0.
+        """Score of a model that ignores the inputs on the test points: an accuracy, or an R² of 0.
 
-        It always answers with the most frequent class of the test points, or with the mean.
+        It always predicts the most frequent class of the test points, or the mean.
         """
         return chance_of(self.test_labels, self.is_classification)
 
@@ -208,7 +208,9 @@ def real_numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise InputError(f"{name} has rows of unequal length: give every point alike") from None
+        raise InputError(
+            f"{name} has rows of unequal length: give every point the same length"
+        ) from None
     if array.dtype.kind not in "biuf":
         raise InputError(f"{name} holds {array.dtype}, not real numbers: convert it first")
     return array

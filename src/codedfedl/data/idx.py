@@ -42,7 +42,7 @@ def load_idx(name: str, directory: str | Path | None) -> Dataset:
     held = _TEST_LABELS.get(zlib.crc32(test_labels.astype(np.uint8).tobytes()), name)
     if held != name:
         raise InputError(
-            f"{files[3].parent} holds {held}, not {name}: put each into a folder of its own name"
+            f"{files[3].parent} holds {held}, not {name}: put each into a folder with its own name"
         )
     image = (images.shape[1], images.shape[2], 1)
     inputs, test_inputs = (_flat(part) for part in (images, test_images))
@@ -93,12 +93,12 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     if not content.startswith(b"\0\0\x08"):
         raise InputError(
             f"{path} starts with {content[:4].hex(' ') or 'nothing'} where the magic number "
-            f"00 00 08 {dimensions:02} is needed: it is no IDX file of bytes; {_AGAIN}"
+            f"00 00 08 {dimensions:02} is needed: it is not an IDX file of bytes; {_AGAIN}"
         )
     if content[3:] and content[3] != dimensions:
         raise InputError(
             f"{path} has {content[3]} dimensions where {dimensions} are needed: "
-            f"images and labels may be exchanged; {_AGAIN}"
+            f"images and labels may be swapped; {_AGAIN}"
         )
     header = 4 + 4 * dimensions
     whole = len(content) >= header

@@ -47,18 +47,18 @@ def load_dataset(
     directory
         Where the files of ``mnist`` and ``fashion-mnist`` are; see `find_files`.
     label
-        The label column of a table, or several, separated by commas; ``label`` by default.
+        The label column of a table, or several, separated by commas; by default ``label``.
     test_share
-        Share of the points to test with, where the data come in one part. Every class gives its
-        share.
+        Share of the points held out for testing, if the data have no test part. The split is
+        stratified by class.
     seed
-        Of that split.
+        Seed of that split.
 
     Notes
     -----
-    Where a file's training inputs are not all in [0, 1], each column is moved and scaled so that
-    its training values span [0, 1]; the pixels of images, all alike. Test inputs follow, and may
-    lie outside.
+    If a file's training inputs are not all in [0, 1], each column is shifted and scaled so that
+    its training values span [0, 1]; for images, all pixels together. Test inputs are transformed
+    in the same way, and may lie outside.
     """
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}: must be above 0 and below 1")
@@ -104,7 +104,9 @@ def _load_npz(path: Path, test_share: float, seed: int) -> Dataset:
         return _split(path.stem, inputs, labels, test_share, seed, image)
     test_inputs, test_labels = arrays["test_inputs"], arrays["test_labels"]
     if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
-        raise InputError(f"{path}: labels and test_labels differ in kind: write both alike")
+        raise InputError(
+            f"{path}: labels and test_labels differ in kind: write both in the same way"
+        )
     numbers, classes, words = _numbered(path.stem, np.concatenate([labels, test_labels]))
     labels, test_labels = numbers[: len(labels)], numbers[len(labels) :]
     low, span = None, None
@@ -153,7 +155,7 @@ def _split(
     if not test.any():
         raise InputError(
             f"test_share is {test_share}, which leaves none of the {len(labels)} points of {name} "
-            "to test with: raise it, or add points"
+            "for testing: raise it, or add points"
         )
     low, span = _unit_scale(inputs[~test], image)
     train_inputs, test_inputs = (scaled(inputs[rows], low, span) for rows in (~test, test))

@@ -116,7 +116,9 @@ def _dirichlet_owners(
     if not 0 < concentration < inf:
         raise InputError(f"concentration is {concentration}: must be finite and above 0")
     if labels.dtype.kind == "f":
-        raise InputError("dirichlet needs classes, and the labels are not: use sorted or iid")
+        raise InputError(
+            "dirichlet needs classes, and the labels are not classes: use sorted or iid"
+        )
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         points = rng.permutation(np.flatnonzero(labels == label))

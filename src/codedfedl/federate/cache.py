@@ -80,7 +80,7 @@ class Cache:
             rows_of_features[rows] = features.transform(scaling.inputs(shard.inputs[order[rows]]))
             targets[rows] = scaling.targets(shard.targets(order[rows], columns))
             if not (np.isfinite(rows_of_features[rows]).all() and np.isfinite(targets[rows]).all()):
-                raise InputError(f"{self.name} has points that are not finite: leave them out")
+                raise InputError(f"{self.name} has points that are not finite: remove them")
             for array in arrays:
                 array.flush()
             embedded = rows.stop
@@ -99,7 +99,7 @@ class Cache:
             with np.load(path) as stored:
                 facts: dict[str, Any] = json.loads(str(stored["facts"]))
                 if facts.pop("digest") != digest:
-                    raise InputError("this node gave its parity already, for another plan")
+                    raise InputError("this node has already sent its parity, for another plan")
                 return facts, {name: stored[name] for name in stored.files if name != "facts"}
         facts, arrays = make()
         if not arrays:  # nothing is given yet

@@ -49,7 +49,7 @@ class Bounds:
         longest = np.sqrt(self.squared_features)
         each = longest * (longest * norm(model) + np.sqrt(self.squared_targets))
         if not norm(gradient) <= points * each * (1 + _ROUNDING):
-            raise RefusedError(f"gradient is longer than {points} points can make it")
+            raise RefusedError(f"gradient is longer than {points} points allow")
 
     def check_parity(
         self,
@@ -68,13 +68,11 @@ class Bounds:
             spread = 1 + tolerance * np.sqrt(2 / len(array))  # the code's own chance
             length = norm(array) ** 2
             if not length <= limits[kind] * points * spread:
-                raise RefusedError(f"{name} of parity is longer than {points} points can make it")
+                raise RefusedError(f"{name} of parity is longer than {points} points allow")
             if kind == "targets" and np.isfinite(limits[kind]):
                 least = limits[kind] * weights[int(name.removeprefix(kind))] / spread**2
                 if not length >= least:
-                    raise RefusedError(
-                        f"{name} of parity is shorter than {points} points can make it"
-                    )
+                    raise RefusedError(f"{name} of parity is shorter than {points} points allow")
 
 
 def answer_bytes(work: Work, task: Task) -> int:

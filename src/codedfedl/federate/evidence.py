@@ -97,7 +97,7 @@ class Measured:
         """Refuse what no parity can explain, whatever others say."""
         if not self.distance <= tolerance:
             raise RefusedError(
-                f"gradient lies {self.distance:.3g} times its expected error off the client's "
+                f"gradient lies {self.distance:.3g} times its expected error from the client's "
                 "parity"
             )
 
@@ -186,7 +186,7 @@ class Evidence:
             return None
         found = self._stored(client, batch)
         if found is None:
-            raise RefusedError("has sent no parity that its answers could be judged by")
+            raise RefusedError("has sent no parity to judge its answers by")
         if coded:
             return self._of_load(found, client, batch, load, model)
         points = int(self.task.held[client])

@@ -60,7 +60,7 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
     if troubled := [j for j in silent if j in tally.problems]:
         trouble = "; ".join(f"{members.names[j]}: {tally.problems[j]}" for j in troubled[:3])
         raise InputError(
-            f"no {kind} from {', '.join(names)} ({trouble}): mend that and run this again, or "
+            f"no {kind} from {', '.join(names)} ({trouble}): fix that and run this again, or "
             f"with federation.without={names} to continue without them"
         )
     if silent:
@@ -70,7 +70,7 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
             f"federation.without={names} to continue without them"
         )
     if not set(playing) - refused:
-        raise InputError(f"all {kind} was refused: see what the log says of it")
+        raise InputError(f"all {kind} was refused: see the log for the reasons")
 
 
 def check_somebody(ask: Ask, tally: Tally, round_: int, deadline: float) -> None:
@@ -79,7 +79,7 @@ def check_somebody(ask: Ask, tally: Tally, round_: int, deadline: float) -> None
     if waits_for_answers and not ask.keep_late and not (tally.outcome == ARRIVED).any():
         raise InputError(
             f"no client answered in round {round_ + 1} within {deadline:g} s: see that the "
-            "nodes are up and run this again, or begin anew with a larger federation.deadline"
+            "nodes are up and run this again, or start again with a larger federation.deadline"
         )
 
 
@@ -87,9 +87,9 @@ def check_loads(ask: Ask, tally: Tally, members: Members) -> None:
     """Refuse a round in which nobody is asked for anything: nothing would be learnt."""
     if not ask.setup and not tally.loads.any():
         raise InputError(
-            f"none of {len(members.names)} clients is asked for any points: the plan found nobody "
-            "fast enough, or all are left out; begin anew with a larger federation.deadline, or "
-            "see why their answers were refused"
+            f"none of {len(members.names)} clients is asked for any points: the plan found no "
+            "client fast enough, or all are left out; start again with a larger "
+            "federation.deadline, or see why their answers were refused"
         )
 
 
@@ -99,10 +99,12 @@ def nobody_arrived(records: Sequence[Record]) -> str:
     if not rounds or any(record.arrived.any() for record in rounds):
         return ""
     late = any((record.outcome == LATE).any() for record in rounds)
-    remedy = "raise federation.deadline" if late else "see that the nodes are up, and their logs"
+    remedy = (
+        "raise federation.deadline" if late else "check that the nodes are up, and see their logs"
+    )
     return (
-        f"no client answered in time in any of {len(rounds)} rounds, so that the model knows "
-        f"parity at most: {remedy}, and begin anew"
+        f"no client answered in time in any of {len(rounds)} rounds, so the model knows only "
+        f"parity at most: {remedy}, and start again"
     )
 
 
@@ -132,12 +134,12 @@ class Watch:
     def alarm(self, suspects: Sequence[int], names: Sequence[str]) -> str:
         """Say what fell, and who is suspected."""
         found = [names[j] for j in suspects]
-        blame = "nobody's answers lie further off their parity than others'"
+        blame = "no client's answers are further from its parity than others'"
         if found:
-            blame = f"the answers of {', '.join(found)} lie furthest off their parity"
-        remedy = f"begin anew with federation.without={found}" if found else "try a smaller step"
+            blame = f"the answers of {', '.join(found)} are furthest from their parity"
+        remedy = f"start again with federation.without={found}" if found else "try a smaller step"
         return (
             f"accuracy on the test points fell from {self.best:.4f} to {self.last:.4f} and stayed "
-            f"low for {_ROUNDS} rounds: somebody lies, or the step is too large; {blame}: "
+            f"low for {_ROUNDS} rounds: a client is lying, or the step is too large; {blame}: "
             f"{remedy}, or continue with a larger federation.fall"
         )

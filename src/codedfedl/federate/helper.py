@@ -128,7 +128,7 @@ class HelperNode:
 
     def _check_client(self, name: str, key: str) -> None:
         if not NAME.fullmatch(name):
-            raise InputError(f"the client name {name[:64]!r} will not do")
+            raise InputError(f"the client name {name[:64]!r} is invalid")
         if self.clients is None:
             return
         path = self.clients / f"{name}.pub"

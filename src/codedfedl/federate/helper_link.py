@@ -112,10 +112,10 @@ class HelperLink:
 
 def _not_found(found: list[str], key: str | None, waited: float) -> str:
     if len(found) > 1 and key is None:
-        return f"{len(found)} helpers are there: leave one"
+        return f"{len(found)} helpers are connected: leave only one"
     if found:
         return (
             f"the helper's key is {found[0][:16]}…, and this run began with {str(key)[:16]}…: "
             "start the helper with the home that it had"
         )
-    return f"no helper is there after {waited:g} s: start one with codedfedl federate helper"
+    return f"no helper has connected after {waited:g} s: start one with codedfedl federate helper"

@@ -116,12 +116,12 @@ class Judge:
         for j, ratio in found.items():
             if ratio > single:
                 refused[j] = (
-                    f"gradient lies {distances[j]:.3g} times its expected error off the client's "
+                    f"gradient lies {distances[j]:.3g} times its expected error from the client's "
                     f"parity, {ratio:.3g} times as far as others ({single:.3g} at most)"
                 )
             elif self.means[j] > lasting:
                 refused[j] = (
-                    f"gradients lie {self.means[j]:.3g} times as far off the client's parity as "
+                    f"gradients lie {self.means[j]:.3g} times as far from the client's parity as "
                     f"those of others on average ({lasting:.3g} at most)"
                 )
         return refused
@@ -157,8 +157,8 @@ def coherent(
         labels = _cosine(measured[one].spread, measured[other].spread)
         if cosines[a, b] > limit + _CHANCE * np.sqrt(overlap(one, other) * labels):
             why = (
-                "gradient lies off the client's parity in the direction of another's (cosine "
-                f"{cosines[a, b]:.2f})"
+                "gradient deviates from the client's parity in the same direction as another's "
+                f"(cosine {cosines[a, b]:.2f})"
             )
             found |= {one: why, other: why}
     return found

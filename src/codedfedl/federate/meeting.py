@@ -144,9 +144,9 @@ def _greeted(
     if arrival.status != "answer":
         raise RefusedError(f"{node}: {arrival.reason}")
     if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
-        raise RefusedError(f"{node} greets in a form that is not ours")
+        raise RefusedError(f"{node} sent a malformed greeting")
     if not NAME.fullmatch(facts["name"]):
-        raise RefusedError(f"{node} has a name that will not do: use letters, digits, . _ and -")
+        raise RefusedError(f"{node} has an invalid name: use letters, digits, . _ and -")
     node = f"{facts['name']} ({node})"
     if not batches <= facts["points"] <= _MOST_POINTS:
         raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
@@ -156,7 +156,7 @@ def _greeted(
         raise RefusedError(f"{node}: {error}") from None
     for key in ("inputs", "columns"):
         if not 1 <= facts[key] <= _MOST_NUMBERS // width:
-            raise RefusedError(f"{node} has {key} = {facts[key]}, which cannot be")
+            raise RefusedError(f"{node} has {key} = {facts[key]}, which is impossible")
     own, other = fingerprint(features, facts["inputs"]).ravel(), facts["fingerprint"]
     right = len(other) == len(own) and all(type(value) is float for value in other)
     if not right or not np.allclose(other, own, rtol=1e-3, atol=1e-3):
@@ -164,7 +164,7 @@ def _greeted(
             f"{node} computes other features: install the same version of codedfedl on all nodes"
         )
     if any(one["name"] == facts["name"] for one in others.values()):
-        raise RefusedError(f"{node} has a name that another node has: give each its own")
+        raise RefusedError(f"{node} has the name of another node: give each its own")
     return facts
 
 

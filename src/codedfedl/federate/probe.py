@@ -45,6 +45,6 @@ def _measured(federation: Federation, arrival: Arrival, took: float) -> tuple[fl
     seconds, busy = arrival.facts.get("seconds"), arrival.facts.get("busy")
     if type(seconds) is float and type(busy) is float and 0 < seconds <= busy < took:
         return seconds, took - busy + seconds
-    why = arrival.reason or "answered a probe in a form that is not ours"
+    why = arrival.reason or "sent a malformed answer to a probe"
     federation.say(f"{federation.members.names[arrival.client]}: {why}")
     return np.nan, np.inf

@@ -307,7 +307,7 @@ class Federation:
             self._answered[client] = points
         if work.once:  # on the disk: it may be large
             if client in self.journal.kept():
-                raise RefusedError("parity came a second time")
+                raise RefusedError("parity arrived a second time")
             self.journal.keep(client, arrays, points)
             arrays = {}
         return _Taken(Reply(client, pending.round, points, arrays), measured)

@@ -38,7 +38,7 @@ from codedfedl.runs.journal import Exchange
 __all__ = ["SummedFederation", "keep_account"]
 
 _HOLDS = (
-    "against the server, the clients and the public, while server and helper do not work together; "
+    "against the server, the clients and the public, while server and helper do not collude; "
     "not against a helper that also sees the models: it knows the noise"
 )
 
@@ -66,7 +66,7 @@ class SummedFederation(Federation):
     def begin(self, account: Account | None) -> None:
         """Find the helper, and learn everybody's key; on resuming, from the journal."""
         if account is None:
-            raise InputError("the scheme does not say what it gives away: give it a privacy()")
+            raise InputError("the scheme does not declare what it releases: give it a privacy()")
         self._account = account
         self._given: Counter[str] = Counter()
         self._spent = 0.0
@@ -91,7 +91,7 @@ class SummedFederation(Federation):
                 raise InputError(
                     f"{self.journal.exchanges_folder} does not add up: by round {round_ + 1} "
                     f"mu² = {self._spent:.6g} was spent, and it says {exchange.spent:.6g}; restore "
-                    "it from a copy, or begin anew with another --out"
+                    "it from a copy, or start again with another --out"
                 )
         return super().recall(ask, model, round_, exchange)
 
@@ -101,7 +101,7 @@ class SummedFederation(Federation):
             return super().exchange(ask, model, round_)
         work = ask.work
         if not isinstance(work, PrivateSum):
-            raise InputError(f"{work.kind} is not made for noisy sums: ask for a PrivateSum")
+            raise InputError(f"{work.kind} does not support noisy sums: ask for a PrivateSum")
         contract = self._agreed(work)
         number = contract.number(work.name, self._given[work.name])
         _check_noise(ask.noise, contract, number)
@@ -227,7 +227,9 @@ class SummedFederation(Federation):
             facts = {"contract": contract.document(), "clients": keys}
             answer = self._link.ask("agree", facts, 0)
             if answer.facts.get("digest") != contract.digest:
-                raise InputError("the helper has agreed to something else: use its own version")
+                raise InputError(
+                    "the helper has agreed to a different contract: use the same version there"
+                )
             self._contract = contract
         return self._contract
 
@@ -237,7 +239,7 @@ class SummedFederation(Federation):
         answer = self._link.ask("sum", facts, 4 * numbers)
         found = answer.arrays.get("sum")
         if found is None or found.dtype != np.uint32 or found.shape != (numbers,):
-            raise InputError("the helper's sum has another form: use the same version there")
+            raise InputError("the helper's sum has the wrong form: use the same version there")
         return found
 
     # What is spent.
@@ -257,7 +259,7 @@ class SummedFederation(Federation):
         self.say(
             f"sum {number + 1} of {contract.sums}: epsilon {spent:.4g} of "
             f"{self._account.epsilon:.4g} is spent, at delta {delta:g}, {ADJACENCY}, while server "
-            "and helper do not work together"
+            "and helper do not collude"
         )
 
     def _shapes(self, work: PrivateSum) -> Mapping[str, tuple[int, ...]]:

@@ -83,7 +83,7 @@ class ClientTimes:
         def known(name: str) -> FloatArray | None:
             values: FloatArray = getattr(traces, name)[came]
             if len(came) and np.isnan(values).any() and not np.isnan(values).all():
-                notes.append(f"{name} is not used: it was not measured in every reply")
+                notes.append(f"{name} is not used: it was not measured for every reply")
             return None if np.isnan(values).any() or not len(came) else values
 
         compute = known("compute")
@@ -99,8 +99,8 @@ class ClientTimes:
         waited = traces.waited[never]
         if len(never) and np.isnan(waited).any() and len(came):
             notes.append(
-                "what never came back counts as absence: add 'waited', the seconds after which the "
-                "server gave up, to tell it from lateness"
+                "missing replies count as absence: add 'waited', the seconds after which the "
+                "server gave up, to separate late from absent"
             )
         last_look = np.where(np.isnan(waited), np.inf, waited)
         return ClientTimes(
@@ -127,11 +127,13 @@ class ClientTimes:
         late = float(work.availability[0]) * (n + len(self.missing.load)) - n
         if late > 0.5:
             share = f"about {late:.0f} of {len(self.missing.load)}"
-            self.notes.append(f"{share} that never came back were late, not absent, by the fit")
+            self.notes.append(
+                f"{share} missing replies were late, not absent, according to the fit"
+            )
         if work.freedom[0] <= 0:
             self.notes.append(
-                "too few measurements to tell how much times vary: alpha is taken to be 2, as in "
-                "the paper; measure more often"
+                "too few measurements to estimate how much times vary: alpha is assumed to be 2, "
+                "as in the paper; measure more often"
             )
         if n < FEWEST_TO_JUDGE:
             self.notes.append(

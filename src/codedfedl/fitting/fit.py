@@ -28,26 +28,26 @@ _NAMED = 5  # clients in a sentence
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What measured times say of each client; arrays in the order in which clients first appear.
+    """The delay model fitted to each client; arrays in the order in which clients first appear.
 
     Attributes
     ----------
     traces : Traces
-        What was measured.
+        The measurements.
     fleet : Fleet
-        The estimates. Also of clients whose times the model does not fit.
+        The estimates, including clients whose times the model does not fit.
     measured : DelaysWithPoints of MeasuredDelays
-        Every client's measurements, as they are, with the fleet's points.
+        Every client's measurements, unchanged, with the fleet's points.
     fits : bool array of shape (n,)
-        False where the model is rejected, true elsewhere.
+        False if the model is rejected for the client, true otherwise.
     p_value : array of shape (n,)
-        How likely a worse fit is if the model holds; NaN where there is too little to judge.
+        Probability of a worse fit if the model holds; NaN if there are too few replies to judge.
     n, never_came : int arrays of shape (n,)
-        Measurements of each client, and those among them that never came back.
+        Measurements of each client, and those among them without a reply.
     intervals : mapping of a fleet's column to an array of shape (n, 2)
-        95% confidence intervals; NaN where the measurements do not tell.
+        95% confidence intervals; NaN if a value cannot be identified.
     notes, warnings : tuples of sentences
-        What could not be told apart; and whom not to trust the fleet on.
+        What could not be identified; and clients for which the fleet should not be trusted.
     """
 
     traces: Traces
@@ -63,9 +63,9 @@ class Fit:
 
     @property
     def delays(self) -> DelaysWithPoints[FleetDelays | MixedDelays]:
-        """The fleet's delays; the measured ones of clients whose times do not follow the model.
+        """The fleet's delays; measured delays for clients whose times do not follow the model.
 
-        With the fleet's points: ready to be planned. The model alone is their `delays`.
+        With the fleet's points, ready for planning. The model without points is their `delays`.
         """
         formula = FleetDelays(self.fleet)
         if self.fits.all():
@@ -74,7 +74,7 @@ class Fit:
         return DelaysWithPoints(mixed, self.fleet.points)
 
     def document(self) -> dict[str, Any]:
-        """Return the fit as plain numbers and lists, for JSON: null where something is not told."""
+        """Return the fit as plain numbers and lists, for JSON: null for unidentified values."""
         clients = []
         for j, name in enumerate(self.fleet.client.tolist()):
             row: dict[str, Any] = {
@@ -160,7 +160,9 @@ def _points(
                 raise InputError(f"points of client {name} are not given: add them")
         for name in said:
             if name not in names.astype(str):
-                raise InputError(f"points are given for {name}, who was never measured: remove it")
+                raise InputError(
+                    f"points are given for {name}, which was never measured: remove it"
+                )
         points = [said[str(name)] for name in names]
     if np.ndim(points) and np.shape(points) != names.shape:
         raise InputError(
@@ -172,7 +174,7 @@ def _points(
 
 def _warnings(one: Fitted) -> list[str]:
     if not one.replies:
-        return ["never answered: it is taken to be always absent; measure it again, for longer"]
+        return ["never answered: it is assumed to be always absent; measure it again, for longer"]
     if one.p_value < DOES_NOT_FIT:
         return [
             f"its times do not follow the model (p < {DOES_NOT_FIT:g}): plan with the measured "

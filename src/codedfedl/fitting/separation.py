@@ -13,46 +13,46 @@ NO_LINK = Link(0.0, 0.0, np.full(2, np.nan), np.full(2, np.nan), hidden=True)
 def measured_link(
     seconds: FloatArray | None, retries: FloatArray | None, name: str, notes: list[str]
 ) -> tuple[FloatArray | float, Link]:
-    """Return the seconds on a link, 0 where they were not measured, and what they say of it."""
+    """Return the seconds on a link, 0 if they were not measured, and the link fitted to them."""
     if seconds is not None:
         return seconds, fit_link(seconds, retries)
     if retries is not None:
-        notes.append(f"retries_{name} tell nothing without the seconds {name}: measure those too")
+        notes.append(f"retries_{name} are not usable without the seconds {name}: measure those too")
     return 0.0, NO_LINK
 
 
 def shape_of(
     load: FloatArray, computed: bool, points: float, notes: list[str]
 ) -> tuple[Shape, bool]:
-    """Choose what the certain part of the work may be, and say what cannot be told."""
+    """Choose the form of the deterministic part, and note what cannot be identified."""
     if len(np.unique(load)) != 1:
         return "line", True
     if computed:
         notes.append(
-            "compute was measured at a single load: a fixed part of it would not be seen; measure "
-            "two loads or more"
+            "compute was measured at a single load: a fixed part cannot be identified; measure at "
+            "two or more loads"
         )
         return "per point", True
     why = "totals at a single load do not separate compute from link and overhead: "
     if points > load[0]:
         notes.append(
-            f"{why}all of it is taken to grow with the load, since more points are planned than "
-            "were measured; measure two loads or more"
+            f"{why}all of it is assumed to grow with the load, since more points are planned than "
+            "were measured; measure at two or more loads"
         )
         return "per point", False
     notes.append(
-        f"{why}what is certain of it is taken to be overhead, so that no smaller load is promised "
-        "to be faster than was seen; measure two loads or more"
+        f"{why}the deterministic part is assumed to be overhead, so that no smaller load is "
+        "promised to be faster than measured; measure at two or more loads"
     )
     return "fixed", False
 
 
 def note_hidden(down: Link, up: Link, notes: list[str]) -> None:
-    """Say which parts of the link cannot be seen."""
+    """Note which parts of the link cannot be identified."""
     if down is NO_LINK and up is NO_LINK:
         notes.append(
-            "retransmissions are hidden in the times, as TCP does: the link counts as overhead, "
-            "with erasure 0; measure the seconds down and up to tell them apart"
+            "retransmissions are hidden in the times, as with TCP: the link counts as overhead, "
+            "with erasure 0; measure the seconds down and up to separate them"
         )
         return
     for name, link in (("down", down), ("up", up)):
@@ -60,8 +60,8 @@ def note_hidden(down: Link, up: Link, notes: list[str]) -> None:
             notes.append(f"the seconds {name} were not measured: they count as overhead")
         elif link.hidden:
             notes.append(
-                f"the seconds {name} are no multiples of a packet's time: retransmissions are "
-                "hidden, as TCP does; packet_time is their mean, with erasure 0"
+                f"the seconds {name} are not multiples of a packet time: retransmissions are "
+                "hidden, as with TCP; packet_time is their mean, with erasure 0"
             )
 
 

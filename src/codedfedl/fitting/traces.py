@@ -17,15 +17,15 @@ _PARTS = ("down", "compute", "up")
 _REQUIRED = ("client", "load")
 _OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited")
 _CLOCKS_DIFFER = 0.01  # of a total: what parts measured by another clock may exceed it by
-_ABOVE_0 = "must be finite and above 0; leave it empty where it was not measured"
-_DURATION = "must be finite and at least 0; leave it empty where it was not measured"
-_WHOLE = "must be a whole number from 0; leave it empty where it was not counted"
+_ABOVE_0 = "must be finite and above 0; leave it empty if it was not measured"
+_DURATION = "must be finite and at least 0; leave it empty if it was not measured"
+_WHOLE = "must be a whole number from 0; leave it empty if it was not counted"
 _MUST = {
     "load": "must be finite and above 0: the points that the client was asked to process",
     "down": _DURATION,
     "compute": _ABOVE_0,
     "up": _DURATION,
-    "total": "must be above 0; write inf or nothing where no reply came",
+    "total": "must be above 0; write inf or nothing if no reply arrived",
     "retries_down": _WHOLE,
     "retries_up": _WHOLE,
     "waited": _ABOVE_0,
@@ -34,22 +34,22 @@ _MUST = {
 
 @dataclass(frozen=True, eq=False, init=False)
 class Traces:
-    """Measurements, one entry of every array for each: all of shape (n,), NaN where not measured.
+    """Measurements, one entry per array for each: all of shape (n,), NaN if not measured.
 
-    A reply has its ``total``, or all of ``down``, ``compute`` and ``up``. A measurement that never
-    came back has ``total`` ∞ or no time at all.
+    A reply has a ``total``, or all of ``down``, ``compute`` and ``up``. A measurement without a
+    reply has ``total`` ∞ or no time at all.
 
     Parameters
     ----------
     client : array of shape (n,)
-        Who was asked.
+        Name of the client.
     load : array of shape (n,), points
-        How many points it was asked to process.
+        Number of points it was asked to process.
     down, compute, up, total : arrays of shape (n,), seconds, optional
     retries_down, retries_up : arrays of shape (n,), optional
-        How often the packet was sent again: 0 where it came through at once.
+        Number of retransmissions of the packet, 0 if it arrived at once.
     waited : array of shape (n,), seconds, optional
-        When the server stopped waiting. Without it, what never came back is taken to be absent.
+        When the server stopped waiting. Without it, a missing reply counts as absence.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class Traces:
         for wrong, sentence in (
             (
                 np.isinf(self.total) & some,
-                "total is inf beside other times: a measurement that never came back has none",
+                "total is inf beside other times: a measurement without a reply has none",
             ),
             (
                 np.isnan(self.total) & some & ~every,
@@ -156,7 +156,7 @@ class Traces:
 def read_traces(path: str | Path) -> Traces:
     """Read a CSV or Parquet file of measurements, with the columns that `Traces` has.
 
-    An empty cell, or a column that lacks, was not measured. Rows are counted from 1, without the
+    An empty cell or a missing column means not measured. Rows are counted from 1, without the
     header.
     """
     from codedfedl.io.tables import read_table

@@ -124,7 +124,7 @@ def client_names(names: npt.ArrayLike | None, size: int) -> npt.NDArray[Any]:
     unique, counts = np.unique(client, return_counts=True)
     if len(unique) < size:
         twice = unique[counts > 1][0]
-        raise InputError(f"client {twice} is listed twice: give every client a name of its own")
+        raise InputError(f"client {twice} is listed twice: give every client its own name")
     return client
 
 
@@ -135,7 +135,7 @@ def checked_points(points: npt.ArrayLike, client: npt.NDArray[Any]) -> FloatArra
     if fractional.any():
         raise _refusal("points", held, fractional, client)
     if not held.any():
-        raise InputError("points: no client has any point; give at least one client its data")
+        raise InputError("points: no client has any points; give at least one client its data")
     held.flags.writeable = False
     return held
 

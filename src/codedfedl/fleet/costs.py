@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step asks of every client; both arrays have shape (n,)."""
+    """The cost of a step on every client; both arrays have shape (n,)."""
 
     macs: FloatArray
     bits_up: FloatArray
@@ -148,15 +148,15 @@ class BlockSetup:
     Parameters
     ----------
     workload
-        What a packet holds, and what a point costs.
+        The size of a packet and the cost of a point.
     feature_macs
         Multiply-accumulates to embed a point.
     operations
-        Rows that a point goes into, which is what mixing costs for each of its numbers.
+        Rows that each point goes into: the cost of mixing, per value of the point.
     mixing
-        Points behind every parity row.
+        Points mixed into every parity row.
     bits
-        Of a number of the parity; by default the workload's.
+        Bits per parity value; by default the workload's.
     """
 
     workload: Workload
@@ -166,7 +166,7 @@ class BlockSetup:
     bits: int | None = None
 
     def ways(self) -> list["BlockSetup"]:
-        """Return the set-ups that differ in the rows that a point goes into alone.
+        """Return the set-ups that differ only in the number of rows per point.
 
         More rows are a better sketch and take longer to mix and to send. A client never sends more
         than half as many rows as it has points. Each number of rows comes once, the cheapest way.
@@ -177,11 +177,11 @@ class BlockSetup:
         return [replace(self, operations=int(s)) for s in sorted(first + 1)]
 
     def rows(self, points: npt.ArrayLike) -> IntArray:
-        """Return how many rows so many points make."""
+        """Return the number of rows for a number of points."""
         return block_rows(points, self.mixing, self.operations)
 
     def mixing_cost(self, points: npt.ArrayLike) -> Cost:
-        """Return what it costs to mix and send so many embedded points."""
+        """Return the cost of mixing and sending a number of embedded points."""
         points = np.asarray(points, dtype=np.int64)
         columns = self.workload.features + self.workload.labels
         numbers = self.rows(points) * columns
@@ -190,7 +190,7 @@ class BlockSetup:
         return Cost(macs, bits.astype(np.float64))
 
     def packets(self, points: npt.ArrayLike) -> IntArray:
-        """Return the packets that hold the parity of so many points."""
+        """Return the number of packets for the parity of a number of points."""
         return self.mixing_cost(points).packets(self.workload)
 
     def seconds_per_point(
@@ -208,7 +208,7 @@ class BlockSetup:
         held: npt.ArrayLike,
         seconds_per_point: FloatArray,
     ) -> IntArray:
-        """Return with how many points each client can be done by the deadline, shape (n,).
+        """Return how many points each client can finish by the deadline, shape (n,).
 
         It stops embedding when what is left suffices to mix and, in nine cases of ten, to send. A
         client that cannot fill one row has 0. Deadlines of shape (k, 1) give a row each.
@@ -246,9 +246,9 @@ class Setup:
     Parameters
     ----------
     inputs
-        Numbers in a raw data point (the paper's d); 784 for MNIST.
+        Values in a raw data point (the paper's d); 784 for MNIST.
     batches
-        Mini-batches, each encoded for itself; the fleet's points are those of one of them.
+        Mini-batches, each encoded separately; the fleet's points are those of one mini-batch.
     """
 
     inputs: int = 784

@@ -59,17 +59,17 @@ class DelayDistribution(Protocol):
         """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
 
     def take(self, clients: IntArray | slice) -> Self:
-        """Return the same model of some of the clients."""
+        """Return the same model for some of the clients."""
 
 
 class DelayModel(DelayDistribution, Protocol):
-    """A distribution of delays that can be sampled too: what a simulator needs.
+    """A distribution of delays that can also be sampled, for simulation.
 
-    ``seconds`` of the chances that ``draw`` gives are distributed as ``cdf`` says.
+    ``seconds`` of the draws made by ``draw`` follow the distribution ``cdf``.
     """
 
     def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
-        """Draw the chances of every round and client; the same chances serve any loads."""
+        """Make the random draws of every round and client; they serve any loads."""
 
     def seconds(self, loads: npt.ArrayLike, chance: Any) -> FloatArray:
         """T for the loads and chances that this model drew, shape (…, n); ∞ if no reply comes."""
@@ -122,7 +122,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class FleetDelays:
-    """The paper's delay model: a fleet's, or that of parameters without points.
+    """The paper's delay model, for a fleet or for parameters without points.
 
     Examples
     --------
@@ -140,11 +140,11 @@ class FleetDelays:
 
     @property
     def availability(self) -> FloatArray:
-        """Probability that a reply ever comes, shape (n,)."""
+        """Probability that a reply ever arrives, shape (n,)."""
         return self.fleet.availability
 
     def take(self, clients: IntArray | slice) -> "FleetDelays":
-        """Return the same model of some of the clients."""
+        """Return the same model for some of the clients."""
         return FleetDelays(self.fleet.take(clients))
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
@@ -181,11 +181,11 @@ class FleetDelays:
         return np.asarray(fleet.overhead + compute + down + up, dtype=np.float64)
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw T for every round and client, shape (rounds, n); ∞ where a client is absent."""
+        """Draw T for every round and client, shape (rounds, n); ∞ if a client is absent."""
         return self.seconds(loads, self.draw(rounds, rng))
 
     def draw(self, rounds: int, rng: np.random.Generator) -> "Chance":
-        """Draw what chance decides in every round, whatever the loads will be."""
+        """Make the random draws of every round; they do not depend on the loads."""
         fleet = self.fleet
         shape = (rounds, len(fleet))
         slowness = rng.standard_exponential(shape)
@@ -194,7 +194,7 @@ class FleetDelays:
         return Chance(slowness, down, up, rng.random(shape) >= fleet.availability)
 
     def seconds(self, loads: npt.ArrayLike, chance: "Chance") -> FloatArray:
-        """T for the loads and what chance decided, shape (…, n); ∞ where a client is absent."""
+        """T for the loads and the random draws, shape (…, n); ∞ if a client is absent."""
         fleet = self.fleet
         compute = np.asarray(loads, dtype=np.float64) / fleet.rate
         total = chance.slowness * (compute / fleet.alpha)
@@ -214,7 +214,7 @@ class FleetDelays:
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the seconds of computing and of uploading for a step outside the rounds.
 
-        Neither overhead nor availability play a part, which are a round's.
+        Overhead and availability are not included: they apply to rounds.
         """
         fleet = self.fleet
         # The rate in units of work: one division, one rounding.
@@ -235,16 +235,16 @@ D_co = TypeVar("D_co", bound=DelayDistribution, covariant=True)
 
 @dataclass(frozen=True, eq=False)
 class DelaysWithPoints(Generic[D_co]):
-    """Delays of any model, and the points of each client: what a plan takes.
+    """Delays of any model with the points of each client: the input of a plan.
 
-    A `Fleet` is the same for the paper's own delay model.
+    A `Fleet` is the equivalent for the paper's own delay model.
 
     Parameters
     ----------
     delays
         Any `DelayDistribution`.
     points : array of shape (n,)
-        Points per round of each client; one number stands for all.
+        Points per round of each client, or one number for all.
     """
 
     delays: D_co
@@ -288,4 +288,4 @@ def delays_and_points(
     source = fleet.fleet if isinstance(fleet, FleetDelays) else fleet
     if isinstance(source, Fleet | DelaysWithPoints):
         return delays, source.points
-    raise InputError("points are not given, and delays alone do not tell them: say points=…")
+    raise InputError("points are not given, and delays do not contain them: give points=…")

@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, init=False)
 class DelayParameters(Columns):
-    """How long one point and one packet take each client; not how many points it has.
+    """How long one point and one packet take on each client, without its number of points.
 
     Parameters
     ----------
@@ -72,14 +72,14 @@ class DelayParameters(Columns):
 
     @property
     def symmetric(self) -> npt.NDArray[np.bool_]:
-        """Whose uplink equals the downlink, shape (n,)."""
+        """Which clients have equal uplink and downlink, shape (n,)."""
         same = (self.packet_time == self.packet_time_up) & (self.erasure == self.erasure_up)
         return np.asarray(same)
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Fleet(DelayParameters):
-    """A federation's clients, as the delay model sees them.
+    """The clients of a federation, as parameters of the delay model.
 
     Parameters
     ----------
@@ -90,17 +90,17 @@ class Fleet(DelayParameters):
     alpha : array of shape (n,)
         Ratio of deterministic to mean random compute time (α_j).
     packet_time : array of shape (n,), seconds
-        Time to send one packet, a model or a gradient (τ_j). 0 stands for no link at all.
+        Time to send one packet, a model or a gradient (τ_j). 0 means no link at all.
     erasure : array of shape (n,)
-        Probability that a packet is lost and sent again (p_j).
+        Probability that a packet is lost and retransmitted (p_j).
     packet_time_up, erasure_up : arrays of shape (n,), optional
-        The uplink's own, where it differs from the downlink.
+        The uplink's values, if they differ from the downlink's.
     overhead : array of shape (n,), seconds
-        Fixed time that every round costs the client.
+        Fixed time per round.
     availability : array of shape (n,)
         Probability that the client takes part in a round at all.
     client : array of shape (n,), optional
-        The clients' names; 0, 1, … by default.
+        The clients' names; by default 0, 1, ….
 
     Examples
     --------
@@ -147,7 +147,7 @@ class Fleet(DelayParameters):
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the columns, in the order of a file: who has how many points comes first."""
+        """Return the columns in the order of a file: client and points come first."""
         client, *others = DelayParameters.names()
         return [client, "points", *others]
 
@@ -159,16 +159,16 @@ class Fleet(DelayParameters):
 
 @dataclass(frozen=True)
 class Workload:
-    """What one point and one packet cost, when a linear model of q features and c labels is fitted.
+    """The cost of a point and a packet for a linear model with q features and c labels.
 
     Parameters
     ----------
     features, labels
-        q and c: the model, and so each packet, holds q·c numbers.
+        q and c: the model, and so each packet, holds q·c values.
     bits
-        Bits per number sent.
+        Bits per value sent.
     overhead
-        Share of every packet that the protocol adds.
+        Protocol overhead, as a share of every packet.
     """
 
     features: int = 2000
@@ -197,7 +197,7 @@ class Workload:
 
 @dataclass(frozen=True, eq=False, init=False)
 class Devices(Columns):
-    """What the clients' hardware is, whatever the work.
+    """The clients' hardware, independent of the workload.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ class Devices(Columns):
     alpha, erasure, erasure_up, overhead, availability, client
         As in `Fleet`.
     bit_rate_up : array of shape (n,), bits per second, optional
-        The uplink's own, where it differs.
+        The uplink's rate, if it differs.
     """
 
     mac_rate: FloatArray
@@ -272,9 +272,9 @@ def read_fleet(
     path
         Columns of `Fleet`, or those of `Devices` with an optional ``points``.
     workload
-        What a device file's clients are to compute; the paper's by default.
+        The workload of a device file's clients; by default the paper's.
     points
-        Points per round of every client, where a device file has no such column.
+        Points per round of every client, if a device file has no such column.
     """
     from codedfedl.io.tables import column_names, read_table
 
@@ -285,7 +285,7 @@ def read_fleet(
     held = columns.pop("points", points)
     if held is None:
         raise InputError(
-            f"{path} lists devices without their data: add a column 'points', or say --points"
+            f"{path} lists devices without their data: add a column 'points', or give --points"
         )
     return Devices(**columns).fleet(workload or Workload(), held)
 

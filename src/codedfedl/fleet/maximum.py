@@ -21,9 +21,9 @@ _AT_ONCE = 1 << 16  # times and clients: what stays in a core's cache
 
 
 def expected_maximum(fleet: Delays, loads: npt.ArrayLike) -> float:
-    """E[max_j T_j]: the mean round when the server waits for all who have a load, seconds.
+    """E[max_j T_j]: the mean round when the server waits for all clients with a load, seconds.
 
-    ∞ where some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt, by adaptive quadrature:
+    ∞ if some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt, by adaptive quadrature:
     good to three digits or more where the link alone decides (steps), to six elsewhere.
     """
     model = delays_of(fleet)

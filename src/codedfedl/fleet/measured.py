@@ -37,10 +37,10 @@ class MeasuredChance:
 
 @dataclass(frozen=True, eq=False, init=False)
 class MeasuredDelays:
-    """Delays that follow no formula: the clients' own measurements, each equally likely again.
+    """Delays without a formula: the clients' own measurements, each equally likely to recur.
 
     A measurement is a pair (seconds per point, fixed seconds); a load of ℓ̃ points would have taken
-    ``fixed + ℓ̃·per_point`` seconds that time. ``inf`` stands for a reply that never came.
+    ``fixed + ℓ̃·per_point`` seconds that time. ``inf`` means that no reply arrived.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class MeasuredDelays:
             object.__setattr__(self, name, array)
 
     def take(self, clients: IntArray | slice) -> "MeasuredDelays":
-        """Return the same model of some of the clients."""
+        """Return the same model for some of the clients."""
         return self._with(
             per_point=self.per_point[clients],
             fixed=self.fixed[clients],
@@ -80,7 +80,7 @@ class MeasuredDelays:
         )
 
     def slowed(self, factor: FloatArray) -> "MeasuredDelays":
-        """Return clients for whom everything takes `factor` times as long, shape (n,)."""
+        """Return clients for which everything takes `factor` times as long, shape (n,)."""
         times = np.asarray(factor, dtype=np.float64)[:, None]
         return self._with(per_point=times * self.per_point, fixed=times * self.fixed)
 
@@ -106,7 +106,7 @@ class MeasuredDelays:
 
     @property
     def availability(self) -> FloatArray:
-        """Share of the measurements in which a reply came, shape (n,)."""
+        """Share of the measurements with a reply, shape (n,)."""
         return np.asarray(self._replied.sum(-1) / self._count, dtype=np.float64)
 
     @property
@@ -118,7 +118,7 @@ class MeasuredDelays:
         return np.asarray(np.isfinite(self.per_point) & np.isfinite(self.fixed))
 
     def mean(self, loads: npt.ArrayLike) -> FloatArray:
-        """Return the mean of T over the measurements with a reply, seconds; ∞ where none has."""
+        """Return the mean of T over the measurements with a reply, seconds; ∞ if none has."""
         load = np.asarray(loads, dtype=np.float64)[..., None]
         seconds = np.where(self._replied, _would_take(self.per_point, self.fixed, load), 0.0)
         count = self._replied.sum(-1)
@@ -132,7 +132,7 @@ class MeasuredDelays:
         return np.asarray(met.sum(-1) / self._count, dtype=np.float64)
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw T for every round and client, shape (rounds, n); ∞ where no reply comes."""
+        """Draw T for every round and client, shape (rounds, n); ∞ if no reply arrives."""
         return self.seconds(loads, self.draw(rounds, rng))
 
     def draw(self, rounds: int, rng: np.random.Generator) -> MeasuredChance:
@@ -140,7 +140,7 @@ class MeasuredDelays:
         return MeasuredChance(rng.integers(self._count, size=(rounds, len(self.client))))
 
     def seconds(self, loads: npt.ArrayLike, chance: MeasuredChance) -> FloatArray:
-        """T for the loads and the measurements drawn, shape (…, n); ∞ where no reply comes."""
+        """T for the loads and the measurements drawn, shape (…, n); ∞ if no reply arrives."""
         clients = np.arange(len(self.client))
         per_point = self.per_point[clients, chance.measurement]
         fixed = self.fixed[clients, chance.measurement]
@@ -181,7 +181,7 @@ class MeasuredDelays:
 def read_measured(path: str | Path) -> DelaysWithPoints[MeasuredDelays]:
     """Read a CSV or Parquet file with the columns client, points, per_point and fixed.
 
-    A row is a measurement. The points of a client are the same in all of its rows.
+    Each row is a measurement. A client has the same points in all of its rows.
     """
     from codedfedl.io.tables import read_table
 
@@ -238,7 +238,7 @@ def _measurements(name: str, rows: Sequence[npt.ArrayLike], client: npt.NDArray[
         if np.isnan(row).any() or (row < 0).any():
             raise InputError(
                 f"{name} of client {who} holds {row[~(row >= 0)][0]:g}: "
-                "must be at least 0, or inf where no reply came"
+                "must be at least 0, or inf if no reply arrived"
             )
     padded = np.full((len(arrays), max(len(row) for row in arrays)), np.nan)
     for target, row in zip(padded, arrays, strict=True):

@@ -28,14 +28,14 @@ class MixedChance:
 
 @dataclass(frozen=True, eq=False)
 class MixedDelays:
-    """Clients that follow the paper's model beside clients whose delays follow no formula.
+    """Clients that follow the paper's model, together with clients whose delays are measured.
 
     Parameters
     ----------
     formula, measured
-        Both models of all n clients.
+        Two models, each of all n clients.
     follows : bool array of shape (n,)
-        Whose delays are the formula's; those of the others are the measured ones.
+        Which clients follow the formula; the others have measured delays.
     """
 
     formula: FleetDelays
@@ -54,11 +54,11 @@ class MixedDelays:
 
     @property
     def availability(self) -> FloatArray:
-        """Probability that a reply ever comes, shape (n,)."""
+        """Probability that a reply ever arrives, shape (n,)."""
         return np.where(self.follows, self.formula.availability, self.measured.availability)
 
     def take(self, clients: IntArray | slice) -> "MixedDelays":
-        """Return the same model of some of the clients."""
+        """Return the same model for some of the clients."""
         formula, measured = self.formula.take(clients), self.measured.take(clients)
         return MixedDelays(formula, measured, self.follows[clients])
 
@@ -74,15 +74,15 @@ class MixedDelays:
         return result
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw T for every round and client, shape (rounds, n); ∞ where no reply comes."""
+        """Draw T for every round and client, shape (rounds, n); ∞ if no reply arrives."""
         return self.seconds(loads, self.draw(rounds, rng))
 
     def draw(self, rounds: int, rng: np.random.Generator) -> MixedChance:
-        """Draw the chances of both models for all clients, whichever of them a client follows."""
+        """Make the random draws of both models for all clients, whichever a client follows."""
         return MixedChance(self.formula.draw(rounds, rng), self.measured.draw(rounds, rng))
 
     def seconds(self, loads: npt.ArrayLike, chance: MixedChance) -> FloatArray:
-        """T for the loads and chances, shape (…, n); ∞ where no reply comes."""
+        """T for the loads and chances, shape (…, n); ∞ if no reply arrives."""
         formula = self.formula.seconds(loads, chance.formula)
         return np.where(self.follows, formula, self.measured.seconds(loads, chance.measured))
 

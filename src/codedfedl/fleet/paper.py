@@ -40,7 +40,7 @@ def paper_devices(
     erasure: float = 0.1,
     seed: int = 0,
 ) -> Devices:
-    """Return link and processor speeds on two ladders, dealt to the clients at random.
+    """Return link and processor speeds on two ladders, assigned to the clients at random.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def paper_devices(
 
 
 def paper_fleet(points: float = 400, workload: Workload | None = None, *, seed: int = 0) -> Fleet:
-    """Return the paper's fleet: 400 points a client in each mini-batch of 12,000.
+    """Return the paper's fleet: 400 points per client in each mini-batch of 12,000.
 
     Examples
     --------

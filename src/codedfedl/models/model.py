@@ -25,8 +25,8 @@ Array = npt.NDArray[Any]
 class Model:
     """A linear model on the features of a map.
 
-    It predicts for inputs as it was trained on them: those of `load_dataset`, or of an estimator's
-    `fit`. `raw` brings what a file says into that form.
+    It takes inputs in the form it was trained on: those of `load_dataset`, or of an estimator's
+    `fit`. `raw` converts the values of a file to that form.
 
     Parameters
     ----------
@@ -34,21 +34,21 @@ class Model:
         The feature map.
     weights : array of shape (q, c)
     inputs
-        How many numbers a point has.
+        Number of values in a point.
     classes : array of shape (c,), optional
-        What the classes are called, in the order of the outputs; None stands for regression.
+        Names of the classes, in the order of the outputs; None means regression.
     columns, labels
-        Names of the input columns and of the label columns, where they are known.
+        Names of the input columns and of the label columns, if known.
     low, span : arrays of shape (d,), optional
         A file's values become inputs as (value − low) / span.
     center : array of shape (d,), optional
-        What is taken off every input first.
+        Subtracted from every input first.
     offset, scale : arrays of shape (c,), optional
         Outputs are predictions·scale + offset: labels are scaled or centred for training.
     temperature
-        By what outputs are divided for probabilities; None where nothing was calibrated.
+        Divides the outputs for probabilities; None if the model was not calibrated.
     card
-        Facts about the model, for people: data, scheme, fleet, accuracy, versions, date.
+        Facts about the model: data, scheme, fleet, accuracy, versions, date.
     """
 
     features: FeatureMap
@@ -86,9 +86,9 @@ class Model:
         return self.classes is not None
 
     def raw(self, values: npt.ArrayLike) -> Array:
-        """Return a file's values as inputs: scaled as the training data were.
+        """Return a file's values as inputs, scaled like the training data.
 
-        Of a built-in data set, a file may have whole pixels or shares of the whitest.
+        For built-in data sets, a file may hold whole pixels or pixels scaled to [0, 1].
         """
         given = self._points(values)
         if self.low is None or self.span is None:
@@ -111,7 +111,7 @@ class Model:
         return outputs
 
     def predict(self, points: npt.ArrayLike) -> Array:
-        """Return a class for every point, shape (n,), or numbers, shape (n,) or (n, c)."""
+        """Return a class for every point, shape (n,), or values, shape (n,) or (n, c)."""
         scores = self.scores(points)
         if self.classes is not None:
             return np.asarray(self.classes[scores.argmax(axis=1)])
@@ -125,13 +125,13 @@ class Model:
         self._check_classifier("probabilities")
         if self.temperature is None:
             raise InputError(
-                "the model has no probabilities, since nobody calibrated it: say "
+                "the model has no probabilities, since it was not calibrated: call "
                 "model.calibrated(points, labels, 'which points these are')"
             )
         return np.asarray(softmax(self.scores(points) / self.temperature, axis=1))
 
     def calibrated(self, points: npt.ArrayLike, labels: npt.ArrayLike, on: str) -> "Model":
-        """Return the model with the temperature that makes these labels the most likely.
+        """Return the model with the temperature that maximises the likelihood of these labels.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class Model:
 
     def _check_classifier(self, what: str) -> None:
         if self.classes is None:
-            raise InputError(f"the model predicts numbers, and has no {what}: ask for predictions")
+            raise InputError(f"the model is a regression and has no {what}: ask for predictions")
 
     def _points(self, values: npt.ArrayLike) -> Array:
         given = np.asarray(values)
@@ -167,11 +167,11 @@ class Model:
             )
         if given.shape[1] != self.inputs:
             raise InputError(
-                f"inputs has {given.shape[1]} numbers a point where the model was trained on "
+                f"inputs has {given.shape[1]} values per point where the model was trained on "
                 f"{self.inputs}: give points of that size{self._image_hint()}"
             )
         if not np.isfinite(given).all():
-            raise InputError("inputs is not finite: replace what is missing, or leave it out")
+            raise InputError("inputs is not finite: replace missing values, or remove those points")
         return given
 
     def _image_hint(self) -> str:

@@ -78,7 +78,7 @@ def best_loads(
     fleet
         A `Fleet`, or delays of any model.
     points : array of shape (n,), optional
-        Points of each client, the most that it can process; the fleet's own by default.
+        Points of each client, the maximum that it can process; by default the fleet's own.
     whole
         Loads are whole points. False gives the paper's continuous optimum, which only the
         paper's own delay model with symmetric links has.
@@ -96,7 +96,7 @@ def minimum_deadline(
     Parameters
     ----------
     target
-        m − u. It must be below what the clients return when the server waits for ever.
+        m − u. It must be below the points that return when the server waits for ever.
     fleet, points, whole
         As in `best_loads`.
     """

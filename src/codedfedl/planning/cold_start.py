@@ -36,7 +36,7 @@ _GOOD_ENOUGH = 1.05  # rounds cost messages: the fewest whose time is within 5% 
 
 @dataclass(frozen=True, eq=False)
 class ColdStart:
-    """What is chosen, and what is expected of it.
+    """A plan of a cold start, and its predictions.
 
     Attributes
     ----------
@@ -45,11 +45,11 @@ class ColdStart:
     points : array of shape (n,)
         Points that each client is expected to have embedded when the set-up ends.
     wanted, excess, seconds : float
-        Wanted and predicted relative excess of the objective at the end, and when that is.
+        Target and predicted relative excess of the objective at the end, and the total time.
     floor : float
-        The part of it that sampling costs, which rounds do not lessen.
+        The part of it due to sampling, which rounds do not reduce.
     heard : float
-        Average share of the points that is answered for in a round.
+        Average share of the points answered for in a round.
     """
 
     setup_deadline: float
@@ -65,12 +65,12 @@ class ColdStart:
     def after_start(
         self, excess: float, theta: float, fewest_rounds: int, most_rounds: int
     ) -> "ColdStart":
-        """Plan the number of rounds anew, now that parity says how good the start is.
+        """Plan the number of rounds again, now that parity shows how good the start is.
 
         Parameters
         ----------
         excess
-            The start's, estimated from parity.
+            The excess of the start, estimated from parity.
         theta
             Effective dimension over parity rows, of the parity itself.
         """
@@ -156,18 +156,18 @@ def plan_cold_start(
     deadline: float | None = None,
     rounds: int | None = None,
 ) -> ColdStart:
-    """Choose what minimises the predicted time to a wanted relative excess of the objective.
+    """Choose the plan with the smallest predicted time to a target relative excess.
 
     Parameters
     ----------
     fleet
-        A `Fleet`, whose points per round play no part; or `DelayParameters`.
+        A `Fleet`, whose points per round are ignored; or `DelayParameters`.
     held : array of shape (n,)
-        Points of each client in all.
+        Total points of each client.
     wanted
         Such as 0.1, for a ridge objective at most 10% above its optimum.
     setup_deadline, deadline, rounds
-        Of the set-up and of a round, in seconds, and how many of these; taken as given where given.
+        Deadlines of the set-up and of a round in seconds, and number of rounds; planned if None.
     """
     if not 0 < wanted < np.inf:
         raise InputError(f"excess is {wanted:g}: must be finite and above 0")

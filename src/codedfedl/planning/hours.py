@@ -138,7 +138,7 @@ def plan_hours(fleet: Fleet, training: Training, wanted: float) -> HoursPlan:
     if not found:
         raise InputError(
             f"an excess of {wanted:g} is not reached by any deadline and parity: some clients are "
-            "seldom there; raise it"
+            "rarely present; raise it"
         )
     seconds, setup, rows, deadline, left = min(found)
     chosen = best_loads(fleet, deadline)

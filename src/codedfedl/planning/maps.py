@@ -86,11 +86,11 @@ def plan_maps(
     fleet, workload
         The devices, and the model that their rates and packets are for.
     held : array of shape (n,)
-        Points of each client in all.
+        Total points of each client.
     excess
         Wanted relative excess of the objective.
     mixing
-        Points behind every parity row.
+        Points mixed into every parity row.
     """
     plans = []
     for one in maps:

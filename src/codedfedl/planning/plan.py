@@ -21,14 +21,14 @@ __all__ = ["Plan", "Server", "cheapest_plan", "plan"]
 
 @dataclass(frozen=True)
 class Server:
-    """The server as one more node, which has no link and computes the coded gradient.
+    """The server as an additional node, which has no link and computes the coded gradient.
 
     Parameters
     ----------
     rate : points per second
-        Parity rows that it processes in a second.
+        Parity rows that it processes per second.
     max_rows
-        The most parity rows that it may hold (the paper's u_max).
+        Maximum number of parity rows (the paper's u_max).
     alpha
         As for a client.
     """
@@ -48,7 +48,7 @@ class Server:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What every round of a federation does; all that it promises holds for its whole loads.
+    """Deadline, loads and parity of every round; all predictions are for these whole loads.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Plan:
     loads : array of shape (n,)
         Points per round that each client processes (ℓ*_j).
     return_probabilities : array of shape (n,)
-        P(T_j ≤ deadline); 0 for a client that is asked nothing.
+        P(T_j ≤ deadline); 0 for a client that is not asked.
     parity_rows : int
         Rows of parity data at the server (u).
     server_return_probability : float
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def weights(self) -> FloatArray:
-        """√P(no return) of the points that a client processes; all others weigh 1 (section 3.4)."""
+        """√P(no return) for the points that a client processes, 1 for all others (section 3.4)."""
         return np.sqrt(1 - self.return_probabilities)
 
     def document(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Plan:
         return self.facts() | {"clients": [dict(zip(names, row, strict=True)) for row in rows]}
 
     def facts(self) -> dict[str, float]:
-        """Return what holds for the fleet as a whole."""
+        """Return the facts for the fleet as a whole."""
         return {
             "deadline_s": self.deadline,
             "points": self.total_points,
@@ -113,7 +113,7 @@ class Plan:
         }
 
     def write(self, path: str | Path) -> None:
-        """Write a row per client to CSV or Parquet; Parquet keeps the deadline and u beside it."""
+        """Write a row per client to CSV or Parquet; Parquet also stores the deadline and u."""
         from codedfedl.io.tables import write_table
 
         columns = {
@@ -137,7 +137,7 @@ def plan(
 ) -> Plan:
     """Choose loads and the smallest deadline for a fleet (section 3.3).
 
-    Exactly one of the three says how much parity there is.
+    Give exactly one of `redundancy`, `parity_rows` and `server`: it sets the parity.
 
     Parameters
     ----------
@@ -146,15 +146,15 @@ def plan(
     redundancy
         Parity rows as a fraction of all points, in (0, 1): u = ⌈redundancy·m⌉.
     points : array of shape (n,), optional
-        Points per round of each client, or one number for all; the fleet's own by default.
+        Points per round of each client, or one number for all; by default the fleet's own.
     parity_rows
         u itself, from 1 to m.
     server
-        Choose u with the server as one more node (the last remark of section 3.3): the deadline
+        Choose u with the server as an additional node (last remark of section 3.3): the deadline
         is the smallest at which clients and server together return m points in expectation.
     deadline
-        Wait so many seconds, whatever returns by then; the loads are the best for it. The weights
-        keep the gradient right in expectation.
+        Wait this many seconds, whatever returns; the loads are the best for it. The weights
+        keep the gradient unbiased.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def cheapest_plan(
     Parameters
     ----------
     rounds
-        How many rounds training takes. It is taken not to depend on the parity.
+        Number of rounds of training, assumed not to depend on the parity.
     setup_seconds
         Set-up time for a number of parity rows, such as `Setup.seconds`.
 

@@ -60,7 +60,7 @@ Learnt = Mapping[float, tuple[FloatArray, FloatArray]]
 
 @dataclass(frozen=True, eq=False)
 class PrivatePlan:
-    """What is chosen, and what is expected of it.
+    """A plan, and its predictions.
 
     Attributes
     ----------

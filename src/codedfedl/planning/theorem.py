@@ -49,7 +49,7 @@ class Client(NamedTuple):
 def clients_of(fleet: Fleet) -> list[Client]:
     """Return the clients of a fleet one by one."""
     if not fleet.symmetric.all():
-        raise InputError("the Theorem is for links that are the same both ways: give no uplink")
+        raise InputError("the Theorem is for symmetric links: give no uplink")
     columns = (getattr(fleet, name).tolist() for name in Client._fields)
     return [Client(*values) for values in zip(*columns, strict=True)]
 

@@ -68,11 +68,11 @@ class Contract:
         if self.least < LEAST_SUMMED:
             raise InputError(
                 f"contract.least is {self.least}: a sum over fewer than {LEAST_SUMMED} clients "
-                "would be somebody's own answer"
+                "would be a single client's own answer"
             )
         if self.account.sampled or self.account.unit != "record":
             raise InputError(
-                "contract.releases are over points drawn by chance, or for whole clients: a "
+                "contract.releases are over sampled points, or for whole clients: a "
                 "contract is for records that are in every sum"
             )
         if not 0 < self.sums <= _MOST_SUMS:

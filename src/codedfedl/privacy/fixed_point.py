@@ -15,7 +15,7 @@ Residues = npt.NDArray[np.uint32]
 """Integers modulo 2³²."""
 
 LEAST_SUMMED = 2
-"""A sum over fewer clients would be somebody's own answer, and is not given out."""
+"""A sum over fewer clients would be a single client's own answer, and is not given out."""
 
 _HALF = 2.0**31
 

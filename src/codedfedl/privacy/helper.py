@@ -54,7 +54,7 @@ class Helper:
 
     Notes
     -----
-    It must not work together with the server: both together see each client's own answer.
+    It must not collude with the server: together they see each client's own answer.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Helper:
         if stored[: len(asked)] != asked:
             raise InputError(
                 f"round {binding.round} was answered for another list, attempt or ask: two sums "
-                "would reveal their difference; play a new round"
+                "would reveal their difference; start a new round"
             )
         return np.frombuffer(stored[len(asked) :], dtype="<u4").astype(np.uint32)
 
@@ -113,11 +113,11 @@ class Helper:
         if len(names) < len(arrived):
             raise InputError("arrived names a client twice: name each once")
         if unknown := [name for name in names if name not in self._seeds]:
-            raise InputError(f"arrived names {unknown[0]!r}, who is not a client of this helper")
+            raise InputError(f"arrived names {unknown[0]!r}, which is not a client of this helper")
         if len(names) < self.least:
             raise InputError(
                 f"arrived has {len(names)} clients: a sum is over {self.least} or more; wait "
-                "longer, and play the round again"
+                "longer, and repeat the round"
             )
         return names
 

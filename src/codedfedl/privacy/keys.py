@@ -52,7 +52,7 @@ def _digits(path: Path) -> bytes:
         raise InputError(f"cannot read the key {path}: {error}") from None
     if not re.fullmatch("[0-9a-f]{64}", text):
         raise InputError(
-            f"{path} is not a key for masks: it has 64 hexadecimal digits, as in masks.pub, which "
-            "codedfedl federate helper makes"
+            f"{path} is not a key for masks: such a key has 64 hexadecimal digits, as in "
+            "masks.pub, which codedfedl federate helper makes"
         )
     return bytes.fromhex(text)

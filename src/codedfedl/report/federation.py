@@ -71,7 +71,7 @@ def _missing(record: Record, kind: int | None) -> int:
 
 
 def distance_rows(records: Sequence[Record], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return how far every client's answers lay off its parity, the furthest first."""
+    """Return the distance of every client's answers from its parity, the largest first."""
     found: dict[int, list[float]] = {}
     for record in records:
         for j, distance in record.known_distances[0].items():

@@ -94,5 +94,5 @@ def _hours(hours: float) -> str:
 
 def _label(outcome: Outcome) -> str:
     mixing = outcome.points_per_parity_row
-    rows = "" if mixing is None else f", {mixing:.0f} points a row"
+    rows = "" if mixing is None else f", {mixing:.0f} points per row"
     return f"{outcome.scheme} ({outcome.optimiser}{rows})"

@@ -48,9 +48,9 @@ def _summary(plan: Plan, wait_for_all: float) -> Table:
 
 def _gain(plan: Plan, wait_for_all: float) -> str:
     if plan.deadline == 0:
-        return "the parity stands for every point: nobody is waited for"
+        return "the parity represents every point: there is nothing to wait for"
     if wait_for_all == np.inf:
-        return "waiting for everybody would never end: some clients do not always take part"
+        return "waiting for all clients would never end: some do not always take part"
     waiting = duration(wait_for_all)
     return f"{wait_for_all / plan.deadline:.2f}× over waiting for everybody, {waiting} on average"
 

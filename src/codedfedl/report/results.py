@@ -268,7 +268,7 @@ def _automatic_target(reference: Sequence[Curve]) -> tuple[float, str]:
     final = [float(curve.metric[-1]) for curve in reference]
     for metrics, source in (
         (exact, "exact ridge regression"),
-        (final, f"what {reference[0].setting} reaches in the end"),
+        (final, f"the final value of {reference[0].setting}"),
     ):
         least = float(np.min(metrics))
         if np.isfinite(least) and least > bound:

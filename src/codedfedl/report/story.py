@@ -100,7 +100,7 @@ class Story:
 
     @property
     def distances(self) -> list[Row]:
-        """How far the clients' answers lay off their parity, in a federation that has some."""
+        """Distance of the clients' answers from their parity, in a federation with parity."""
         if not self.records:
             return []
         names = self.tables.clients["client"].tolist()
@@ -223,6 +223,6 @@ def distinct(runs: Sequence[RunDirectory]) -> list[str]:
     """Name runs by their folders, or by whole paths where two folders have the same name."""
     places = [run.path.resolve() for run in runs]
     if len(set(places)) < len(places):
-        raise InputError("a run is named twice: compare different ones")
+        raise InputError("a run is named twice: name different runs")
     names = [place.name for place in places]
     return names if len(set(names)) == len(names) else [str(place) for place in places]

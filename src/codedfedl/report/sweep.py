@@ -162,7 +162,7 @@ def _draw(ax: Axes, lines: Mapping[str, _Line], clock: str) -> None:
         ax.margins(x=0.2)
     log_axis(ax, "y")
     if not ax.has_data():
-        ax.text(0.5, 0.5, "nobody met the target", ha="center", transform=ax.transAxes)
+        ax.text(0.5, 0.5, "target not met", ha="center", transform=ax.transAxes)
 
 
 def _draw_line(

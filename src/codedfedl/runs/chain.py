@@ -58,8 +58,8 @@ class Chain:
         for number, path in enumerate(paths):
             if int(path.name.partition("-")[0]) != number:
                 raise InputError(
-                    f"{path} is there where number {number} should be: one is missing or there "
-                    f"twice; {self._remedy('put it right')}"
+                    f"{path} is in the place of number {number}: one is missing or "
+                    f"duplicated; {self._remedy('correct it')}"
                 )
             content = path.read_bytes()
             yield path, content, number, before

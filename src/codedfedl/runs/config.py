@@ -40,7 +40,7 @@ class _Table(BaseModel):
 
 
 class DataConfig(_Table):
-    """Which data, and how they are dealt to the clients."""
+    """The data, and their partition over the clients."""
 
     name: str = "digits"
     label: str | None = None
@@ -53,7 +53,7 @@ class FleetConfig(_Table):
     """``paper`` or ``phones`` with some clients, or a file: a fleet, devices, or measured delays.
 
     The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
-    their processors and links, in the set-up and in rounds; measured delays are all that longer.
+    their processors and links, in the set-up and in rounds; measured delays are scaled as a whole.
     """
 
     name: str = "paper"
@@ -67,9 +67,9 @@ class FleetConfig(_Table):
 
 
 class FeaturesConfig(_Table):
-    """The feature map; a `sigma` of ``auto`` is taken from the data.
+    """The feature map; a `sigma` of ``auto`` is chosen from the data.
 
-    `image`, `patch`, `stride` and `pool` are of ``patches``: see `learning.features.Tiles`.
+    `image`, `patch`, `stride` and `pool` are for ``patches``: see `learning.features.Tiles`.
     """
 
     kind: FeatureKind = "fourier"
@@ -96,9 +96,9 @@ class FeaturesConfig(_Table):
 
 
 class TrainingConfig(_Table):
-    """How long and in which steps; a `step` of ``auto`` is as large as is safe: `safe_step`.
+    """Number of epochs and step sizes; a `step` of ``auto`` is the largest safe one: `safe_step`.
 
-    With `objective`, the training objective of every scheme is followed, not only of those that aim
+    With `objective`, the training objective of every scheme is recorded, not only of those that aim
     at its minimum.
     """
 
@@ -112,38 +112,38 @@ class TrainingConfig(_Table):
 
 
 class FederationConfig(_Table):
-    """How real clients are waited for; only a federation has it.
+    """Settings of a federation of real clients.
 
     Attributes
     ----------
     clients
-        How many nodes must be there before anything begins.
+        Number of nodes that must be ready before the federation starts.
     deadline : seconds
-        Of a round. By default the plan's own; where a scheme waits for all, the longest wait.
+        Deadline of a round, by default planned; if a scheme waits for all, the longest wait.
     test
         Test data at the server, a name or a file; without it there is no accuracy.
     ready_timeout, probe_timeout, setup_timeout : seconds
         The longest wait for the nodes, for a probe, and for features and parity.
     in_flight : megabytes
-        How much parity may be on its way at a time: the engine's data base chokes on much.
+        How much parity may be in transit at a time: the engine's database is slow with more.
     probes
-        Messages by which each node is measured before anything is planned.
+        Messages used to measure each node before planning.
     availability
-        The share of rounds in which a node takes part, as far as its probes do not say.
+        Upper limit on the assumed share of rounds in which a node takes part.
     margin
-        How many times longer than measured everything may take, where the deadline is planned.
+        Safety factor on the measured times when the deadline is planned.
     tolerance
-        How many times its expected error a gradient may lie off the client's own parity.
+        Largest deviation of a gradient from the client's own parity, in expected errors.
     without
-        Names of nodes that are left out from now on.
+        Names of nodes to leave out from now on.
     scale
-        Whether the nodes agree on means and spreads of their columns, by sums, and scale by these.
+        Whether the nodes agree on means and spreads of their columns, by sums, and scale with them.
     points
-        How many points a node has, by its name: what it says must be the same.
+        Number of points of a node, by its name: a node that reports another number is refused.
     classes
-        How many label columns there are; the largest number that nodes say by default.
+        Number of label columns; by default the largest number that nodes report.
     heaviest
-        How many times the median points, or label columns, a node may say that it has.
+        Largest claim of a node, as a multiple of the median points or label columns.
     fall
         How far accuracy or R² on the test points may fall below its best before the run stops.
     """
@@ -169,9 +169,9 @@ class FederationConfig(_Table):
 
 
 class SchemeConfig(BaseModel):
-    """A scheme and its settings; `features` takes the place of the experiment's kind.
+    """A scheme and its settings; `features` overrides the experiment's kind.
 
-    With `secure`, the simulator gives the server sums of answers and no answer by itself.
+    With `secure`, the simulator gives the server only sums of answers, no single answer.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -181,7 +181,7 @@ class SchemeConfig(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything but the name."""
+        """Everything except the name."""
         return dict(self.model_extra or {})
 
     @property
@@ -191,7 +191,7 @@ class SchemeConfig(BaseModel):
 
     @property
     def label(self) -> str:
-        """A name that tells two settings of one scheme apart."""
+        """A label that distinguishes settings of one scheme."""
         shares = ("redundancy", "drop")  # what a percentage says by itself
         values = [
             f"{100 * value:.4g}%"
@@ -209,7 +209,7 @@ class SchemeConfig(BaseModel):
 class Experiment(_Table):
     """Everything that a run depends on.
 
-    The defaults train on any table: they are those of the estimators, and the only scheme is one
+    The defaults work for any table: they are those of the estimators, and the only scheme is one
     that needs no step.
     """
 
@@ -227,7 +227,7 @@ class Experiment(_Table):
     @classmethod
     def _different(cls, seeds: list[int]) -> list[int]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed stands there twice; leave one out")
+            raise ValueError("a seed is listed twice; remove one")
         return seeds
 
     @field_validator("grid", mode="before")
@@ -248,21 +248,21 @@ class Experiment(_Table):
         Parameters
         ----------
         image
-            Height, width and channels of the data's images, where they say so.
+            Height, width and channels of the data's images, if known.
         """
         kind, config = scheme.features or self.features.kind, self.features
         tiles = config.tiles(image)
         return feature_map(kind, config.n_components, config.known_sigma, seed, tiles)
 
     def with_sigma(self, sigma: float) -> "Experiment":
-        """Return the experiment with a σ, where it leaves that to the data."""
+        """Return the experiment with a σ, if it is to be chosen from the data."""
         if self.features.sigma != "auto":
             return self
         features = self.features.model_copy(update={"sigma": sigma})
         return self.model_copy(update={"features": features})
 
     def with_image(self, image: tuple[int, int, int] | None) -> "Experiment":
-        """Return the experiment with the shape of the data's images, where it cuts images."""
+        """Return the experiment with the shape of the data's images, if it uses patches."""
         kind = self.schemes[0].features or self.features.kind
         if kind != "patches" or self.features.image is not None or image is None:
             return self
@@ -272,13 +272,13 @@ class Experiment(_Table):
     def schedule(
         self, features: FeatureMap, points: npt.NDArray[np.float32] | None = None
     ) -> Schedule:
-        """Return the step sizes on these features; `points` are all there are, where known."""
+        """Return the step sizes on these features; `points` are all points, if known."""
         how = self.training
         step = safe_step(features, how.ridge, points) if how.step == "auto" else how.step
         return Schedule(step, how.decay, tuple(how.decay_epochs))
 
     def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:
-        """Return which points each client has, as the data's partition says."""
+        """Return which points each client has, according to the partition."""
         how = self.data
         return partition(labels, clients, how.partition, concentration=how.concentration, seed=seed)
 

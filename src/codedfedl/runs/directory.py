@@ -66,7 +66,7 @@ class RunDirectory:
             self._check_same(experiment)
         elif self.path.exists() and (not self.path.is_dir() or self._in_use()):
             raise InputError(
-                f"{self.path} is not empty: say --resume to continue its run, or choose another"
+                f"{self.path} is not empty: use --resume to continue its run, or choose another"
             )
 
     def open(self, experiment: Experiment, *, resume: bool) -> None:
@@ -147,7 +147,7 @@ class RunDirectory:
             except OSError:
                 (self.path / _STOP).touch()
                 return
-        raise InputError(f"nobody works on {self.path}: there is nothing to stop")
+        raise InputError(f"no process is working on {self.path}: there is nothing to stop")
 
     def stop_wanted(self) -> bool:
         """Say whether the run is to end now, and forget it."""
@@ -223,7 +223,7 @@ class RunDirectory:
             with np.load(path) as stored:
                 return dict(stored)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
-            raise InputError(f"cannot read {path}: {error}; delete it to begin anew") from None
+            raise InputError(f"cannot read {path}: {error}; delete it to start again") from None
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint."""

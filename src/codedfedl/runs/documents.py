@@ -50,7 +50,7 @@ def changed(
     """Turn a document with some values changed into an experiment."""
     if not changes and all(table == {} for table in document.values()):
         raise InputError(
-            f"{where} is empty: say at least which data and which fleet, a line each, such as "
+            f"{where} is empty: name at least the data and the fleet, a line each, such as "
             'data.name = "my.csv", data.label = "kind", fleet.name = "fleet.csv"'
         )
     fleet = document.get("fleet")

@@ -202,9 +202,9 @@ def _checked(experiment: Experiment) -> dict[str, list[Any]]:
     for key, values in experiment.grid.items():
         full = _full_key(key, [scheme.name for scheme in experiment.schemes])
         if full == "seeds":
-            raise InputError("grid.seeds: seeds are no axis; write seeds = [0, 1] at the top")
+            raise InputError("grid.seeds: seeds are not an axis; write seeds = [0, 1] at the top")
         if full in grid:
-            raise InputError(f"grid.{key} is there twice: leave one out")
+            raise InputError(f"grid.{key} is listed twice: remove one")
         grid[full] = values
     return grid
 

@@ -1,6 +1,6 @@
-"""Schemes: one file each, and those of other people.
+"""Schemes: one file each, and third-party schemes.
 
-A scheme goes by its name. A built-in one is a file here with a class that has a `name`; another is
+A scheme is found by name. A built-in one is a file here with a class that has a `name`; another is
 ``module:Class``, or the name of an entry point of the group ``codedfedl.schemes``.
 """
 
@@ -103,9 +103,9 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
 
 
 def scheme_for(name: str, settings: dict[str, Any], most_points: int, rows: int = 1) -> Scheme:
-    """Return a scheme by name; where `mixing` is not given, it suits clients with few points.
+    """Return a scheme by name; by default `mixing` suits clients with few points.
 
-    A client with fewer points than `mixing` sends no parity. Where not even the client with
+    A client with fewer points than `mixing` sends no parity. If not even the client with
     `most_points` could send `rows` rows, mixing is a quarter of its points, and the scheme warns
     that such rows are close to raw data.
     """

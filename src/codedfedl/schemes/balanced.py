@@ -1,6 +1,6 @@
 """`balanced`: loads by speed, no parity, and block conjugate gradients; wait for all.
 
-What is left of this package without its idea: the rival that any gain of parity is over.
+The baseline for any gain of parity: everything in this package except parity.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["Balanced"]
 
 @dataclass(frozen=True)
 class Balanced(Paced):
-    """Everybody embeds for the same time, answers for what it has, and is waited for.
+    """Every client embeds for the same time and answers for those points; the server waits for all.
 
     Parameters
     ----------

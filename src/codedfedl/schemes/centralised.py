@@ -1,6 +1,6 @@
-"""`centralised`: everybody uploads its raw points, and the server solves.
+"""`centralised`: every client uploads its raw points, and the server solves.
 
-No federated learning at all: the speed limit for whoever may copy the data.
+Not federated learning at all: the speed limit where the data may be copied.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`cfl`: the paper's predecessor, which is `coded` on the raw points."""
+"""`cfl`: the paper's predecessor, `coded` on the raw points."""
 
 from dataclasses import dataclass
 from typing import ClassVar

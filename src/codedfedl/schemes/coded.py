@@ -1,4 +1,4 @@
-"""`coded`: the paper's scheme. A gradient on parity stands in for what did not arrive."""
+"""`coded`: the paper's scheme. A gradient on parity replaces the gradients that did not arrive."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -58,13 +58,13 @@ class Coded(Scheme):
     nonzeros
         Rows that a point goes into, for a sparse code.
     deadline : seconds
-        Of every round; by default the smallest that the parity allows.
+        Deadline of every round; by default the smallest that the parity allows.
     planned
-        ``rule``: the paper's, by which the deadline follows from the redundancy. ``hours``: both,
-        and `nonzeros` of a sparse code, for the smallest time with the set-up charged.
+        ``rule``: the paper's rule, where the deadline follows from the redundancy. ``hours``:
+        choose both, and `nonzeros` of a sparse code, to minimise the time with the set-up charged.
     excess
-        Relative excess that code and arrivals may leave, for ``hours``. It is a bound, and a wide
-        one: what is found is a fraction of it.
+        Relative excess that code and arrivals may leave, for ``hours``. It is a loose upper bound:
+        the measured excess is a fraction of it.
     optimiser
         ``gd`` or ``nesterov``.
     """
@@ -97,7 +97,7 @@ class Coded(Scheme):
             raise InputError(f"{self.name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
-        """Plan every mini-batch, for a fleet or for delays that follow no formula."""
+        """Plan every mini-batch, for a fleet or for measured delays."""
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         chosen = optimiser(self.name, self.optimiser, same_points=False)
         if self.planned == "hours":
@@ -139,7 +139,7 @@ class Coded(Scheme):
         return plan_hours(Fleet.of(fleet, points), training, self.excess)
 
     def within(self, limits: Limits) -> "Coded":
-        """Take the operator's deadline; without any, enough clients must be there to plan one."""
+        """Take the operator's deadline; without one, enough clients must be present to plan it."""
         deadline = limits.deadline if self.deadline is None else self.deadline
         if deadline is None and self.redundancy <= 1 - limits.availability:
             raise InputError(
@@ -189,7 +189,7 @@ class Coded(Scheme):
         return state.plans[0]
 
     def facts(self, state: CodedState) -> dict[str, float]:
-        """Say what the parity is made of, and what the plan promises."""
+        """Return the facts about the parity and the plan's predictions."""
         rows = [p.parity_rows for p in state.plans]
         fewest = int(state.task.points.min(initial=2**53))
         return {

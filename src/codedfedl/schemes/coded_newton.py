@@ -1,14 +1,14 @@
-"""`coded-newton`: Newton's method on parity, corrected by whatever the clients send.
+"""`coded-newton`: Newton's method on parity, corrected by the gradients that arrive.
 
-Each client j has a model of its own loss at the server, a quadratic Q_j: that of its parity, with
-Hessian H̃_j. Once it has answered with its exact gradient g_j(a_j) at some model a_j, now or long
-ago, Q_j is anchored there:
+The server keeps a quadratic model Q_j of each client's loss: at first that of its parity, with
+Hessian H̃_j. Once the client has answered with its exact gradient g_j(a_j) at some model a_j, now or
+long ago, Q_j is anchored there:
 
     ∇Q_j(β) = g_j(a_j) + (H̃_j + ρ_j)(β − a_j)
 
-A step minimises the sum of all Q_j and the ridge. No return probability enters. The sum is exact at
-a fixed point, where every a_j is β; and as far as H̃_j + ρ_j bounds the true curvature, which the
-answers themselves show, old anchors cannot make it diverge.
+A step minimises the sum of all Q_j and the ridge. No return probability is used. The sum is exact
+at a fixed point, where every a_j is β; and as long as H̃_j + ρ_j bounds the true curvature, which
+the answers themselves reveal, old anchors cannot make it diverge.
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,22 +63,22 @@ class CodedNewton(Scheme):
     Parameters
     ----------
     excess
-        Wanted relative excess of the ridge objective over its optimum, which the set-up is planned
-        for; or of a tenth of what the optimum explains, where that is less.
+        Target relative excess of the ridge objective over its optimum, for which the set-up is
+        planned; or of a tenth of what the optimum explains, if that is less.
     mixing
-        Points behind every parity row.
+        Points mixed into every parity row.
     nonzeros
-        Rows that a point goes into: the more, the more rows; by default the plan's.
+        Rows that each point goes into; larger values give more rows. By default chosen by the plan.
     bits
-        Of a number of the parity, 16 or 32.
+        Bits per parity value, 16 or 32.
     setup_deadline, deadline : seconds
-        Of the set-up and of every round; by default the plan's.
+        Deadlines of the set-up and of every round; by default chosen by the plan.
     rounds
-        By default until the answers themselves say that the excess is reached.
+        Number of rounds; by default until the answers show that the excess is reached.
     hours
-        Go on with rounds until then, whatever the plan says.
+        Continue with rounds until this time, whatever the plan.
     damped
-        False takes the parity's Hessian as it is: that diverges, and is there to be shown.
+        False uses the parity's Hessian undamped, which diverges; for demonstration only.
     """
 
     excess: float = 0.2
@@ -101,7 +101,7 @@ class CodedNewton(Scheme):
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing, self.bits)
-        _ = self.parity(_first(self.nonzeros, 1))  # raises InputError for a code that there is not
+        _ = self.parity(_first(self.nonzeros, 1))  # raises InputError for an unknown code
 
     def parity(self, nonzeros: int) -> BlockParity:
         """Return what every client sends once."""
@@ -142,7 +142,7 @@ class CodedNewton(Scheme):
             last = int(left // plan.round_deadline)
         if last > task.rounds:
             raise InputError(
-                f"coded-newton would play {last} rounds where training.epochs allows "
+                f"coded-newton would need {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
         return NewtonState(task, model, plan=plan, first_plan=plan, last_round=last, parity=parity)
@@ -163,7 +163,7 @@ class CodedNewton(Scheme):
         return plan, self.parity(setup.operations)
 
     def ask(self, state: NewtonState) -> Ask | None:
-        """Ask for parity first, then for gradients; who is busy answers later."""
+        """Ask for parity first, then for gradients; busy clients answer later."""
         assert state.plan is not None
         assert state.parity is not None
         if state.sketch is None:
@@ -175,7 +175,7 @@ class CodedNewton(Scheme):
         return Ask(work, wait, combine=EACH, keep_late=True)
 
     def receive(self, state: NewtonState, inbox: Inbox) -> NewtonState:
-        """Solve on parity, or take in the answers and take a step."""
+        """Solve on parity, or use the answers and take a step."""
         started = state.sketch is not None
         if blocks := blocks_of(inbox.replies):
             state = self._with_parity(state, blocks)
@@ -191,11 +191,11 @@ class CodedNewton(Scheme):
         return state.judged(decrement)
 
     def plan(self, state: NewtonState) -> ColdStart | None:
-        """Return the plan, made anew once parity was there."""
+        """Return the plan, updated once parity has arrived."""
         return state.plan
 
     def facts(self, state: NewtonState) -> dict[str, float]:
-        """Say what the parity is made of, what was planned, and what it predicts."""
+        """Return the facts about the parity, the plan and its predictions."""
         assert state.plan is not None
         assert state.first_plan is not None
         assert state.parity is not None

@@ -1,9 +1,9 @@
 """`dsag`: stale and fresh gradients mixed (Severinson, Rosnes and Graell i Amat, arXiv 2111.13877).
 
-DSAG is SAG's table for stragglers: a round waits for w of the n clients; whoever is late goes on,
-and its answer enters the table when it comes, for the old model that it is for. Until all were
-heard the step is along those that were. Loads are balanced by speed, once; its authors rebalance
-during the run. The step is as in `mifa`.
+DSAG is SAG's table for stragglers: a round waits for w of the n clients; a late client keeps
+working, and its answer enters the table when it arrives, as a gradient of the old model. Until all
+clients have answered, the step is along those that have. Loads are balanced by speed, once; its
+authors rebalance during the run. The step is as in `mifa`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["DSAG"]
 
 @dataclass(frozen=True)
 class DSAG(MIFA):
-    """Wait for the fastest of those asked now, and take what comes late.
+    """Wait for the fastest of those asked now, and use late answers.
 
     Parameters
     ----------

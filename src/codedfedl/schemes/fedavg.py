@@ -1,4 +1,4 @@
-"""`fedavg`: several local steps at each client, and the mean of the models."""
+"""`fedavg`: several local steps on each client, and the mean of the models."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -23,10 +23,10 @@ class FedAvg(Scheme):
     local_steps
         Gradient steps that a client takes on its mini-batch before it answers.
     deadline : seconds, optional
-        Wait no longer than this; by default for everybody.
+        Wait no longer than this; by default wait for all clients.
     step
         Size of a local step; by default the schedule's, which is often too large for the points
-        of one client alone.
+        of a single client.
     """
 
     local_steps: int = 5

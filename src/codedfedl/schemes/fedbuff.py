@@ -1,8 +1,8 @@
 """`fedbuff`: a step after every K answers, whoever sends them (Nguyen et al., AISTATS 2022).
 
 Clients never wait. An answer that is τ steps old counts 1/√(1 + τ). Every answer is one client's
-mean gradient, all alike in weight, as published: fast clients are heard more often, and where the
-clients' data differ the model leans towards theirs.
+mean gradient, all with the same weight, as published: fast clients answer more often, and if the
+clients' data differ the model is biased towards theirs.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class FedBuff(Paced):
     Parameters
     ----------
     buffer
-        K, the answers that a step waits for; 10 in its paper.
+        K, the number of answers per step; 10 in its paper.
     """
 
     buffer: int = 10

@@ -3,8 +3,8 @@
 Gradient coding (Tandon et al., ICML 2017) as federated by CodedPaddedFL (Schlegel et al., arXiv
 2112.08909). Clients are in groups of s + 1; each sends its Gram matrix and moments to its group
 under a one-time pad whose seed the server has. Any one of a group can then answer for all of it,
-and the server takes the pad off: a fractional repetition code. Peers see what cannot be told from
-noise; the server sees gradients of whole groups. Pads and fixed-point numbers change no figure, so
+and the server removes the pad: a fractional repetition code. Peers see data indistinguishable from
+noise; the server sees gradients of whole groups. Pads and fixed-point numbers change no result, so
 the simulator charges for the shares and computes in the clear.
 """
 
@@ -48,7 +48,7 @@ class GradientCoding(Scheme):
     Parameters
     ----------
     stragglers
-        s, the clients that a round does without.
+        s, the number of clients that a round does not wait for.
     optimiser
         ``block-cg``, ``nesterov`` or ``gd``.
     """
@@ -80,8 +80,7 @@ class GradientCoding(Scheme):
         """Return every client's group, of s + 1 or a few more."""
         if clients <= self.stragglers:
             raise InputError(
-                f"gradient-coding.stragglers is {self.stragglers} where there are {clients} "
-                "clients: lower it"
+                f"gradient-coding.stragglers is {self.stragglers} with {clients} clients: lower it"
             )
         count = clients // (self.stragglers + 1)
         return np.arange(clients) % count

@@ -1,4 +1,4 @@
-"""`greedy`: wait for the fastest clients only, and forget the others."""
+"""`greedy`: wait for the fastest clients only, and ignore the others."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -25,7 +25,7 @@ class Greedy(Scheme):
     Parameters
     ----------
     drop
-        ψ, the share of the clients whose answers are not waited for.
+        ψ, the share of the clients that a round does not wait for.
     optimiser
         ``gd`` or ``nesterov``.
     """
@@ -46,7 +46,7 @@ class Greedy(Scheme):
         refuse_absent(fleet, "greedy waits for a number of clients")
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
-        """Begin at 0."""
+        """Start at 0."""
         chosen = optimiser(self.name, self.optimiser, same_points=False)
         return Descent(task, model, optimiser=chosen)
 

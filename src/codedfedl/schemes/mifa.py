@@ -1,9 +1,9 @@
-"""`mifa`: who misses a round is replaced by its last gradient (Gu et al., NeurIPS 2021).
+"""`mifa`: a client that misses a round is replaced by its last gradient (Gu et al., NeurIPS 2021).
 
-MIFA, *Memory-augmented Impatient Federated Averaging*: G_j is client j's newest update, and every
-round steps along the mean of all G_j. The first round waits for everybody, so that all are there.
-It is what `coded-newton` would be without parity. Local updates are one gradient here; the step is
-the schedule's over 1 + the mean age of the table, within which delayed gradients are stable.
+MIFA, *Memory-augmented Impatient Federated Averaging*: G_j is client j's latest update, and every
+round steps along the mean of all G_j. The first round waits for all clients, so that the table is
+complete. It is what `coded-newton` would be without parity. Local updates are one gradient here;
+the step is the schedule's over 1 + the mean age of the table, so that delayed gradients are stable.
 """
 
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ class TableState(PacedState):
 
 @dataclass(frozen=True)
 class MIFA(Paced):
-    """Wait for the fastest, remember the others; who was too slow drops its work.
+    """Wait for the fastest, reuse the others' last gradients; late clients drop their work.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""What schemes without parity have in common that load each client by its speed.
+"""Common parts of schemes without parity that load each client by its speed.
 
-Everybody embeds for as long as the plan says and then answers for the points that it has, as heavy
-as all that it holds: the loads are in proportion to the speed, whatever the luck. The plan is the
-shortest such set-up whose sampling costs no more than the wanted excess.
+Every client embeds for the planned time and then answers for those points, weighted to represent
+all its points: loads are proportional to the actual speed. The plan is the shortest such set-up
+whose sampling error is within the target excess.
 """
 
 from abc import abstractmethod
@@ -45,12 +45,12 @@ class PacedState(Descent):
 
 @dataclass(frozen=True)
 class Paced(Scheme):
-    """Loads by speed, set once by how far everybody comes in the set-up.
+    """Loads by speed, set once by how many points each client embeds in the set-up.
 
     Parameters
     ----------
     excess
-        Relative excess of the objective that sampling may cost, which the set-up is planned for.
+        Relative excess of the objective that sampling may cause, for which the set-up is planned.
     setup_deadline : seconds
         By default the plan's.
     """

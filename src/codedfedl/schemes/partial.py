@@ -1,7 +1,7 @@
 """`partial`: the paper's deadline and loads without its parity.
 
-Each gradient that arrives is divided by the probability that it does, and stands for all points of
-its client: unbiased over arrivals, and only the sum need be seen.
+Each gradient that arrives is divided by its return probability, and represents all points of its
+client: unbiased over arrivals, and the server needs only the sum.
 """
 
 from dataclasses import dataclass, field, replace
@@ -38,9 +38,9 @@ class Partial(Scheme):
     Parameters
     ----------
     missing
-        Share of the points that the deadline may miss in expectation, as `coded`'s redundancy.
+        Share of the points that the deadline may miss in expectation, like `coded`'s redundancy.
     deadline : seconds
-        Of every round; by default the smallest that misses no more.
+        Deadline of every round; by default the smallest that misses no more.
     optimiser
         ``gd`` or ``nesterov``.
     """

@@ -1,10 +1,10 @@
-"""`private`: only noisy sums leave the clients, under an (ε, δ) that is known before it starts.
+"""`private`: only noisy sums leave the clients, under an (ε, δ) known before training starts.
 
-Everybody embeds until a planned deadline, or all its points. One sum then says where the features'
-mean lies, how long they are and how common each label is; 5% of the budget are for it. Every round
-after that is a sum of clipped gradients over points that each client draws anew, and a step of
-Nesterov's method. What the mean's direction has is projected out of the gradients, so that the
-model stays linear and starts as the labels' shares.
+Every client embeds until a planned deadline, or until all its points are done. One sum, with 5% of
+the budget, then gives the mean of the features, their length and the frequency of each label. Every
+round after that is a sum of clipped gradients over points that each client samples afresh, and a
+step of Nesterov's method. The direction of the mean is projected out of the gradients, so that the
+model stays linear and starts from the labels' shares.
 """
 
 from dataclasses import dataclass, replace
@@ -79,22 +79,22 @@ class Private(Scheme):
     Parameters
     ----------
     epsilon, delta
-        Of the whole run, for one record replaced by nothing; an epsilon of ∞ is without noise.
+        Budget of the whole run, for one record replaced by nothing; an epsilon of ∞ means no noise.
     hours
-        By when the run ends, which is planned for.
+        Planned end of the run.
     rounds
-        Sums of gradients; by default the plan's.
+        Number of gradient sums; by default chosen by the plan.
     setup_deadline, deadline : seconds
-        Of the set-up and of every round; by default the plan's.
+        Deadlines of the set-up and of every round; by default chosen by the plan.
     cap
-        Largest weight of a point that is in every sum; by default the plan's. One that is drawn
-        seldom may weigh more.
+        Largest weight of a point that is in every sum; by default chosen by the plan. A point that
+        is sampled rarely may have a larger weight.
     sampling
-        Whether each client draws the points of a round from all that it has embedded; its noise is
-        accounted for by dp-accounting.
+        Whether each client samples the points of a round from all that it has embedded; its noise
+        is accounted for by dp-accounting.
     unit
         ``record``, or ``client``: then all records of a client together may be replaced by nothing,
-        and its whole sum is clipped. That needs far more noise, and many clients; nothing is drawn.
+        and its whole sum is clipped. That needs far more noise and many clients; no sampling.
     """
 
     epsilon: float = 3.0
@@ -158,7 +158,7 @@ class Private(Scheme):
         if not np.isfinite(task.largest_square):
             raise InputError(
                 "private needs features with a bound on their length, which the raw points of "
-                "'identity' have not: choose 'patches', 'fourier' or 'structured'"
+                "'identity' do not have: choose 'patches', 'fourier' or 'structured'"
             )
         if task.rounds < 2 or (self.rounds is not None and self.rounds >= task.rounds):
             raise InputError(

@@ -1,9 +1,10 @@
-"""`ringleader`: a table with a fresh slot for everybody (Maranjyan and Richtárik, ICLR 2026).
+"""`ringleader`: a table with a fresh slot for every client (Maranjyan and Richtárik, ICLR 2026).
 
-Ringleader ASGD has the best possible time complexity for clients whose data differ. It goes in two
-phases. First it gathers, until every client has answered since the last phase began. Then it takes
-n steps, one for each client's next answer, which takes that client's place in the table; what a
-client sends beyond that is kept for the next gathering. So no slot is ever older than two phases.
+Ringleader ASGD has the best possible time complexity for clients whose data differ. It alternates
+between two phases. First it gathers, until every client has answered since the last phase began.
+Then it takes n steps, one for each client's next answer, which replaces that client's entry in the
+table; further answers of a client are kept for the next gathering. So no slot is ever older than
+two phases.
 """
 
 from collections.abc import Iterable
@@ -40,7 +41,7 @@ class RingState(TableState):
 
 @dataclass(frozen=True)
 class Ringleader(Paced):
-    """Asynchronous steps along a table in which everybody is represented."""
+    """Asynchronous steps along a table in which every client is represented."""
 
     name: ClassVar[str] = "ringleader"
 

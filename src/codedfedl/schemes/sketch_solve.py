@@ -25,7 +25,7 @@ __all__ = ["Block", "SketchSolve", "block_facts", "blocks_of", "check_mixing", "
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The parity of one client, and from how many of its points it was made."""
+    """The parity of one client, and the number of its points in it."""
 
     parity: Parity
     points: int
@@ -94,13 +94,13 @@ class SketchSolve(Scheme):
     Parameters
     ----------
     mixing
-        Points behind every parity row.
+        Points mixed into every parity row.
     nonzeros
-        Rows that a point goes into: the more, the more rows.
+        Rows that each point goes into; larger values give more rows.
     bits
-        Of a number of the parity, 16 or 32.
+        Bits per parity value, 16 or 32.
     setup_deadline : seconds
-        When the set-up, which is all there is, ends; None waits for all.
+        When the set-up ends, and training with it; None waits for all clients.
     """
 
     mixing: int = LEAST_MIXING
@@ -139,7 +139,7 @@ class SketchSolve(Scheme):
         return self if self.setup_deadline else replace(self, setup_deadline=limits.setup_deadline)
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SketchState:
-        """Refuse rows of more points than anybody has."""
+        """Refuse rows with more points than any client has."""
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
         return SketchState(task, model)
@@ -160,5 +160,5 @@ class SketchSolve(Scheme):
         return replace(state, model=model, blocks=blocks)
 
     def facts(self, state: SketchState) -> dict[str, float]:
-        """Say what the parity is made of."""
+        """Return the facts about the parity."""
         return block_facts(state.blocks, state.task, self.code)

@@ -1,4 +1,4 @@
-"""`uncoded`: wait for everybody, as ordinary synchronous federated learning does."""
+"""`uncoded`: wait for all clients, as in ordinary synchronous federated learning."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +23,7 @@ class Uncoded(Scheme):
     Parameters
     ----------
     optimiser
-        ``gd``, ``nesterov``, or ``block-cg``, which leaves the mini-batches aside.
+        ``gd``, ``nesterov``, or ``block-cg``, which ignores mini-batches.
     """
 
     optimiser: str = "gd"
@@ -41,7 +41,7 @@ class Uncoded(Scheme):
         refuse_absent(fleet, "uncoded waits for all")
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
-        """Begin at 0."""
+        """Start at 0."""
         return Descent(
             task, model, optimiser=optimiser(self.name, self.optimiser, same_points=True)
         )

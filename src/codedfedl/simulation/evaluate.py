@@ -68,7 +68,7 @@ class SimulatedClient:
 
     @property
     def points(self) -> int:
-        """Points that it holds."""
+        """Number of points that it holds."""
         return sum(int(b.offsets[self.client + 1] - b.offsets[self.client]) for b in self.data)
 
     @property

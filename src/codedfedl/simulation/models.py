@@ -94,7 +94,9 @@ def check_model(name: str | None, cells: Sequence[Cell]) -> None:
     """Refuse the name of a model that no setting has, before any work."""
     known = list(dict.fromkeys(word for cell in cells for word in _names(cell)[:2]))
     if name is not None and not any(name in _names(cell) for cell in cells):
-        raise InputError(f"--model is {name!r}, no scheme of the run: {nearest(name, known)}")
+        raise InputError(
+            f"--model is {name!r}, which is not a scheme of the run: {nearest(name, known)}"
+        )
 
 
 def _names(cell: Cell) -> tuple[str, str, str]:

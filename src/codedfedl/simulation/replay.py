@@ -123,7 +123,7 @@ def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list
     shards = experiment.deal(dataset.labels, len(members.names), seed)
     if [len(rows) for rows in shards] != members.points:
         raise InputError(
-            f"{experiment.data.name} does not deal the points that the clients had "
+            f"{experiment.data.name} does not give the clients the points that they had "
             f"({members.points[:5]} …): only a federation of such data can be replayed"
         )
     features = experiment.feature_map(seed, experiment.schemes[0])

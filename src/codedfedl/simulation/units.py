@@ -71,8 +71,8 @@ def _read(name: str) -> Clients:
     silent = measured.client[measured.availability == 0]
     if len(silent):
         raise InputError(
-            f"{name}: no reply of client {silent[0]} was ever measured, so nobody knows how long "
-            "its set-up takes: measure it again, or leave it out"
+            f"{name}: no reply of client {silent[0]} was ever measured, so the time of "
+            "its set-up is unknown: measure it again, or leave it out"
         )
     return measured
 
@@ -94,11 +94,12 @@ def units(
             features = scheme.features
             if features is not None and cell.scheme.features is not None:
                 name = cell.scheme.name
-                raise InputError(f"scheme {name!r} has features of its own: leave features out")
+                raise InputError(f"scheme {name!r} sets its own features: remove features")
             if one.features.sigma == "auto" and only_private(scheme.disclosure):
                 raise InputError(
-                    "features.sigma is 'auto', which is read off the data and not paid for: give a "
-                    f"number where the scheme is {cell.scheme.name!r}, such as the paper's 5.0"
+                    "features.sigma is 'auto', which is computed from the data outside the privacy "
+                    f"budget: give a number where the scheme is {cell.scheme.name!r}, such as "
+                    "the paper's 5.0"
                 )
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))

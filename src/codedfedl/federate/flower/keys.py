@@ -43,7 +43,7 @@ class Keys:
         needed += [path for name in names for path in self.node(name)]
         for path in needed:
             if not path.is_file():
-                raise InputError(f"{path} is not there: make it with codedfedl federate keys")
+                raise InputError(f"{path} does not exist: make it with codedfedl federate keys")
         for path in (self.authority, self.server):
             if (expiry := _expiry(path)) < _now():
                 raise InputError(
@@ -73,7 +73,7 @@ def make_keys(
     keys = Keys(folder)
     if keys.authority.is_file() and not keys.authority_key.is_file():
         raise InputError(
-            f"{keys.authority} has no ca.key beside it: bring it here, or choose another folder"
+            f"{keys.authority} has no ca.key beside it: copy it here, or choose another folder"
         )
     make_private(folder)
     if keys.authority_key.is_file():
@@ -127,7 +127,7 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
 def check_name(name: str) -> None:
     """Refuse a name that a node cannot have."""
     if not NAME.fullmatch(name) or name in ("ca", "server"):
-        raise InputError(f"the node name {name!r} will not do: use letters, digits, . _ and -")
+        raise InputError(f"the node name {name!r} is invalid: use letters, digits, . _ and -")
 
 
 def make_private(folder: Path) -> None:
@@ -141,7 +141,7 @@ def _load(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
-        raise InputError(f"{path} is no certificate: {error}") from None
+        raise InputError(f"{path} is not a certificate: {error}") from None
 
 
 def _expiry(path: Path) -> datetime.datetime:

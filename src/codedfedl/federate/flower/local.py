@@ -42,7 +42,8 @@ def check_port(port: int) -> None:
     with socket.socket() as probe:
         if probe.connect_ex((HOST, port)) == 0:
             raise InputError(
-                f"port {port} is in use: end what listens there, or choose another --port"
+                f"port {port} is in use: end the process that listens there, or choose another "
+                "--port"
             )
 
 

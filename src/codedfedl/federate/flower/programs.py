@@ -109,7 +109,7 @@ class Superlink:
                 raise
             raise InputError(
                 f"the SuperLink has the key {public_key} and {self.registry.path} does not: "
-                f"let {name} make a new one"
+                f"make a new one on {name}"
             ) from None
         self.registry.add(Entry(name, node, fingerprint))
         return True
@@ -163,11 +163,11 @@ class Superlink:
         except subprocess.TimeoutExpired:
             answer = {"error-message": f"no answer in {_PATIENCE:g} s"}
         except FileNotFoundError:
-            raise InputError(f"there is no flwr beside this Python: {_INSTALL}") from None
+            raise InputError(f"flwr is not installed beside this Python: {_INSTALL}") from None
         if not answer.get("success"):
             why = " ".join(str(answer.get("error-message", "")).split())[:300]
             raise InputError(
-                f"the SuperLink at {self.address} does not do what it is asked ({why}): see that "
+                f"the SuperLink at {self.address} refuses the request ({why}): see that "
                 "it runs, that the port is open, and that the certificates are its own"
             )
         return answer

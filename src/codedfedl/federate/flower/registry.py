@@ -58,15 +58,15 @@ class Registry:
         """Return the entry of a key that is registered under this name; refuse any conflict."""
         for entry in self.entries():
             if entry.key == key and entry.revoked:
-                raise InputError(f"the key of {entry.name} was revoked: let {name} make a new one")
+                raise InputError(f"the key of {entry.name} was revoked: make a new one on {name}")
             if entry.key == key and entry.name != name:
                 raise InputError(
                     f"this key is registered as {entry.name}, not {name}: one key has one name"
                 )
             if entry.name == name and entry.key != key and not entry.revoked:
                 raise InputError(
-                    f"{name} is registered with another key: end it with codedfedl federate revoke "
-                    f"{name}, or choose another --name"
+                    f"{name} is registered with another key: revoke it with codedfedl federate "
+                    f"revoke {name}, or choose another --name"
                 )
             if entry.key == key:
                 return entry

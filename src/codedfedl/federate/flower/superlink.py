@@ -146,7 +146,7 @@ async def _serve(
             authority = None if keys is None else str(keys.authority.resolve())
             address = {"address": f"{HOST}:{port}", "authority": authority, "process": os.getpid()}
             write_secret(settings.home / "serve.json", json.dumps(address).encode())
-            say(f"nodes come in at {settings.host}:{settings.port}")
+            say(f"nodes connect to {settings.host}:{settings.port}")
             while link.poll() is None and not ended.is_set():
                 await asyncio.to_thread(look)
                 with suppress(TimeoutError):
@@ -195,7 +195,7 @@ def _alone(home: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(
-                f"a server runs in {home} already: end it, or choose another --home"
+                f"a server is already running in {home}: end it, or choose another --home"
             ) from None
         yield
 

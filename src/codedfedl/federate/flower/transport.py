@@ -94,8 +94,8 @@ class FlowerTransport:
             identities = self._push([question.message() for question in waiting])
             if not any(identities):  # a node that is gone still has messages stored for it
                 raise InputError(
-                    "the engine takes no message any more: see the SuperLink's log, and run this "
-                    "again to go on"
+                    "the engine accepts no more messages: see the SuperLink's log, and run this "
+                    "again to continue"
                 )
             for question, identity in zip(waiting, identities, strict=True):
                 _in_background(self._wait, question, identity)
@@ -142,7 +142,7 @@ class FlowerTransport:
 
     def _pulled(self, question: "_Question", identity: str | None) -> Arrival:
         if not identity:
-            return question.nothing("gone", "the engine does not take a message for the node")
+            return question.nothing("gone", "the engine does not accept a message for the node")
         while question.left > 0:
             try:
                 with inflating(question.largest):

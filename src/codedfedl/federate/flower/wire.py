@@ -76,7 +76,7 @@ def unpack(content: RecordDict, largest: int | None = None) -> Answered:
     except Exception as error:  # a rogue may send anything
         raise MalformedError(f"malformed message ({type(error).__name__})") from None
     if not isinstance(facts, dict):
-        raise MalformedError("malformed message (facts are no table)")
+        raise MalformedError("malformed message (facts are not a table)")
     return facts, arrays
 
 
@@ -87,7 +87,7 @@ def _numbers(array: Array) -> npt.NDArray[Any]:
     read = np.lib.format.read_array_header_1_0
     shape, _, dtype = read(file) if version == (1, 0) else np.lib.format.read_array_header_2_0(file)
     if math.prod(shape) * dtype.itemsize != len(array.data) - file.tell():
-        raise MalformedError("malformed message (an array is not as large as its shape)")
+        raise MalformedError("malformed message (the size of an array does not match its shape)")
     return array.numpy()
 
 
