@@ -41,7 +41,7 @@ def test_coded_runs_on_sums_too() -> None:
     np.testing.assert_allclose(parity[1], parity[0], atol=1e-3 * np.abs(parity[0]).max())
 
 
-@pytest.mark.parametrize("name", ["coded-newton", "mifa", "dsag", "fedbuff", "ringleader"])
+@pytest.mark.parametrize("name", ["mifa", "dsag", "fedbuff", "ringleader"])
 def test_who_needs_each_answer_is_refused(name: str) -> None:
     settings: dict[str, Any] = {"name": name, "secure": True}
     with pytest.raises(InputError, match=f"{name} needs each client's answer"):

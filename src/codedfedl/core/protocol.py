@@ -179,12 +179,16 @@ class Inbox:
         The sum of every array of the answers, under `SUM`; empty where nobody answered.
     replies
         Single answers by client, under `EACH`: also those to earlier asks that came since.
+    loads : array of shape (n,), optional
+        Points that each client's answer is about, under a secure sum in the simulator; 0 for those
+        who did not arrive.
     """
 
     arrived: Mask
     points: float
     sums: Mapping[str, Array] = field(default_factory=dict)
     replies: tuple[Reply, ...] = ()
+    loads: IntArray | None = None
 
     def total(self, name: str = "gradient") -> Array:
         """Return the sum of an array over the clients that arrived; 0 where nobody did."""

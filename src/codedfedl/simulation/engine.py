@@ -260,10 +260,11 @@ class Simulation:
                 replies.append(reply)
         awaited = {job.round for job in setting.timeline.pending}
         setting.models = {r: model for r, model in setting.models.items() if r in awaited}
-        sums = total.result()
-        if ask.noise is not None:
-            sums = self._noisy(sums, ask.noise, exchange)
-        return Inbox(exchange.arrived, points, sums, tuple(replies))
+        if ask.noise is None:
+            return Inbox(exchange.arrived, points, total.result(), tuple(replies))
+        sums = self._noisy(total.result(), ask.noise, exchange)
+        loads = np.where(exchange.arrived, exchange.loads, 0)
+        return Inbox(exchange.arrived, points, sums, loads=loads)
 
     def _noisy(
         self, sums: Mapping[str, Array], sigma: float, exchange: Exchange
