@@ -13,7 +13,7 @@ import numpy as np
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import SUM, Combine
+from codedfedl.core.aggregate import LEAST_SUMMED, SUM, Combine
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
@@ -130,7 +130,9 @@ class Ask:
     noise
         Where it is given, the answers are integers modulo 2³², nobody sees more than their sum, and
         a helper adds Gaussian noise of this standard deviation to every number of it, in steps of
-        the integers. Of fewer than two clients there is no sum.
+        the integers.
+    least
+        Of fewer clients there is no sum, where there is noise.
     """
 
     work: "Work"
@@ -142,6 +144,7 @@ class Ask:
     adds: Quadratic | None = None
     model: Array = None
     noise: float | None = None
+    least: int = LEAST_SUMMED
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from codedfedl._types import IntArray
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import DelayParameters
 
-__all__ = ["in_time", "with_helper"]
+__all__ = ["in_time", "least_arrivals", "with_helper"]
 
 Parameters = TypeVar("Parameters", bound=DelayParameters)
 
@@ -42,3 +42,23 @@ def in_time(
         done = delays.cdf(middle, seconds) >= probability * delays.availability
         low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
     return low
+
+
+def least_arrivals(chances: npt.ArrayLike, probability: float) -> int:
+    """Return how many clients arrive at least, but for a small probability.
+
+    Parameters
+    ----------
+    chances : array of shape (n,)
+        Each client's probability to arrive, by itself.
+
+    Examples
+    --------
+    >>> least_arrivals([1.0, 1.0, 0.5], 0.1)
+    2
+    """
+    counts = np.ones(1)  # the probability of 0, 1, … arrivals
+    for chance in np.asarray(chances, dtype=np.float64).tolist():
+        counts = np.convolve(counts, [1 - chance, chance])
+    fewer = np.cumsum(counts) - counts  # than 0, 1, … arrivals
+    return int(np.flatnonzero(fewer <= probability)[-1])

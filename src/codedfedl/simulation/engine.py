@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.core.aggregate import LEAST_SUMMED, SUM, RunningSum, with_noise
+from codedfedl.core.aggregate import SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
 from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
@@ -270,7 +270,7 @@ class Simulation:
         self, sums: Mapping[str, Array], sigma: float, exchange: Exchange
     ) -> dict[str, Array]:
         """Do the helper's part; here noise comes from the seed, so that a run can be repeated."""
-        if exchange.arrived.sum() < LEAST_SUMMED:
+        if exchange.arrived.sum() < exchange.ask.least:
             return {}
         luck = stream(self.seed, "noise", exchange.round + 1)
         return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
