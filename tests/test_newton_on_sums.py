@@ -22,10 +22,10 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_on_sums import NewtonOnSums, SummedState
 from codedfedl.schemes.on_sums import on_sums
-from codedfedl.simulation.engine import Setting, Simulation
+from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.run import simulate
 from codedfedl.simulation.timeline import Exchange
-from tests.test_newton import SMALL, answer_of, everyone, newton_state
+from tests.test_newton import SMALL, answer_of, everyone, newton_state, prepared
 from tests.test_private import experiment, played, simulation
 
 SCALE = 2.0**16
@@ -227,6 +227,22 @@ class TestRuns:
     def test_features_without_a_bound_are_refused(self) -> None:
         with pytest.raises(InputError, match="features with a bound"):
             simulation(small(SECURE, features={"kind": "identity", "sigma": 1.0}))
+
+    def test_absent_clients_do_not_lengthen_rounds(self) -> None:
+        """One of ten never answers, and another in every second round."""
+        _, problem, task, planned = prepared(SECURE_PLAN)
+        scheme = {"secure": on_sums(CodedNewton(rounds=30))}
+        lengths = []
+        for availability in (1.0, np.array([1, 1, 0, 0.5, 1, 1, 1, 1, 1, 1])):
+            fleet = replace(planned, availability=np.broadcast_to(availability, 10))
+            run = Simulation(problem, entries(task, fleet, scheme), 0)
+            for _ in run.run():
+                pass
+            lengths.append(_only(run).facts["round_deadline_s"])
+            arrived = np.mean([record.arrived for record in _only(run).rounds], axis=0)
+        assert lengths[1] < 1.5 * lengths[0]
+        assert arrived[2] == 0 < arrived[3]
+        assert _only(run).records[-1].excess < _only(run).records[0].excess
 
 
 SECURE_PLAN = {"name": "coded-newton", "secure": True}

@@ -41,7 +41,8 @@ class Changed(Masked):
     Notes
     -----
     A device keeps the gradients that it has sent until one of them is counted, and is told the
-    number of a round. The simulator, which keeps nothing, computes the old gradient again.
+    number of a round. The simulator, which keeps nothing, computes the old gradient again. The c
+    numbers beside the gradient are 1/q of a packet, and are not charged.
     """
 
     counted: Mapping[int, Anchor]
@@ -61,7 +62,7 @@ class Changed(Masked):
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return what changed, and by how much the gradient grew along the way, in integers.
 
-        The curvature (c,) is that of Σ_c (β − a)ᵀ(g(β) − g(a)); 0 where the points are others.
+        The curvature is (β − a)ᵀ(g(β) − g(a)), label by label, (c,); 0 where the points are others.
         """
         numbers = FixedPoint(self.scale)
         now = to_host(self.work.answer(client, load, model).arrays["gradient"])

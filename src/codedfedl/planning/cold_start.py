@@ -311,9 +311,9 @@ class _Planner:
         given = self._deadlines(delays.mean(loads)) if deadline is None else np.array([deadline])
         fresh, share = delays.cdf(loads, given[:, None]), self.held / self.held.sum()
         rounds = np.geomspace(1, _MANY, _DEADLINES)
-        unheard = (1 - fresh) ** rounds[:, None, None] @ share  # (rounds, deadlines)
-        enough = unheard <= max(_UNHEARD, unheard.min())
-        first = np.where(enough.any(0), rounds[enough.argmax(0)], np.inf)
+        unheard = np.array([(1 - fresh) ** count @ share for count in rounds])
+        enough = unheard <= unheard.min() + _UNHEARD
+        first = np.where(enough.any(0), rounds[enough.argmax(0)], np.inf)  # of each deadline
         place = int(np.argmin(first * given))
         return float(given[place]), float(fresh[place] @ share)
 
