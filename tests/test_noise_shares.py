@@ -56,16 +56,19 @@ def account_of(state: PrivateState) -> Account:
 class TestAccount:
     ACCOUNT = Account(1e-5, [Release("gradient", 16, 2.0, 40.0)], shares=9)
 
-    @pytest.mark.parametrize("clients", [0, 4, 8])
+    @pytest.mark.parametrize("clients", [1, 4, 9])
     def test_known_shares_are_no_noise(self, clients: int) -> None:
-        """Of 9 shares with variance 40²/9 each, so many are left as nobody knows."""
-        left = sqrt((9 - clients) * 40.0**2 / 9)
+        """Of 10 shares with variance 40²/9 each, so many are left as nobody knows."""
+        left = sqrt((10 - clients) * 40.0**2 / 9)
         expected = epsilon_of(4 * 2.0 / left, 1e-5)
         assert self.ACCOUNT.known_to(clients).epsilon == pytest.approx(expected)
 
-    @pytest.mark.parametrize("clients", [-1, 9])
+    def test_one_client_alone_learns_no_more_than_the_server(self) -> None:
+        assert self.ACCOUNT.known_to(1).epsilon == self.ACCOUNT.epsilon
+
+    @pytest.mark.parametrize("clients", [0, 10])
     def test_more_than_there_are_cannot_be_known(self, clients: int) -> None:
-        with pytest.raises(InputError, match="9 shares"):
+        with pytest.raises(InputError, match="sums are over 10"):
             self.ACCOUNT.known_to(clients)
 
     def test_the_document_says_what_holds_against_whom(self) -> None:
@@ -73,7 +76,7 @@ class TestAccount:
         server, some, both = (one["epsilon"] for one in told["against"])
         assert server == told["epsilon"] < some < both < inf
         assert both == pytest.approx(epsilon_of(0.2 * 3, 1e-5))
-        assert "4 clients" in told["against"][1]["who"]
+        assert "up to 5" in told["against"][1]["who"]
         assert told["noise_shares"] == 9
 
     def test_a_helper_that_adds_the_noise_knows_it(self) -> None:
@@ -146,8 +149,8 @@ class TestRuns:
         ask = asked(scheme, replace(state, direction=direction))
         share = ask.work.noise / ask.work.scale  # type: ignore[attr-defined]
         sigma = account.releases[0 if first else 1].sigma
-        assert ask.least == account.shares >= 8  # of ten
-        assert share * sqrt(ask.least) == pytest.approx(sigma)
+        assert ask.least == account.shares + 1 >= 8  # of ten
+        assert share * sqrt(ask.least - 1) == pytest.approx(sigma)  # one client knows its own
         assert ask.noise == 0  # the helper adds none
         assert account.epsilon <= 3
 

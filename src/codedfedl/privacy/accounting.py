@@ -174,8 +174,8 @@ class Account:
     unit
         Whose absence nobody can tell: a ``record``, or a whole ``client``.
     shares
-        Of how many clients the noise is a sum, each with a share of its own that it adds itself; 0
-        where a helper adds all of it.
+        Of how many clients' shares σ is the noise, where each adds a share of its own; 0 where a
+        helper adds all of it. Sums are over one client more, since everybody knows its own share.
     """
 
     delta: float
@@ -213,17 +213,17 @@ class Account:
         return all(composed_epsilon(sums, self.delta) <= epsilon for sums in worst)
 
     def known_to(self, clients: int) -> "Account":
-        """Return the account against whoever knows the noise of so many of the clients.
+        """Return the account against so many clients together, who know their own shares.
 
-        Where all others' is known, each client's own answer has nothing but its own share. That is
+        Where all others are among them, a client's answer has nothing but its own share. That is
         also what server and helper see together.
         """
-        if not 0 <= clients < self.shares:
+        if not 1 <= clients <= self.shares:
             raise InputError(
-                f"the noise of {clients} clients is known, and it has {self.shares} shares: must "
-                "be fewer than there are"
+                f"{clients} clients know their shares, and sums are over {self.shares + 1}: must "
+                "be at least 1, and fewer than these"
             )
-        left = sqrt(1 - clients / self.shares)
+        left = sqrt((self.shares + 1 - clients) / self.shares)
         releases = [replace(one, sigma=left * one.sigma) for one in self.releases]
         return replace(self, releases=releases)
 
@@ -269,11 +269,11 @@ class Account:
             return [("the server, the clients and the public", self.epsilon)] + [
                 (who, inf) for who in (helper, both)
             ]
-        half = self.shares // 2
+        half = (self.shares + 1) // 2
         return [
-            (f"the server, the clients, the public and {helper}", self.epsilon),
-            (f"the server and {half} clients together", self.known_to(half).epsilon),
-            (f"{both}, with any clients", self.known_to(self.shares - 1).epsilon),
+            (f"the server, any one client, the public and {helper}", self.epsilon),
+            (f"the server and clients together, up to {half}", self.known_to(half).epsilon),
+            (f"{both}, with any clients", self.known_to(self.shares).epsilon),
         ]
 
     def document(self) -> dict[str, Any]:

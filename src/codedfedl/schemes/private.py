@@ -229,7 +229,7 @@ class Private(Scheme):
             plan.loads,
             model=None if state.direction is None else state.question,
             noise=helpers,
-            least=max(LEAST_SUMMED, account.shares),
+            least=max(LEAST_SUMMED, account.shares + 1),
         )
 
     def receive(self, state: PrivateState, inbox: Inbox) -> PrivateState:
@@ -300,7 +300,7 @@ def _refuse_again(state: PrivateState, arrived: int) -> None:
     if state.account.shares and state.direction is None:
         raise InputError(
             f"private.noise is 'clients': {arrived} clients arrived for the first sum, whose noise "
-            f"needs the shares of {state.account.shares}, and a second one is not paid for; give "
+            f"needs {state.account.shares + 1}, and a second one is not paid for; give "
             "private.deadline more seconds"
         )
 

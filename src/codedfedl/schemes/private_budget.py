@@ -40,15 +40,16 @@ class Budget:
         return None if self.unit == "record" else _CLIENT_SHARE * float(task.held.mean())
 
     def shares(self, plan: PrivatePlan) -> int:
-        """Return of how many clients' shares the noise is made: nine tenths of those who arrive.
+        """Return how many clients' shares are to be as much noise as is needed; 0 for a helper's.
 
-        With more arrivals there is more noise; with fewer the sum is not given out. A tenth is for
-        what the plan does not know of: the first sum is over whole pools, and takes longer.
+        A sum is over one client more at least, as each knows its own share: nine tenths of those
+        who arrive. With more there is more noise; with fewer the sum is not given out. A tenth is
+        for what the plan does not know of: the first sum is over whole pools, and takes longer.
         """
         if self.noise == "helper":
             return 0
         arrive = least_arrivals(plan.chances[plan.loads > 0], _SELDOM)
-        return max(LEAST_SUMMED, floor(_SPARE * arrive))
+        return max(LEAST_SUMMED, floor(_SPARE * arrive)) - 1
 
     def account(self, task: Task, plan: PrivatePlan) -> Account:
         """Return all sums, with the least noise that keeps the budget.
