@@ -23,7 +23,6 @@ from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.masked import masked
 from codedfedl.core.protocol import Ask, Inbox, Limits, Task
-from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet
@@ -102,12 +101,14 @@ class NewtonOnSums(CodedNewton):
     def ask(self, state: NewtonState) -> Ask | None:
         """Ask for parity first, then for what changed."""
         plain = super().ask(state)
-        if plain is None or plain.setup:
-            return None if plain is None else replace(plain, keep_late=False)
+        if plain is None:
+            return None
+        if plain.setup:
+            return replace(plain, keep_late=False)
         assert isinstance(state, SummedState)
         assert state.work is not None
         work = replace(state.work, counted=state.anchors)
-        return Ask(work, Until(plain.wait.deadline), state.loads, noise=0.0)
+        return Ask(work, plain.wait, state.loads, noise=0.0)
 
     def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
         """Add what changed; a sum that was not given out changes nothing."""
