@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from codedfedl.audit.records import crafted, first_slots, planted, random_slots, real
 from codedfedl.audit.run import Audit, audit
 from codedfedl.cli import app
+from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.protocol import Ask
 from codedfedl.errors import InputError
 from codedfedl.privacy.auditing import (
@@ -166,7 +167,11 @@ class TooQuiet(Private):
 
     def ask(self, state: PrivateState) -> Ask | None:
         ask = super().ask(state)
-        return ask if ask is None or ask.noise is None else replace(ask, noise=ask.noise / 10)
+        if ask is None or ask.noise is None:
+            return ask
+        assert isinstance(ask.work, PrivateSum)
+        quiet = replace(ask.work, noise=ask.work.noise / 10)  # the clients' shares, if there are
+        return replace(ask, work=quiet, noise=ask.noise / 10)
 
 
 def digits(scheme: dict[str, Any]) -> tuple[Problem, Entry]:
@@ -196,12 +201,13 @@ SOUND = {"name": "private", "epsilon": 3.0, "hours": 0.5}
 
 
 class TestAudits:
-    def test_a_sound_mechanism_stays_below_its_claim(self) -> None:
+    @pytest.mark.parametrize("noise", ["helper", "clients"])
+    def test_a_sound_mechanism_stays_below_its_claim(self, noise: str) -> None:
         """A false alarm has a chance of 5% at most, if ε were just 3; it is far smaller here.
 
         The best attack on a mechanism of this ε is right in 66% of its guesses, where 3 allows 95%.
         """
-        found = audited(SOUND)
+        found = audited(SOUND | {"noise": noise})
         assert found.claimed == pytest.approx(3.0, abs=0.1)
         assert found.epsilon < found.claimed
         assert not found.refuted
@@ -209,10 +215,12 @@ class TestAudits:
         # its standard deviation is 0.017: 0.6 is more than five below.
         assert 0.6 < found.canaries.area < 0.8
 
-    @pytest.mark.parametrize("sampling", [True, False])
-    def test_a_tenth_of_the_noise_is_caught(self, sampling: bool) -> None:
+    @pytest.mark.parametrize(
+        ("sampling", "noise"), [(True, "helper"), (False, "helper"), (True, "clients")]
+    )
+    def test_a_tenth_of_the_noise_is_caught(self, sampling: bool, noise: str) -> None:
         """The claim is 3; 500 guesses that are all right refute anything below 4.6."""
-        broken = TooQuiet(epsilon=3.0, hours=0.5, sampling=sampling)
+        broken = TooQuiet(epsilon=3.0, hours=0.5, sampling=sampling, noise=noise)
         found = audited(SOUND, broken)
         assert found.claimed <= 3.0
         assert found.epsilon > found.claimed

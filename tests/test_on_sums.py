@@ -14,6 +14,7 @@ from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.report.results import outcomes
 from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.federation import scheme_of
 from codedfedl.simulation.run import simulate
 from tests.test_private import experiment, played, simulation
 
@@ -41,11 +42,20 @@ def test_coded_runs_on_sums_too() -> None:
     np.testing.assert_allclose(parity[1], parity[0], atol=1e-3 * np.abs(parity[0]).max())
 
 
-@pytest.mark.parametrize("name", ["coded-newton", "mifa", "dsag", "fedbuff", "ringleader"])
+@pytest.mark.parametrize("name", ["mifa", "dsag", "fedbuff", "ringleader"])
 def test_who_needs_each_answer_is_refused(name: str) -> None:
     settings: dict[str, Any] = {"name": name, "secure": True}
     with pytest.raises(InputError, match=f"{name} needs each client's answer"):
         played(experiment(settings))
+
+
+@pytest.mark.parametrize("name", ["uncoded", "coded-newton"])
+def test_a_federation_does_not_take_it_for_plain(name: str) -> None:
+    """A node knows no such sums: to run without them would disclose more than was asked for."""
+    federation = {"clients": 3, "rounds": 2, "deadline": 1.0}
+    one = experiment({"name": name, "secure": True}, federation=federation)
+    with pytest.raises(InputError, match="secure is for the simulator"):
+        scheme_of(one)
 
 
 def test_features_without_a_bound_are_refused() -> None:

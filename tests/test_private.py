@@ -295,7 +295,8 @@ class TestAccount:
         run = simulation(experiment({"name": "private", "hours": 0.5}))
         sums = {"gradient": np.zeros(4, dtype=np.uint32)}
         for arrived, count in ((1, 0), (2, 1)):
-            exchange = SimpleNamespace(arrived=np.arange(10) < arrived, round=0)
+            ask = SimpleNamespace(least=2)
+            exchange = SimpleNamespace(arrived=np.arange(10) < arrived, round=0, ask=ask)
             assert len(run._noisy(sums, 5.0, cast(Exchange, exchange))) == count
 
     def test_without_a_sum_nothing_is_learnt_and_nothing_spent(self) -> None:
@@ -425,6 +426,7 @@ class TestPlan:
         ({"cap": 0.5}, "private.cap is 0.5"),
         ({"hours": inf}, "private.hours is inf"),
         ({"unit": "dog"}, "private.unit is 'dog'"),
+        ({"noise": "client"}, "private.noise is 'client'"),
         ({"rounds": 0}, "private.rounds is 0"),
     ],
 )

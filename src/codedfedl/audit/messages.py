@@ -1,7 +1,7 @@
 """What a server received, and by which part each record adds to it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -105,11 +105,13 @@ def messages(
     """Yield what the server received: noisy sums where it sees no more, else each answer."""
     ask, question = exchange.ask, setting.driver.question
     if ask.noise is not None:
+        work = ask.work
+        assert isinstance(work, PrivateSum)
+        steps = (ask.noise**2 + float(exchange.arrived.sum()) * work.noise**2) ** 0.5
         for name, total in inbox.sums.items():
-            values = _decoded(ask.work, {name: total})
-            sigma = ask.noise / ask.work.scale  # type: ignore[attr-defined]
+            values, sigma = _decoded(work, {name: total}), steps / work.scale
             loads = np.where(exchange.arrived, exchange.loads, 0)
-            yield Summed(ask.work, loads, question, values, sigma)
+            yield Summed(replace(work, noise=0.0), loads, question, values, sigma)
         return
     if ask.combine is EACH:
         for reply in inbox.replies:

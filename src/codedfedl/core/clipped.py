@@ -20,11 +20,11 @@ from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
-from codedfedl.privacy.fixed_point import FixedPoint
+from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
 
 __all__ = ["ClippedGradient", "ClippedMoments", "PrivateSum", "clipped"]
 
-_DRAWS = 1 << 20  # names the stream of draws beside those of codes
+_DRAWS, _NOISE = 1 << 20, 1 << 21  # name streams of draws and of noise beside those of codes
 
 
 def clipped(rows: Array, length: float) -> Array:
@@ -72,6 +72,8 @@ class PrivateSum(OnEmbedded):
         Which draw it is, where draws can be repeated.
     longest
         To which length a client's whole sum is clipped: for a guarantee for whole clients.
+    noise
+        Standard deviation of the client's own share of the noise, in steps of the integers.
     """
 
     chances: npt.ArrayLike
@@ -80,6 +82,7 @@ class PrivateSum(OnEmbedded):
     rates: npt.ArrayLike = field(default=1.0, kw_only=True)
     draw: int = field(default=0, kw_only=True)
     longest: float = field(default=inf, kw_only=True)
+    noise: float = field(default=0.0, kw_only=True)
 
     needs_model: ClassVar[bool] = True
     exact: ClassVar[bool] = False
@@ -123,7 +126,11 @@ class PrivateSum(OnEmbedded):
         some = (_drawn(part, self.rate, luck) for part in client.first(load))
         exact = weight * _added(self.part(part, model) for part in some)
         short = exact * min(1.0, self.longest / max(float(np.linalg.norm(exact)), 1e-300))
-        return Answer(load, {self.name: FixedPoint(self.scale).encode(short)})
+        residues = FixedPoint(self.scale).encode(short)
+        if self.noise:
+            own = client.code_stream(_NOISE, self.draw).standard_normal(residues.shape)
+            residues = residues + noise_steps(self.noise, own)
+        return Answer(load, {self.name: residues})
 
     def _processed(self, loads: IntArray) -> FloatArray:
         """Return how many points each client goes through on average."""

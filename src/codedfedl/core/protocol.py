@@ -13,7 +13,7 @@ import numpy as np
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import SUM, Combine
+from codedfedl.core.aggregate import LEAST_SUMMED, SUM, Combine
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
@@ -129,7 +129,8 @@ class Ask:
     noise
         If given, the answers are integers modulo 2³², nobody sees more than their sum, and a helper
         adds Gaussian noise with this standard deviation to every value of it, in integer steps.
-        There is no sum over fewer than two clients.
+    least
+        With noise, there is no sum over fewer clients than this.
     """
 
     work: "Work"
@@ -141,6 +142,7 @@ class Ask:
     adds: Quadratic | None = None
     model: Array = None
     noise: float | None = None
+    least: int = LEAST_SUMMED
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,12 +180,16 @@ class Inbox:
         The sum of every array of the answers, under `SUM`; empty if no client answered.
     replies
         Single answers by client, under `EACH`, including late answers to earlier asks.
+    loads : array of shape (n,), optional
+        Points that each client's answer covers, under a secure sum in the simulator; 0 for clients
+        that did not arrive.
     """
 
     arrived: Mask
     points: float
     sums: Mapping[str, Array] = field(default_factory=dict)
     replies: tuple[Reply, ...] = ()
+    loads: IntArray | None = None
 
     def total(self, name: str = "gradient") -> Array:
         """Return the sum of an array over the clients that arrived; 0 if none did."""

@@ -24,6 +24,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup, embedded_by
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import DelayParameters
+from codedfedl.planning.in_time import with_helper
 
 __all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding", "sampling_excess"]
 
@@ -31,6 +32,7 @@ _BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
 _SLOWEST = 0.02  # progress that the damping allows however little parity there is
 _NEVER = 10**9
 _UNLUCKY = 3.0  # times the mean: with α = 2, one processor in a thousand takes longer
+_UNHEARD, _MANY = 0.02, 100  # of the points, in rounds of secure sums: after no more than so many
 _GOOD_ENOUGH = 1.05  # rounds cost messages: the fewest whose time is within 5% of the shortest
 
 
@@ -155,6 +157,7 @@ def plan_cold_start(
     setup_deadline: float | None = None,
     deadline: float | None = None,
     rounds: int | None = None,
+    summed: bool = False,
 ) -> ColdStart:
     """Choose the plan with the smallest predicted time to a target relative excess.
 
@@ -168,6 +171,9 @@ def plan_cold_start(
         Such as 0.1, for a ridge objective at most 10% above its optimum.
     setup_deadline, deadline, rounds
         Deadlines of the set-up and of a round in seconds, and number of rounds; planned if None.
+    summed
+        Whether rounds are secure sums: late answers are lost, and the helper's message is a second
+        one on the uplink.
     """
     if not 0 < wanted < np.inf:
         raise InputError(f"excess is {wanted:g}: must be finite and above 0")
@@ -176,7 +182,7 @@ def plan_cold_start(
             raise InputError(f"{name} is {given:g}: must be finite and above 0 seconds")
     if rounds is not None and (rounds < 0 or rounds != int(rounds)):
         raise InputError(f"rounds is {rounds}: must be a whole number from 0 on")
-    planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds)
+    planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds, summed)
     budgets = planner.budgets() if setup_deadline is None else np.array([setup_deadline])
     found = [
         one
@@ -204,6 +210,7 @@ class _Planner:
     setup: BlockSetup
     wanted: float
     rounds: int | None
+    summed: bool = False
 
     def embedded(self, budget: float | FloatArray) -> IntArray:
         speed = self.setup.seconds_per_point(self.fleet)
@@ -267,14 +274,8 @@ class _Planner:
         able = self.held >= self.setup.mixing  # the others are exact as soon as they are heard
         floor = sampling_excess(self.held[able], points[able], features)
         start = max(theta / (1 + theta) - floor, 0.0)
-        replies = FleetDelays(self.fleet).mean(points)
-        given = [deadline] if deadline is not None else self._deadlines(replies[points > 0])
-        # A client that takes longer than a round answers every so many rounds.
-        each = np.asarray(given)[:, None]
-        fresh = self.fleet.availability / np.maximum(1.0, 0.5 + replies / each)
-        heard = (self.held * fresh)[:, points > 0].sum(1) / self.held.sum()
         plans = []
-        for seconds, share in zip(given, heard.tolist(), strict=True):
+        for seconds, share in self._rounds_of(points, deadline):
             left, rounds = _left(share, theta), self.rounds
             if rounds is None:
                 rounds = _rounds_to(self.wanted - floor, start, left)
@@ -286,6 +287,35 @@ class _Planner:
                     )
                 )
         return plans
+
+    def _rounds_of(self, points: IntArray, deadline: float | None) -> list[tuple[float, float]]:
+        """Return deadlines worth trying, each with the average share of points that it hears."""
+        if self.summed:
+            return [self._round_of_sums(points, deadline)]
+        replies = FleetDelays(self.fleet).mean(points)
+        given = [deadline] if deadline is not None else self._deadlines(replies[points > 0])
+        # A client that takes longer than a round answers every so many rounds.
+        each = np.asarray(given)[:, None]
+        fresh = self.fleet.availability / np.maximum(1.0, 0.5 + replies / each)
+        heard = (self.held * fresh)[:, points > 0].sum(1) / self.held.sum()
+        return list(zip(given, heard.tolist(), strict=True))
+
+    def _round_of_sums(self, points: IntArray, deadline: float | None) -> tuple[float, float]:
+        """Return the deadline with which nearly all points are heard soonest, and what it hears.
+
+        It must leave time for the slowest too, which are lost in all rounds if in one. Whoever has
+        sent no parity answers for as few points as it may.
+        """
+        loads = np.maximum(points, np.minimum(self.setup.mixing, self.held)).astype(np.int64)
+        delays = FleetDelays(with_helper(self.fleet))
+        given = self._deadlines(delays.mean(loads)) if deadline is None else np.array([deadline])
+        fresh, share = delays.cdf(loads, given[:, None]), self.held / self.held.sum()
+        rounds = np.geomspace(1, _MANY, _DEADLINES)
+        unheard = np.array([(1 - fresh) ** count @ share for count in rounds])
+        enough = unheard <= unheard.min() + _UNHEARD
+        first = np.where(enough.any(0), rounds[enough.argmax(0)], np.inf)  # of each deadline
+        place = int(np.argmin(first * given))
+        return float(given[place]), float(fresh[place] @ share)
 
     @staticmethod
     def _deadlines(replies: FloatArray) -> FloatArray:

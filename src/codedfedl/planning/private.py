@@ -20,7 +20,7 @@ in units of their clipping radius R, those of residuals are as they are:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import inf, sqrt
 
@@ -31,6 +31,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.planning.in_time import in_time, with_helper
 from codedfedl.planning.noisy_descent import RESIDUAL, learning_errors, longest_step
 from codedfedl.privacy.accounting import mu_of
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
@@ -177,16 +178,6 @@ def plan_private(
     return best
 
 
-def _surely_done(delays: FleetDelays, seconds: float, points: FloatArray) -> IntArray:
-    """Return the largest loads with which each client is done in time, but for bad luck."""
-    low, high = np.zeros(len(points), dtype=np.int64), np.asarray(points, dtype=np.int64)
-    while (low < high).any():
-        middle = (low + high + 1) // 2
-        done = delays.cdf(middle, seconds) >= _SURE * delays.availability
-        low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
-    return low
-
-
 @dataclass(frozen=True, eq=False)
 class _Trial:
     """Rounds of one length after some set-up: pools, rates and chances of the clients."""
@@ -232,11 +223,10 @@ class _Planner:
 
         And its chance to be done by the deadline. The helper's message is a second one up.
         """
-        slower = replace(self.fleet, packet_time_up=2 * self.fleet.packet_time_up)
-        delays = FleetDelays(slower)
-        processed = _surely_done(delays, deadline / _PATIENCE, self.fleet.points)
+        delays = FleetDelays(with_helper(self.fleet))
+        processed = in_time(delays, deadline / _PATIENCE, self.fleet.points, _SURE)
         if self.given and (processed > 0).sum() < LEAST_SUMMED:  # it leaves no time for patience
-            processed = _surely_done(delays, deadline, self.fleet.points)
+            processed = in_time(delays, deadline, self.fleet.points, _SURE)
         return processed, delays.cdf(np.maximum(processed, 1), deadline)
 
     def at(

@@ -10,7 +10,7 @@ for them. ε is the largest over all clients: each has its own weights and sampl
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, sqrt
 from typing import Any
 
@@ -173,11 +173,15 @@ class Account:
     ----------
     unit
         Whose absence nobody can tell: a ``record``, or a whole ``client``.
+    shares
+        Of how many clients' shares σ is the noise, where each adds a share of its own; 0 where a
+        helper adds all of it. Sums are over one client more, since everybody knows its own share.
     """
 
     delta: float
     releases: Sequence[Release]
     unit: str = "record"
+    shares: int = 0
 
     def __post_init__(self) -> None:
         _check_delta(self.delta)
@@ -207,6 +211,21 @@ class Account:
             return self.epsilon <= epsilon
         worst = sorted(self._undominated(), key=lambda sums: -renyi_epsilon(sums, self.delta))
         return all(composed_epsilon(sums, self.delta) <= epsilon for sums in worst)
+
+    def known_to(self, clients: int) -> "Account":
+        """Return the account against so many clients together, who know their own shares.
+
+        Where all others are among them, a client's answer has nothing but its own share. That is
+        also what server and helper see together.
+        """
+        if not 1 <= clients <= self.shares:
+            raise InputError(
+                f"{clients} clients know their shares, and sums are over {self.shares + 1}: must "
+                "be at least 1, and fewer than these"
+            )
+        left = sqrt((self.shares + 1 - clients) / self.shares)
+        releases = [replace(one, sigma=left * one.sigma) for one in self.releases]
+        return replace(self, releases=releases)
 
     @property
     def _clients(self) -> int:
@@ -243,6 +262,20 @@ class Account:
             return "Gaussian DP"
         return "dp-accounting, PLD" if library_installed() else "Rényi divergences"
 
+    def _against(self) -> list[tuple[str, float]]:
+        """Return against whom which ε holds."""
+        helper, both = "a helper that sees the models", "server and helper together"
+        if not self.shares:
+            return [("the server, the clients and the public", self.epsilon)] + [
+                (who, inf) for who in (helper, both)
+            ]
+        half = (self.shares + 1) // 2
+        return [
+            (f"the server, any one client, the public and {helper}", self.epsilon),
+            (f"the server and clients together, up to {half}", self.known_to(half).epsilon),
+            (f"{both}, with any clients", self.known_to(self.shares).epsilon),
+        ]
+
     def document(self) -> dict[str, Any]:
         """Return what ``privacy.json`` says, so that anybody can account for it again."""
         return {
@@ -252,6 +285,11 @@ class Account:
             "epsilon": self.epsilon if self.epsilon < inf else None,
             "mu": self.mu if self.mu < inf and not self.sampled else None,
             "accountant": self.accountant,
+            "noise_shares": self.shares or None,
+            "against": [
+                {"who": who, "epsilon": epsilon if epsilon < inf else None}
+                for who, epsilon in self._against()
+            ],
             "releases": [
                 {
                     "what": one.what,

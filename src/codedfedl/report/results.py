@@ -12,7 +12,8 @@ from codedfedl.fleet.paper import paper_result
 from codedfedl.report.reading import Curve, RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import Cell
-from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.schemes import SCHEMES, Scheme, make_scheme
+from codedfedl.schemes.on_sums import on_sums
 
 __all__ = ["Outcome", "baseline_of", "median_of_all", "outcomes", "written"]
 
@@ -82,9 +83,9 @@ class Outcome:
     @property
     def disclosure(self) -> list[str]:
         """What leaves a client, the most telling first."""
-        known = SCHEMES.get(self.scheme)
+        known: type[Scheme] | Scheme | None = SCHEMES.get(self.scheme)
         if self.known is not None and self.known.scheme.secure:
-            return [Disclosure.SUMS]
+            known = on_sums(make_scheme(self.known.scheme.name, self.known.scheme.settings))
         return [] if known is None else [kind for kind in Disclosure if kind in known.disclosure]
 
     @cached_property

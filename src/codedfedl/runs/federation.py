@@ -20,6 +20,7 @@ from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme, scheme_class
+from codedfedl.schemes.on_sums import on_sums
 
 __all__ = [
     "federation_config",
@@ -56,7 +57,8 @@ def scheme_of(experiment: Experiment) -> Scheme:
     """Return the scheme, within the limits that the federation sets."""
     config, chosen = federation_config(experiment), experiment.schemes[0]
     limits = Limits(config.deadline, config.setup_timeout, config.rounds, config.availability)
-    scheme = make_scheme(chosen.name, chosen.settings).within(limits)
+    scheme = make_scheme(chosen.name, chosen.settings)
+    scheme = (on_sums(scheme) if chosen.secure else scheme).within(limits)
     if only_private(scheme.disclosure) and config.clients < LEAST_SUMMED:
         raise InputError(
             f"federation.clients is {config.clients}: a sum would be one client's own answer; have "

@@ -20,6 +20,7 @@ import numpy as np
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside
 from codedfedl.core.aggregate import EACH
+from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
@@ -34,8 +35,8 @@ from codedfedl.learning.sketching import damping as damping_of
 from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.schemes.newton_state import (
-    Anchor,
     NewtonState,
+    assumed_curvature,
     client_damping,
     double,
     needed_damping,
@@ -98,6 +99,8 @@ class CodedNewton(Scheme):
     descends: ClassVar[bool] = False
     solver: ClassVar[str] = "newton"
     renamed: ClassVar[Mapping[str, str]] = {"round_deadline": "deadline"}
+    summed: ClassVar[bool] = False
+    """Whether rounds are secure sums."""
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing, self.bits)
@@ -159,6 +162,7 @@ class CodedNewton(Scheme):
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             rounds=rounds,
+            summed=self.summed,
         )
         return plan, self.parity(setup.operations)
 
@@ -181,8 +185,7 @@ class CodedNewton(Scheme):
             state = self._with_parity(state, blocks)
         if not started:
             return self._start_from_parity(state)
-        answers = [reply for reply in inbox.replies if reply.round != SETUP]
-        state = self._with_replies(state, answers)
+        state = self._with_answers(state, inbox)
         step, decrement = newton_step(state)
         state = self._with_model(state, double(state.model) - step)
         state = replace(state, round=state.round + 1)
@@ -256,24 +259,33 @@ class CodedNewton(Scheme):
             )
         return replace(state, model=beside(model.astype(np.float32), state.model))
 
+    def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
+        """Take in what a round brought."""
+        answers = [reply for reply in inbox.replies if reply.round != SETUP]
+        return self._with_replies(state, answers)
+
     def _with_replies(self, state: NewtonState, replies: Iterable[Reply]) -> NewtonState:
         """Move the anchors of all who answered; damp those more whose parity was too flat."""
-        anchors, raised = dict(state.anchors), dict(state.raised)
+        anchors, gradients = dict(state.anchors), dict(state.gradients)
+        raised = dict(state.raised)
         for reply in replies:
-            gradient, shape = double(reply.arrays["gradient"]), tuple(state.model.shape)
+            j, gradient = reply.client, double(reply.arrays["gradient"])
+            shape = tuple(state.model.shape)
             if gradient.shape != shape or not np.isfinite(gradient).all():
                 raise InputError(
-                    f"the gradient of client {reply.client} has shape {gradient.shape} or is not "
+                    f"the gradient of client {j} has shape {gradient.shape} or is not "
                     f"finite: must be finite numbers of shape {shape}"
                 )
-            now = Anchor(gradient, double(reply.model), reply.points)
-            before = anchors.get(reply.client)
+            now, before = Anchor(double(reply.model), reply.points), anchors.get(j)
             if self.damped and before is not None and before.points == now.points:
-                needed = needed_damping(state, reply.client, before, now)
-                if needed > client_damping(state, reply.client):
-                    raised[reply.client] = needed
-            anchors[reply.client] = now
-        return replace(state, anchors=anchors, raised=raised)
+                moved, damping = now.model - before.model, client_damping(state, j)
+                true = (moved * (gradient - gradients[j])).sum(0)
+                assumed = assumed_curvature(state, j, moved)
+                needed = needed_damping(true, assumed, (moved**2).sum(0), damping)
+                if needed > damping:
+                    raised[j] = needed
+            anchors[j], gradients[j] = now, gradient
+        return replace(state, anchors=anchors, gradients=gradients, raised=raised)
 
 
 def _first(own: Any, other: Any) -> Any:

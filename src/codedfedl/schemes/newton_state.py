@@ -8,6 +8,7 @@ import numpy as np
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, to_host
+from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity
 from codedfedl.core.protocol import State
 from codedfedl.learning.sketching import Sketch
@@ -15,9 +16,10 @@ from codedfedl.planning.cold_start import ColdStart, sampling_excess
 from codedfedl.schemes.sketch_solve import Block
 
 __all__ = [
-    "Anchor",
     "NewtonState",
+    "assumed_curvature",
     "client_damping",
+    "client_share",
     "double",
     "needed_damping",
     "newton_step",
@@ -25,15 +27,6 @@ __all__ = [
 ]
 
 _TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
-
-
-@dataclass(frozen=True, eq=False)
-class Anchor:
-    """A client's last answer: its gradient, and the model and number of points it is for."""
-
-    gradient: FloatArray
-    model: FloatArray
-    points: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +50,9 @@ class NewtonState(State):
     raised
         ρ_j of each client whose answers showed that its share is too little.
     anchors
-        The last answer of each client that was heard.
+        What the last answer of each client is for that was heard.
+    gradients
+        The last answers themselves.
     start_loss : float
         The start's squared error a point on all points, halved, as predicted from parity.
     start_excess : float
@@ -75,9 +70,15 @@ class NewtonState(State):
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
+    gradients: Mapping[int, FloatArray] = field(default_factory=dict)
     start_loss: float = np.nan
     start_excess: float = np.nan
     estimate: float = np.inf
+
+    @property
+    def gradient(self) -> FloatArray:
+        """Σ g_j(a_j) over the clients that were heard: all that a step needs of their answers."""
+        return np.asarray(sum(self.gradients.values(), start=np.zeros(self.task.model_shape)))
 
     @property
     def good_enough(self) -> bool:
@@ -120,29 +121,40 @@ def total_ridge(state: NewtonState) -> float:
     return state.task.ridge * float(state.task.held.sum())
 
 
-def _share(state: NewtonState, client: int) -> float:
+def client_share(state: NewtonState, client: int) -> float:
+    """Return a client's points over those of the clients with parity."""
     return float(state.task.held[client]) / state.represented_points
 
 
 def client_damping(state: NewtonState, client: int) -> float:
     """ρ_j."""
-    return max(_share(state, client) * state.damping, state.raised.get(client, 0.0))
+    return max(client_share(state, client) * state.damping, state.raised.get(client, 0.0))
 
 
-def needed_damping(state: NewtonState, client: int, before: Anchor, now: Anchor) -> float:
-    """Return the ρ_j that would bound the curvature between two answers; 0 if it is bounded.
+def assumed_curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
+    """Return how much a client's parity curves along the columns of `moved`, shape (c,).
 
     A client without parity is taken to curve as all others do.
     """
-    moved = now.model - before.model
-    true = (moved * (now.gradient - before.gradient)).sum(0)
     if client in state.blocks:
         rows, share = to_host(state.blocks[client].parity.features).astype(np.float64), 1.0
     else:
         assert state.sketch is not None
-        rows, share = state.sketch.features, _share(state, client)
-    assumed, squares = share * ((rows @ moved) ** 2).sum(0), (moved**2).sum(0)
-    wrong = true > _TOO_CURVED * (assumed + client_damping(state, client) * squares)
+        rows, share = state.sketch.features, client_share(state, client)
+    return np.asarray(share * ((rows @ moved) ** 2).sum(0))
+
+
+def needed_damping(
+    true: FloatArray, assumed: FloatArray, squares: FloatArray, damping: float
+) -> float:
+    """Return the damping that would bound the curvature; 0 if it is bounded.
+
+    Parameters
+    ----------
+    true, assumed, squares : arrays of shape (c,)
+        Curvature that answers show and that parity has, and what a damping of 1 adds to it.
+    """
+    wrong = true > _TOO_CURVED * (assumed + damping * squares)
     return float(((true - assumed)[wrong] / squares[wrong]).max(initial=0.0))
 
 
@@ -154,14 +166,14 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     """
     sketch, model = state.sketch, double(state.model)
     assert sketch is not None
-    total = total_ridge(state) * model
+    total = total_ridge(state) * model + state.gradient
     residuals = sketch.features @ model - sketch.targets  # of clients that were never heard
     apart = np.zeros_like(model)  # what moved for clients without parity
     places = _places(state.blocks)
     for client, anchor in state.anchors.items():
         moved = model - anchor.model
-        share = _share(state, client)
-        total = total + anchor.gradient + client_damping(state, client) * moved
+        share = client_share(state, client)
+        total = total + client_damping(state, client) * moved
         if client in places:
             rows = places[client]
             residuals[rows] = sketch.features[rows] @ moved
@@ -170,7 +182,9 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     residuals += sketch.features @ apart
     total = total + sketch.features.T @ residuals
     everybody = float(state.task.held.sum()) / state.represented_points
-    more = sum(client_damping(state, j) - _share(state, j) * state.damping for j in state.raised)
+    more = sum(
+        client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised
+    )
     damping = everybody * state.damping + more + total_ridge(state)
     step = sketch.divide(total, everybody, damping)
     whole = sketch.divide(total, everybody, max(total_ridge(state), 1e-9 * sketch.values[-1]))

@@ -8,6 +8,8 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import Masked, masked
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State
 from codedfedl.errors import InputError
+from codedfedl.schemes.coded_newton import CodedNewton
+from codedfedl.schemes.newton_on_sums import NewtonOnSums
 
 __all__: list[str] = []
 
@@ -23,7 +25,7 @@ class _OnSums:
         if ask.combine is EACH or ask.keep_late:
             raise InputError(
                 f"{self.name} needs each client's answer, and a secure sum hides it: choose "  # type: ignore[attr-defined]
-                "uncoded, coded, balanced or private, or leave secure out"
+                "uncoded, coded, balanced, coded-newton or private, or leave secure out"
             )
         return replace(ask, work=masked(ask.work, state.task), noise=0.0, adds=None)
 
@@ -43,12 +45,16 @@ class _OnSums:
 def on_sums(scheme: Scheme) -> Scheme:
     """Return a scheme that trains on secure sums.
 
-    Its state, plan and facts are those of the scheme; what leaves a client are sums.
+    Its state, plan and facts are those of the scheme; what leaves a client are sums, beside the
+    parity of `coded-newton`, which has a form of its own.
     """
     own = type(scheme)
+    settings = {one.name: getattr(scheme, one.name) for one in fields(scheme)}  # type: ignore[arg-type]
+    if isinstance(scheme, CodedNewton):
+        return NewtonOnSums(**settings)
     members: dict[str, Any] = {"disclosure": frozenset({Disclosure.SUMS})}
     secured = type(own.__name__, (_OnSums, own), members)
-    made: Scheme = secured(**{one.name: getattr(scheme, one.name) for one in fields(scheme)})  # type: ignore[arg-type]
+    made: Scheme = secured(**settings)
     return made
 
 

@@ -17,7 +17,7 @@ from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside
 from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.client import Embed
-from codedfedl.core.clipped import ClippedGradient, ClippedMoments
+from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
 from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
@@ -28,15 +28,12 @@ from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
 from codedfedl.planning.noisy_descent import RESIDUAL
-from codedfedl.planning.private import CENTRE_SHARE, PrivatePlan, plan_private
-from codedfedl.privacy.accounting import UNITS, Account, Release, check_budget, mu_of
-from codedfedl.privacy.fixed_point import FixedPoint
+from codedfedl.planning.private import PrivatePlan, plan_private
+from codedfedl.privacy.accounting import UNITS, Account, check_budget
+from codedfedl.schemes.private_budget import NOISE, Budget, pool_weights
 
 __all__ = ["Private", "PrivateState"]
 
-_FARTHEST = 8.3  # standard deviations: no noise is larger, see `privacy.helper.system_normal`
-_MORE_NOISE = 1.005  # times as much, until the library finds the budget kept
-_CLIENT_SHARE = 0.25  # of the mean number of points: longer sums of a client are clipped
 _LEAST_SPREAD = 1 / 16  # of the mean squared length, where noise leaves less
 
 
@@ -67,9 +64,14 @@ class PrivateState(Descent):
 
     @property
     def finished(self) -> bool:
-        """Whether all sums that were paid for are given out, or all rounds are played."""
+        """Whether all sums that were paid for are given out, or all rounds are played.
+
+        With shares of the noise an answer counts as given out, also where its sum is not.
+        """
         assert self.planned is not None
-        return self.released >= self.planned.rounds or self.round >= self.task.rounds
+        assert self.account is not None
+        given = self.round - 1 if self.account.shares else self.released
+        return given >= self.planned.rounds or self.round >= self.task.rounds
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Private(Scheme):
     unit
         ``record``, or ``client``: then all records of a client together may be replaced by nothing,
         and its whole sum is clipped. That needs far more noise and many clients; no sampling.
+    noise
+        Who adds it: the ``helper``, or all ``clients``, a share each, so that nobody knows it.
     """
 
     epsilon: float = 3.0
@@ -106,6 +110,7 @@ class Private(Scheme):
     cap: float | None = None
     sampling: bool = True
     unit: str = "record"
+    noise: str = "helper"
 
     name: ClassVar[str] = "private"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
@@ -120,8 +125,14 @@ class Private(Scheme):
                 raise InputError(f"private.{key} is {value:g}: must be finite and above 0")
         if self.unit not in UNITS:
             raise InputError(f"private.unit is {self.unit!r}: {nearest(self.unit, UNITS)}")
+        if self.noise not in NOISE:
+            raise InputError(f"private.noise is {self.noise!r}: {nearest(self.noise, NOISE)}")
         if self.cap is not None and not 1 <= self.cap < inf:
             raise InputError(f"private.cap is {self.cap:g}: must be finite and at least 1")
+
+    @property
+    def _budget(self) -> Budget:
+        return Budget(self.epsilon, self.delta, self.unit, self.noise)
 
     def within(self, limits: Limits) -> "Private":
         """Take an operator's limits; one of the rounds is for the first sum."""
@@ -134,6 +145,11 @@ class Private(Scheme):
             raise InputError(
                 f"private.unit is {self.unit!r}: a federation's contracts are for records; choose "
                 "'record', or simulate"
+            )
+        if self.noise != "helper":
+            raise InputError(
+                f"private.noise is {self.noise!r}: a federation's contracts have the helper add "
+                "it; choose 'helper', or simulate"
             )
         return replace(
             self,
@@ -178,46 +194,10 @@ class Private(Scheme):
             deadline=self.deadline,
             cap=self.cap,
             sampling=self.sampling and self.unit == "record",
-            longest=self._longest(task),
+            longest=self._budget.longest(task),
         )
-        optimiser, account = Nesterov(measures=False), self._account(task, chosen)
+        optimiser, account = Nesterov(measures=False), self._budget.account(task, chosen)
         return PrivateState(task, model, optimiser=optimiser, planned=chosen, account=account)
-
-    def _longest(self, task: Task) -> float | None:
-        """Return to which length a client's sum is clipped, where clients are to be hidden."""
-        return None if self.unit == "record" else _CLIENT_SHARE * float(task.held.mean())
-
-    def _account(self, task: Task, plan: PrivatePlan) -> Account:
-        """Return all sums, with the least noise that keeps the budget.
-
-        σ is right for points that are in every sum; those that are drawn have weights that cost no
-        more, but for a little that the library may find.
-        """
-        q, c = task.workload.features, task.workload.labels
-        mu, asked, longest = mu_of(self.epsilon, self.delta), plan.loads > 0, self._longest(task)
-        steps, hidden = self._numbers(task, plan), plan.cap if longest is None else longest
-        first, rest = (_sensitivity(steps, hidden, size) for size in (q + 1 + c, q * c))
-        each: float | tuple[float, ...] = rest
-        if longest is None:
-            each = _shortest([_sensitivity(steps, float(cap), q * c) for cap in plan.caps[asked]])
-        rates = _shortest(plan.rates[asked].tolist())
-        sigmas = first / sqrt(CENTRE_SHARE) / mu, rest * sqrt(plan.rounds / (1 - CENTRE_SHARE)) / mu
-        more = 1.0
-        while True:
-            moments = Release("moments", 1, first, more * sigmas[0])
-            gradients = Release("gradient", plan.rounds, each, more * sigmas[1], rates)
-            account = Account(self.delta, [moments, gradients], self.unit)
-            if account.keeps(self.epsilon):
-                return account
-            more *= _MORE_NOISE
-
-    def _numbers(self, task: Task, plan: PrivatePlan) -> FixedPoint:
-        """Return numbers of which no sum wraps around, the largest noise included."""
-        hidden = self._longest(task) or plan.cap
-        mu = mu_of(self.epsilon, self.delta)
-        deviations = sqrt(max(plan.rounds / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
-        noise = 2 * _FARTHEST * hidden * deviations  # twice: rounding adds to the sensitivity
-        return FixedPoint.for_sums(_largest_sum(task, plan) + noise, task.clients)
 
     def ask(self, state: PrivateState) -> Ask | None:
         """Let everybody embed; ask for the first sum, then for gradients."""
@@ -228,36 +208,42 @@ class Private(Scheme):
             return Ask(Embed(), EveryoneUntil(plan.setup_deadline), setup=True)
         if state.finished:
             return None
-        numbers = self._numbers(state.task, plan)
-        moments, gradient = (one.sigma * numbers.scale for one in account.releases)
-        wait, longest = EveryoneUntil(plan.deadline), self._longest(state.task) or inf
-        if state.direction is None:
-            first = ClippedMoments(plan.chances, plan.cap, numbers.scale, longest=longest)
-            return Ask(first, wait, plan.loads, noise=moments)
-        work = ClippedGradient(
-            plan.chances,
-            plan.caps,
-            numbers.scale,
-            state.direction,
-            state.radius,
-            RESIDUAL,
-            rates=plan.rates,
-            draw=state.round,
-            longest=longest,
+        numbers, budget = self._budget.numbers(state.task, plan), self._budget
+        wait, longest = EveryoneUntil(plan.deadline), budget.longest(state.task) or inf
+        sigma = account.releases[0 if state.direction is None else 1].sigma
+        helpers, own = budget.split(sigma * numbers.scale, account.shares)
+        work: PrivateSum = ClippedMoments(plan.chances, plan.cap, numbers.scale)
+        if state.direction is not None:
+            work = ClippedGradient(
+                plan.chances,
+                plan.caps,
+                numbers.scale,
+                state.direction,
+                state.radius,
+                RESIDUAL,
+                rates=plan.rates,
+            )
+        return Ask(
+            replace(work, draw=state.round, longest=longest, noise=own),
+            wait,
+            plan.loads,
+            model=None if state.direction is None else state.question,
+            noise=helpers,
+            least=max(LEAST_SUMMED, account.shares + 1),
         )
-        return Ask(work, wait, plan.loads, noise=gradient, model=state.question)
 
     def receive(self, state: PrivateState, inbox: Inbox) -> PrivateState:
         """Learn from a sum, if enough clients were there for one."""
         if not state.set_up:
             return replace(state, set_up=True)
         if not inbox.sums:  # the helper gave nothing out
+            _refuse_again(state, int(inbox.arrived.sum()))
             return replace(state, round=state.round + 1)
         plan = state.planned
         assert plan is not None
-        numbers = self._numbers(state.task, plan)
+        numbers = self._budget.numbers(state.task, plan)
         if state.direction is None:
-            points = float((_pool_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
+            points = float((pool_weights(state.task, plan) * plan.loads)[inbox.arrived].sum())
             return self._centred(state, numbers.decode(inbox.total("moments")), points)
         points = float((plan.weights * plan.rates * plan.loads)[inbox.arrived].sum())
         unit = state.radius * RESIDUAL / points
@@ -308,33 +294,15 @@ class Private(Scheme):
         return state.account
 
 
-def _pool_weights(task: Task, plan: PrivatePlan) -> FloatArray:
-    """Return the weights of the first sum, which is over whole pools."""
-    expected = np.maximum(plan.loads * plan.chances, 1e-300)
-    return np.where(plan.loads > 0, np.minimum(task.held / expected, plan.cap), 0.0)
-
-
-def _shortest(values: list[float]) -> float | tuple[float, ...]:
-    """Return one number where all clients have the same."""
-    return values[0] if len(set(values)) == 1 else tuple(values)
-
-
-def _sensitivity(steps: FixedPoint, weight: float, numbers: int) -> float:
-    """Return how far a record of this weight moves a sum, with a step for rounding.
-
-    Another step is for the clients' floating-point sums.
-    """
-    return steps.distance(steps.distance(weight, numbers), numbers)
-
-
-def _largest_sum(task: Task, plan: PrivatePlan) -> float:
-    """Return how large a sum may become; of draws eight standard deviations are allowed for."""
-    mean = plan.loads * plan.rates
-    drawn = np.minimum(mean + 8 * np.sqrt(mean) + 8, plan.loads)
-    fair = task.held / np.maximum(plan.chances * mean, 1e-9)
-    gradients = np.minimum(plan.caps, fair) * drawn
-    moments = _pool_weights(task, plan) * plan.loads
-    return max(float(gradients.sum()), float(moments.sum()))
+def _refuse_again(state: PrivateState, arrived: int) -> None:
+    """Refuse to ask for the first sum twice where answers count as given out."""
+    assert state.account is not None
+    if state.account.shares and state.direction is None:
+        raise InputError(
+            f"private.noise is 'clients': {arrived} clients arrived for the first sum, whose noise "
+            f"needs {state.account.shares + 1}, and a second one is not paid for; give "
+            "private.deadline more seconds"
+        )
 
 
 def _stepped(state: PrivateState, gradient: Array, size: float) -> PrivateState:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.core.aggregate import LEAST_SUMMED, SUM, RunningSum, with_noise
+from codedfedl.core.aggregate import SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
 from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
@@ -260,16 +260,17 @@ class Simulation:
                 replies.append(reply)
         awaited = {job.round for job in setting.timeline.pending}
         setting.models = {r: model for r, model in setting.models.items() if r in awaited}
-        sums = total.result()
-        if ask.noise is not None:
-            sums = self._noisy(sums, ask.noise, exchange)
-        return Inbox(exchange.arrived, points, sums, tuple(replies))
+        if ask.noise is None:
+            return Inbox(exchange.arrived, points, total.result(), tuple(replies))
+        sums = self._noisy(total.result(), ask.noise, exchange)
+        loads = np.where(exchange.arrived, exchange.loads, 0)
+        return Inbox(exchange.arrived, points, sums, loads=loads)
 
     def _noisy(
         self, sums: Mapping[str, Array], sigma: float, exchange: Exchange
     ) -> dict[str, Array]:
         """Do the helper's part; here noise comes from the seed, so that a run can be repeated."""
-        if exchange.arrived.sum() < LEAST_SUMMED:
+        if exchange.arrived.sum() < exchange.ask.least:
             return {}
         luck = stream(self.seed, "noise", exchange.round + 1)
         return {name: with_noise(total, sigma, luck) for name, total in sums.items()}

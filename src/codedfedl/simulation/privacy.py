@@ -12,9 +12,9 @@ from codedfedl.simulation.units import Unit, deal, entries_of
 __all__ = ["write_privacy"]
 
 _TRUST = (
-    "against the server, the clients and the public, while server and helper do not collude; "
-    "not against a helper that sees the models, for it knows the noise; "
-    "a simulation, whose noise comes from the seed: anyone who knows the seed knows the noise"
+    "against those named by each run; where a helper adds the noise, server and helper do not "
+    "collude; a simulation, whose noise comes from the seed: anyone who knows the seed knows the "
+    "noise"
 )
 
 

@@ -1,0 +1,64 @@
+"""Rounds of secure sums: a late answer is lost, and the helper's message is a second one up."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl._types import IntArray
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.devices import DelayParameters
+
+__all__ = ["in_time", "least_arrivals", "with_helper"]
+
+Parameters = TypeVar("Parameters", bound=DelayParameters)
+
+
+def with_helper(fleet: Parameters) -> Parameters:
+    """Return a fleet whose messages up take twice as long.
+
+    The helper's message is charged to everybody's own link, which is more than it takes.
+    """
+    return replace(fleet, packet_time_up=2 * fleet.packet_time_up)
+
+
+def in_time(
+    delays: FleetDelays, seconds: float, points: npt.ArrayLike, probability: float
+) -> IntArray:
+    """Return the largest loads with which each client is done by a deadline with a probability.
+
+    Parameters
+    ----------
+    points : array of shape (n,)
+        No load is larger.
+    probability
+        Of a client that takes part in the round at all.
+    """
+    high = np.asarray(points, dtype=np.int64)
+    low = np.zeros_like(high)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        done = delays.cdf(middle, seconds) >= probability * delays.availability
+        low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
+    return low
+
+
+def least_arrivals(chances: npt.ArrayLike, probability: float) -> int:
+    """Return how many clients arrive at least, but for a small probability.
+
+    Parameters
+    ----------
+    chances : array of shape (n,)
+        Each client's probability to arrive, by itself.
+
+    Examples
+    --------
+    >>> least_arrivals([1.0, 1.0, 0.5], 0.1)
+    2
+    """
+    counts = np.ones(1)  # the probability of 0, 1, … arrivals
+    for chance in np.asarray(chances, dtype=np.float64).tolist():
+        counts = np.convolve(counts, [1 - chance, chance])
+    fewer = np.cumsum(counts) - counts  # than 0, 1, … arrivals
+    return int(np.flatnonzero(fewer <= probability)[-1])

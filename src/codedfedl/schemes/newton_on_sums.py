@@ -1,0 +1,142 @@
+"""`coded-newton` on secure sums: the server sees parity, and of gradients only their sum.
+
+A step needs Σ g_j(a_j) + (H̃_j + ρ_j)(β − a_j). Of this the server knows all but the gradients: it
+has the parity, and it knows who was counted when, hence every a_j. So it keeps the sum of the
+gradients, and each client adds what has changed in its own since it was counted last
+(`core.changed`). What is different from the plain scheme:
+
+- A late answer is lost, as its mask is that of a round. So a round is as long as hears the most
+  points a second, and no client is asked for more points than it has done in every second round.
+- Too little damping is noticed from all answers together, and ρ is raised for all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import Array
+from codedfedl.core.changed import Anchor, Changed
+from codedfedl.core.client import Embedded
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.masked import masked
+from codedfedl.core.protocol import Ask, Inbox, Limits, Task
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayDistribution, FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.planning.in_time import in_time, with_helper
+from codedfedl.privacy.fixed_point import FixedPoint, Residues
+from codedfedl.schemes.coded_newton import CodedNewton
+from codedfedl.schemes.newton_state import (
+    NewtonState,
+    assumed_curvature,
+    client_share,
+    double,
+    needed_damping,
+)
+
+__all__: list[str] = []  # it goes by the name of the plain scheme, with `secure`
+
+_OFTEN = 0.5  # of the rounds: who has more points than it has done in these leaves some out
+
+
+@dataclass(frozen=True, eq=False)
+class SummedState(NewtonState):
+    """What the server remembers, without any client's gradient.
+
+    Attributes
+    ----------
+    total : array of shape (q, c)
+        Σ g_j(a_j) in integers modulo 2³².
+    work
+        What a round asks for, before anybody was counted.
+    loads : array of shape (n,)
+        The most points that each client is asked for.
+    """
+
+    total: Residues = field(default_factory=lambda: np.zeros((), np.uint32))
+    work: Changed | None = None
+    loads: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def numbers(self) -> FixedPoint:
+        """The fixed-point numbers of the sums."""
+        assert self.work is not None
+        return FixedPoint(self.work.scale)
+
+    @property
+    def gradient(self) -> FloatArray:
+        """Σ g_j(a_j)."""
+        return self.numbers.decode(self.total) + np.zeros(self.task.model_shape)
+
+
+class NewtonOnSums(CodedNewton):
+    """The scheme; its settings are those of `coded-newton`."""
+
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.SUMS})
+    summed: ClassVar[bool] = True
+
+    def within(self, limits: Limits) -> "CodedNewton":
+        """Refuse: a node's contract is for noisy sums, and its vault keeps no answers to change."""
+        raise InputError(
+            "secure is for the simulator: a node answers in parity and gradients, or in noisy sums "
+            "alone; leave secure out of a federation"
+        )
+
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SummedState:
+        """Plan, and say how many points each client is done with in time."""
+        plain = masked(Embedded(least=self.mixing), task)
+        work = Changed(plain.work, plain.scale, {})
+        state = super().start(task, fleet, model)
+        assert isinstance(fleet, Fleet)
+        assert state.plan is not None
+        delays = FleetDelays(with_helper(fleet))
+        loads = in_time(delays, state.plan.round_deadline, task.held, _OFTEN)
+        few = loads < np.minimum(self.mixing, task.held)
+        known = {one.name: getattr(state, one.name) for one in fields(state)}
+        return SummedState(**known, work=work, loads=np.where(few, 0, loads))
+
+    def ask(self, state: NewtonState) -> Ask | None:
+        """Ask for parity first, then for what changed."""
+        plain = super().ask(state)
+        if plain is None:
+            return None
+        if plain.setup:
+            return replace(plain, keep_late=False)
+        assert isinstance(state, SummedState)
+        assert state.work is not None
+        work = replace(state.work, counted=state.anchors)
+        return Ask(work, plain.wait, state.loads, noise=0.0)
+
+    def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
+        """Add what changed; a sum that was not given out changes nothing."""
+        assert isinstance(state, SummedState)
+        if not inbox.sums:
+            return state
+        assert inbox.loads is not None
+        model, anchors = double(state.model), dict(state.anchors)
+        clients = np.flatnonzero(inbox.arrived).tolist()
+        anchors |= {j: Anchor(model, int(inbox.loads[j])) for j in clients}
+        damping = state.damping
+        if self.damped:
+            before = {j: one for j, one in state.anchors.items() if anchors[j] is not one}
+            same = {j: one for j, one in before.items() if one.points == anchors[j].points}
+            shown = state.numbers.decode(inbox.total("curvature"))
+            damping = max(damping, _damping(state, same, shown, len(clients)))
+        total = np.asarray(state.total + inbox.total("gradient"))
+        return replace(state, total=total, anchors=anchors, damping=damping)
+
+
+def _damping(
+    state: SummedState, before: Mapping[int, Anchor], shown: FloatArray, summands: int
+) -> float:
+    """Return the ρ that would bound the curvature that some clients showed together."""
+    assumed, squares = np.zeros_like(shown), np.zeros_like(shown)
+    for client, anchor in before.items():
+        moved = double(state.model) - anchor.model
+        assumed += assumed_curvature(state, client, moved)
+        squares += client_share(state, client) * (moved**2).sum(0)
+    true = shown - state.numbers.rounding(summands)
+    return needed_damping(true, assumed, squares, state.damping) if before else 0.0
