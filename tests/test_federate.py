@@ -1,5 +1,6 @@
 """Federations on an in-memory transport: every way in which clients are late, wrong or gone."""
 
+import gc
 import json
 import shutil
 import threading
@@ -16,8 +17,10 @@ import pytest
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Record
 from codedfedl.errors import InputError
 from codedfedl.federate import evidence, runtime, server
+from codedfedl.federate.runtime import Federation
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered as Answer
+from codedfedl.federate.transport import Arrival
 from codedfedl.report.html import render_report
 from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
@@ -692,3 +695,20 @@ def test_members_are_in_the_order_of_their_names(tmp_path: Path) -> None:
     members = json.loads((tmp_path / "run" / "members.json").read_text())
     assert members["names"] == ["node-000", "node-001", "node-002"]
     assert members["nodes"] == [FIRST_NODE, FIRST_NODE + 1, FIRST_NODE + 2]
+
+
+def test_parity_is_not_held_until_all_have_sent_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the disk. `tests/test_engine.py` measures the memory of a real server."""
+    held: list[int] = []
+
+    def count(self: Federation, taken: list[Any], tally: Any) -> None:
+        alive = [one for one in gc.get_objects() if isinstance(one, Arrival) and one.arrays]
+        held.append(len(alive))
+        original(self, taken, tally)
+
+    original = Federation._judged
+    monkeypatch.setattr(Federation, "_judged", count)
+    run(experiment_of(6, rounds=1), tmp_path)
+    assert max(held) <= 1  # the last, which the loop still names

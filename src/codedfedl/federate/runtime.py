@@ -177,8 +177,9 @@ class Federation:
                         right = expected[pending.client] if now else self._expects(pending)
                         found = self._taken(arrival, pending, right)
                         in_time = now and arrival.when <= tally.began + deadline
-                        if found is not None:
-                            taken.append(replace(found, arrival=arrival if in_time else None))
+                        if found is not None:  # without the arrays, which may be large
+                            light = replace(arrival, arrays={}) if in_time else None
+                            taken.append(replace(found, arrival=light))
                         counts["fresh" if now else "late"] += 1
                 if pending.work.once and tally.has_refused(pending.client):
                     self.excluded.add(pending.client)  # what it sends once is no good
