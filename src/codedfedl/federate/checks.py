@@ -16,7 +16,7 @@ from codedfedl.learning.features import FeatureMap
 __all__ = ["Bounds", "RefusedError", "answer_bytes", "checked_answer", "norm"]
 
 _ROUNDING = 1e-4  # of float32 sums, relative
-_ROWS_AT_ONCE = 4096
+_NUMBERS_AT_ONCE = 1 << 20
 _UNKNOWN = 2**28  # bytes of an answer whose shape a work does not say
 
 
@@ -114,10 +114,10 @@ def _whole(facts: Mapping[str, Any], name: str) -> int:
 
 
 def norm(array: npt.NDArray[Any]) -> float:
-    """Return the Frobenius norm in float64, a few thousand rows at a time."""
-    squares = 0.0
-    for start in range(0, len(array), _ROWS_AT_ONCE):
-        rows = np.asarray(array[start : start + _ROWS_AT_ONCE], dtype=np.float64)
+    """Return the Frobenius norm in float64, some rows at a time."""
+    squares, at_once = 0.0, max(1, _NUMBERS_AT_ONCE // max(array[:1].size, 1))
+    for start in range(0, len(array), at_once):
+        rows = np.asarray(array[start : start + at_once], dtype=np.float64)
         squares += float(np.vdot(rows, rows))
     return float(np.sqrt(squares))
 

@@ -9,11 +9,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder
 
-__all__ = ["Chain", "Link", "digest"]
+__all__ = ["Chain", "Hashing", "Link", "digest"]
 
 Link = tuple[Path, bytes, int, str]
 """A file, its bytes, its number, and the hash of the file before."""
@@ -22,6 +23,23 @@ Link = tuple[Path, bytes, int, str]
 def digest(content: bytes | memoryview) -> str:
     """Return the SHA-256 in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+class Hashing:
+    """A file to write to, and the SHA-256 of what was written: large arrays are not copied."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        """Write some bytes."""
+        self._hash.update(content)
+        return self._file.write(content)
+
+    @property
+    def digest(self) -> str:
+        """The hash so far, in hexadecimal digits."""
+        return self._hash.hexdigest()
 
 
 class Chain:

@@ -23,7 +23,7 @@ from codedfedl.core.record import ARRIVED, DROPPED, LATE, SETUP, Record
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder
 from codedfedl.learning.parity import Parity
-from codedfedl.runs.chain import Chain, digest
+from codedfedl.runs.chain import Chain, Hashing, digest
 
 __all__ = ["Exchange", "Journal", "Members"]
 
@@ -237,11 +237,10 @@ class Journal:
         make_folder(folder)
         hashes = []
         for name, array in arrays.items():
-            content = io.BytesIO()
-            np.save(content, array)
             with durable(folder / f"{name}.npy") as file:
-                file.write(content.getbuffer())
-            hashes.append(f"{digest(content.getbuffer())} {name}.npy")
+                hashing = Hashing(file)
+                np.save(hashing, array)
+            hashes.append(f"{hashing.digest} {name}.npy")
         with durable(folder / "points") as file:  # last: with this it is whole
             file.write("\n".join([str(points), *hashes]).encode())
 
