@@ -171,5 +171,5 @@ def test_a_data_set_asked_for_by_name_must_be_there(tmp_path: Path) -> None:
     job = beyond.Reproduction(
         tmp_path, 1, str(tmp_path), "cpu", quiet=True, fleet="paper", dataset="diamonds"
     )
-    with pytest.raises(InputError, match="diamonds.csv is not there: take"):
+    with pytest.raises(InputError, match="diamonds.csv does not exist: take"):
         frontier(job)

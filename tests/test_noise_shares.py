@@ -234,7 +234,7 @@ class TestRuns:
         server, _, both = (one["epsilon"] for one in told["against"])
         assert server == pytest.approx(told["epsilon"])
         assert 3 * server < both
-        assert "each run names" in document["holds"]
+        assert "named by each run" in document["holds"]
 
     def test_a_federation_refuses_it_with_the_reason(self) -> None:
         with pytest.raises(InputError, match="private.noise is 'clients': a federation"):
