@@ -343,7 +343,7 @@ def test_certificates_are_for_the_server_and_for_itself(tmp_path: Path) -> None:
         keys.check(host, ["ada"])
     with pytest.raises(InputError, match="server.pem is not for example.com"):
         keys.check("example.com", ["ada"])
-    with pytest.raises(InputError, match="bob.key is not there"):
+    with pytest.raises(InputError, match="bob.key does not exist"):
         keys.check("example.org", ["bob"])
 
 
