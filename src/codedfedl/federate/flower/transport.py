@@ -5,12 +5,9 @@ own, which waits for its answer and puts it into one queue; whoever waits for a 
 the queue alone.
 """
 
-import ctypes
-import gc
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -118,7 +115,6 @@ class FlowerTransport:
                 yield arrival
             del arrival  # it may be large
             if slot is not None:
-                _give_memory_back()
                 slot.release()
 
     def _wait(self, question: "_Question", identity: str | None) -> None:
@@ -214,16 +210,6 @@ class _Question:
             reason = printable(facts["problem"])
             return Arrival(self.number, self.client, "problem", now, reason=reason)
         return Arrival(self.number, self.client, "answer", now, facts, arrays)
-
-
-def _give_memory_back() -> None:
-    """Return what is free to the operating system; the C library keeps it for every thread.
-
-    Messages of the engine refer to themselves, so that only the collector frees them.
-    """
-    gc.collect()
-    with suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _in_background(work: Callable[..., None], *arguments: object) -> None:
