@@ -28,7 +28,7 @@ from codedfedl.schemes.private_budget import Budget
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.run import simulate
 from codedfedl.simulation.timeline import Exchange
-from tests.test_private import experiment, played, simulation
+from tests.test_private import check_resumes_exactly, experiment, played, simulation
 
 SHARED: dict[str, Any] = {"name": "private", "hours": 0.5, "noise": "clients"}
 
@@ -194,17 +194,7 @@ class TestRuns:
         assert finals[1] > finals[0] - 0.1
 
     def test_a_run_resumes_exactly(self) -> None:
-        one = experiment(SHARED)
-        (whole,) = played(one)
-        half, again = simulation(one), simulation(one)
-        steps = half.run()
-        for _ in range(3):
-            next(steps)
-        (old,), (new,) = half.settings, again.settings
-        again.restore(new, np.asarray(old.state.model), old.state.round, list(old.records))
-        for _ in again.run():
-            pass
-        np.testing.assert_array_equal(new.state.model, whole.state.model)
+        check_resumes_exactly(experiment(SHARED))
 
     def test_an_auditor_does_not_know_the_noise(self) -> None:
         """What is left of a sum, once all records are known, is noise of the size that it is told.

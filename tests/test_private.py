@@ -66,6 +66,20 @@ def played(one: Experiment) -> list[Setting]:
     return run.settings
 
 
+def check_resumes_exactly(one: Experiment) -> None:
+    """Stop a run after three rounds, and compare its continuation with an uninterrupted one."""
+    (whole,) = played(one)
+    half, again = simulation(one), simulation(one)
+    steps = half.run()
+    for _ in range(3):
+        next(steps)
+    (old,), (new,) = half.settings, again.settings
+    again.restore(new, np.asarray(old.state.model), old.state.round, list(old.records))
+    for _ in again.run():
+        pass
+    np.testing.assert_array_equal(new.state.model, whole.state.model)
+
+
 def client_of(features: Any, labels: Any) -> ArrayClient:
     return ArrayClient(features, labels, 1, lambda *_: np.random.default_rng(0))
 
@@ -350,17 +364,7 @@ class TestLearning:
         np.testing.assert_allclose(along[-1], along[0], atol=1e-4)
 
     def test_a_run_repeats_and_resumes_exactly(self) -> None:
-        one = experiment({"name": "private", "hours": 0.5})
-        (whole,) = played(one)
-        half, again = simulation(one), simulation(one)
-        steps = half.run()
-        for _ in range(3):
-            next(steps)
-        (old,), (new,) = half.settings, again.settings
-        again.restore(new, np.asarray(old.state.model), old.state.round, list(old.records))
-        for _ in again.run():
-            pass
-        np.testing.assert_array_equal(new.state.model, whole.state.model)
+        check_resumes_exactly(experiment({"name": "private", "hours": 0.5}))
 
 
 class TestPlan:

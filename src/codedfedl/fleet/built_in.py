@@ -4,7 +4,7 @@ from pathlib import Path
 
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet, Workload
-from codedfedl.fleet.paper import paper_devices, paper_fleet
+from codedfedl.fleet.paper import paper_devices
 from codedfedl.fleet.phones import phone_devices, phone_fleet
 from codedfedl.io.names import nearest
 
@@ -38,8 +38,6 @@ def built_in_fleet(
     clients = 30 if clients is None else clients
     if name == "phones":
         return phone_fleet(clients, points, workload, seed=seed)
-    if clients == 30:
-        return paper_fleet(400 if points is None else points, workload, seed=seed)
     return paper_devices(clients, seed=seed).fleet(workload, 400 if points is None else points)
 
 

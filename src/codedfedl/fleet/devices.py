@@ -21,6 +21,7 @@ __all__ = [
     "Devices",
     "Fleet",
     "Workload",
+    "check_drawn",
     "read_clients",
     "read_fleet",
 ]
@@ -260,6 +261,14 @@ class Devices(Columns):
     def fleet(self, workload: Workload, points: npt.ArrayLike) -> Fleet:
         """Return the fleet that these devices are for a workload, with `points` per round."""
         return Fleet.of(self.parameters(workload), points)
+
+
+def check_drawn(clients: int, seed: int) -> None:
+    """Refuse a number of clients, or a seed, that no fleet can be drawn with."""
+    if clients < 1 or clients != int(clients):
+        raise InputError(f"clients is {clients}: must be a whole number above 0")
+    if seed < 0:
+        raise InputError(f"seed is {seed}: must be at least 0")
 
 
 def read_fleet(

@@ -6,8 +6,7 @@ The paper leaves two constants out. Both were fitted to its Table 1: α = 2 for 
 
 import numpy as np
 
-from codedfedl.errors import InputError
-from codedfedl.fleet.devices import Devices, Fleet, Workload
+from codedfedl.fleet.devices import Devices, Fleet, Workload, check_drawn
 
 __all__ = [
     "FIGURE_1_SECONDS",
@@ -50,10 +49,7 @@ def paper_devices(
     seed
         Of the two permutations.
     """
-    if clients < 1 or clients != int(clients):
-        raise InputError(f"clients is {clients}: must be a whole number above 0")
-    if seed < 0:
-        raise InputError(f"seed is {seed}: must be at least 0")
+    check_drawn(clients, seed)
     rng = np.random.default_rng(seed)
     rungs = np.arange(clients)
     return Devices(

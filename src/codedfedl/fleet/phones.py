@@ -2,21 +2,21 @@
 
 | what | measured | source |
 | --- | --- | --- |
-| processor | floating-point scores of 333 phones | AI Benchmark's list of 2020, collected by the FLASH project (PKU-Chengxu/FLASH) |
-| Wi-Fi | mean speeds up and down of 19 phones | the same project |
-| LTE | five seconds of an uplink | the mahimahi project (ravinet/mahimahi) |
-| points | sizes of 1,262 clients of the federated Landmarks data set | the Fed3R project (Erosinho13/Fed3R) |
+| processor | floating-point scores of 333 phones | AI Benchmark 2020, by PKU-Chengxu/FLASH |
+| Wi-Fi | mean speeds up and down of 19 phones | PKU-Chengxu/FLASH |
+| LTE | five seconds of an uplink | ravinet/mahimahi |
+| points | sizes of 1,262 clients of federated Landmarks | Erosinho13/Fed3R |
 
-What is kept of them are quantiles and the parameters of log-normal distributions. Scores are
-relative: the median phone is taken to compute 10⁹ multiply-accumulates a second, which is plain
-single-precision code. Nobody measured α and the erasure probability: they are the paper's.
-"""  # noqa: E501
+Only quantiles and the parameters of log-normal distributions are kept. Scores are relative: the
+median phone is assumed to compute 10⁹ multiply-accumulates per second, as plain single-precision
+code does. Also assumed, not measured: half of the phones use LTE; α and the erasure probability
+are the paper's.
+"""
 
 import numpy as np
 
 from codedfedl._types import FloatArray
-from codedfedl.errors import InputError
-from codedfedl.fleet.devices import Devices, Fleet, Workload
+from codedfedl.fleet.devices import Devices, Fleet, Workload, check_drawn
 
 __all__ = ["phone_devices", "phone_fleet"]
 
@@ -38,10 +38,7 @@ def phone_devices(
 
     The first phones of a larger fleet with the same seed are those of a smaller one.
     """
-    if clients < 1 or clients != int(clients):
-        raise InputError(f"clients is {clients}: must be a whole number above 0")
-    if seed < 0:
-        raise InputError(f"seed is {seed}: must be at least 0")
+    check_drawn(clients, seed)
     score, radio = np.random.default_rng([seed, 0]).random((clients, 2)).T
     down, own = np.random.default_rng([seed, 1]).standard_normal((clients, 2)).T
     up = _CORRELATION * down + np.sqrt(1 - _CORRELATION**2) * own

@@ -135,16 +135,13 @@ def _multiply(
 ) -> list[Array]:
     """Draw a slice of the code's columns at a time, and never keep it."""
     xp, where = array_namespace(parts[0]), device(parts[0])
-    totals: list[Array] = []
-    width = max(1, _SLICE // rows)
-    for start in range(0, parts[0].shape[0], width):
-        part = slice(start, min(start + width, parts[0].shape[0]))
-        draws = entries(rng, rows, part.stop - start)
+
+    def code(part: slice) -> Array:
+        draws = entries(rng, rows, part.stop - part.start)
         draws *= weights[part].astype(np.float32)
-        code = xp.asarray(draws, device=where)
-        mixed = [code @ matrix[part] for matrix in parts]
-        totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
-    return totals
+        return xp.asarray(draws, device=where)
+
+    return _products(parts, max(1, _SLICE // rows), code)
 
 
 def _scatter(
@@ -159,23 +156,30 @@ def _scatter(
     A GPU multiplies with the dense matrix instead, which has the same entries.
     """
     xp, where = array_namespace(parts[0]), device(parts[0])
-    totals: list[Array] = []
-    points, width = parts[0].shape[0], max(_COLUMNS, rows)
-    for start in range(0, points, width):
-        part = slice(start, min(start + width, points))
-        places = _places(rng, rows, part.stop - start, nonzeros)
+
+    def code(part: slice) -> Array:
+        places = _places(rng, rows, part.stop - part.start, nonzeros)
         signs = (1 - 2 * rng.integers(0, 2, places.shape, dtype=np.int8)) / np.sqrt(nonzeros)
         values = (signs * weights[part, None]).astype(np.float32)
         if is_numpy_array(parts[0]):
             from scipy.sparse import csc_array
 
             ends = np.arange(0, values.size + 1, nonzeros)
-            code = csc_array((values.ravel(), places.ravel(), ends), (rows, len(places)))
-        else:
-            entries = np.zeros((rows, len(places)), dtype=np.float32)
-            np.put_along_axis(entries, places.T, values.T, axis=0)
-            code = xp.asarray(entries, device=where)
-        mixed = [code @ matrix[part] for matrix in parts]
+            return csc_array((values.ravel(), places.ravel(), ends), (rows, len(places)))
+        entries = np.zeros((rows, len(places)), dtype=np.float32)
+        np.put_along_axis(entries, places.T, values.T, axis=0)
+        return xp.asarray(entries, device=where)
+
+    return _products(parts, max(_COLUMNS, rows), code)
+
+
+def _products(parts: Sequence[Array], width: int, code: Callable[[slice], Array]) -> list[Array]:
+    """Add up the products of slices of the code's columns with the points that they mix."""
+    totals: list[Array] = []
+    for start in range(0, parts[0].shape[0], width):
+        part = slice(start, min(start + width, parts[0].shape[0]))
+        columns = code(part)
+        mixed = [columns @ matrix[part] for matrix in parts]
         totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
     return totals
 

@@ -152,7 +152,8 @@ def _planned_and_actual(
     config: FleetConfig, unit: Unit, task: Task
 ) -> tuple[Fleet, Fleet] | tuple[MeasuredDelays, MeasuredDelays]:
     """Return the delays that the plans assume, and those on which time passes."""
-    clients = unit.fleets.get(config.name) or _built_in(config, unit.seed)
+    built_in = config.name in BUILT_IN
+    clients = _built_in(config, unit.seed) if built_in else unit.fleets[config.name]
     if isinstance(clients, MeasuredDelays):
         return clients, clients.slowed(_factor(clients.mean(task.points[0]), config))
     if isinstance(clients, Devices):
