@@ -55,6 +55,7 @@ from codedfedl.streams import stream
 __all__ = ["CodedNewton"]
 
 _LARGEST = 1e30  # what float32 holds with room to spare
+_WORTH = 0.125  # of the rows so far: this much late parity is worth another decomposition
 
 
 @dataclass(frozen=True)
@@ -216,13 +217,19 @@ class CodedNewton(Scheme):
         }
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
-        blocks = {**state.blocks, **blocks}
+        """Decompose the parity that is there; what is late waits until it is worth it."""
+        waiting = {**state.waiting, **blocks}
+        rows = sum(block.parity.features.shape[0] for block in waiting.values())
+        if state.sketch is not None and rows < _WORTH * state.sketch.rows:
+            return replace(state, waiting=waiting)
+        blocks = {**state.blocks, **waiting}
         sketch = sketch_of(blocks, state.task)
+        state = replace(state, blocks=blocks, sketch=sketch, waiting={})
         if not self.damped:
-            return replace(state, blocks=blocks, sketch=sketch)
+            return state
         ridge, rng = total_ridge(state), stream(0, "code")  # no secret: the parity is the server's
         damping = max(damping_of(sketch, ridge, rng) - ridge, state.damping)
-        return replace(state, blocks=blocks, sketch=sketch, damping=damping)
+        return replace(state, damping=damping)
 
     def _start_from_parity(self, state: NewtonState) -> NewtonState:
         if state.sketch is None:

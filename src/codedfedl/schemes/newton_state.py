@@ -45,6 +45,8 @@ class NewtonState(State):
         How many rounds are played: the plan's, unless more are asked for.
     blocks, sketch
         The parity of each client that sent some, and of all together.
+    waiting
+        Late parity that is not yet in them; its clients count as clients without parity.
     damping : float
         ρ, the damping of all clients together; each has a share by its points.
     raised
@@ -67,6 +69,7 @@ class NewtonState(State):
     last_round: int = 0
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
+    waiting: Mapping[int, Block] = field(default_factory=dict)
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)

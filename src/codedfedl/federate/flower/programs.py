@@ -55,6 +55,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "NO_COLOR": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(2**20),  # large answers leave no holes behind in memory
     }
 
 
