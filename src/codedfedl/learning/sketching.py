@@ -73,15 +73,31 @@ class Sketch:
         """Return the ridge regression on the parity, shape (q, c)."""
         return self.divide(self.features.T @ self.targets, 1.0, ridge)
 
+    def times(self, vector: FloatArray) -> FloatArray:
+        """Return X̃ᵀX̃·vector."""
+        return np.asarray(self.vectors @ (self.values[:, None] * (self.vectors.T @ vector)))
+
     def divide(self, vector: FloatArray, scale: float, ridge: float) -> FloatArray:
         """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector."""
+        return np.asarray(self.vectors @ self._divided(vector, scale, ridge)[1])
+
+    def squared_length(self, vector: FloatArray, scale: float, ridge: float) -> float:
+        """Return tr(vectorᵀ(scale·X̃ᵀX̃ + ridge)⁻¹·vector)."""
+        turned, divided = self._divided(vector, scale, ridge)
+        return float((turned * divided).sum())
+
+    def _divided(
+        self, vector: FloatArray, scale: float, ridge: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return a vector, and its quotient, in the basis of the eigenvectors."""
         weights = scale * self.values + ridge
         if not weights.min() > len(weights) * np.finfo(float).eps * weights.max():
             raise InputError(
                 f"the parity's Hessian is singular: {self.rows} rows for {len(weights)} features "
                 "and no ridge; give training.ridge a value above 0"
             )
-        return np.asarray(self.vectors @ ((self.vectors.T @ vector) / weights[:, None]))
+        turned = self.vectors.T @ vector
+        return turned, turned / weights[:, None]
 
     def leave_one_out(self, ridge: float) -> float:
         """Squared error on every row of the model fitted without it (PRESS), summed.

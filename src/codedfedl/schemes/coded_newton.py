@@ -224,7 +224,7 @@ class CodedNewton(Scheme):
             return replace(state, waiting=waiting)
         blocks = {**state.blocks, **waiting}
         sketch = sketch_of(blocks, state.task)
-        state = replace(state, blocks=blocks, sketch=sketch, waiting={})
+        state = state.with_sketch(blocks, sketch)
         if not self.damped:
             return state
         ridge, rng = total_ridge(state), stream(0, "code")  # no secret: the parity is the server's
@@ -273,8 +273,8 @@ class CodedNewton(Scheme):
 
     def _with_replies(self, state: NewtonState, replies: Iterable[Reply]) -> NewtonState:
         """Move the anchors of all who answered; damp those more whose parity was too flat."""
-        anchors, gradients = dict(state.anchors), dict(state.gradients)
-        raised = dict(state.raised)
+        anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
+        models: dict[int, FloatArray] = {}  # one for each round, which its clients share
         for reply in replies:
             j, gradient = reply.client, double(reply.arrays["gradient"])
             shape = tuple(state.model.shape)
@@ -283,7 +283,9 @@ class CodedNewton(Scheme):
                     f"the gradient of client {j} has shape {gradient.shape} or is not "
                     f"finite: must be finite numbers of shape {shape}"
                 )
-            now, before = Anchor(double(reply.model), reply.points), anchors.get(j)
+            if reply.round not in models:
+                models[reply.round] = double(reply.model)
+            now, before = Anchor(models[reply.round], reply.points), state.anchors.get(j)
             if self.damped and before is not None and before.points == now.points:
                 moved, damping = now.model - before.model, client_damping(state, j)
                 true = (moved * (gradient - gradients[j])).sum(0)
@@ -292,7 +294,7 @@ class CodedNewton(Scheme):
                 if needed > damping:
                     raised[j] = needed
             anchors[j], gradients[j] = now, gradient
-        return replace(state, anchors=anchors, gradients=gradients, raised=raised)
+        return replace(state.with_anchors(anchors), gradients=gradients, raised=raised)
 
 
 def _first(own: Any, other: Any) -> Any:

@@ -116,17 +116,17 @@ class NewtonOnSums(CodedNewton):
         if not inbox.sums:
             return state
         assert inbox.loads is not None
-        model, anchors = double(state.model), dict(state.anchors)
+        model = double(state.model)
         clients = np.flatnonzero(inbox.arrived).tolist()
-        anchors |= {j: Anchor(model, int(inbox.loads[j])) for j in clients}
+        anchors = {j: Anchor(model, int(inbox.loads[j])) for j in clients}
         damping = state.damping
         if self.damped:
-            before = {j: one for j, one in state.anchors.items() if anchors[j] is not one}
+            before = {j: state.anchors[j] for j in clients if j in state.anchors}
             same = {j: one for j, one in before.items() if one.points == anchors[j].points}
             shown = state.numbers.decode(inbox.total("curvature"))
             damping = max(damping, _damping(state, same, shown, len(clients)))
         total = np.asarray(state.total + inbox.total("gradient"))
-        return replace(state, total=total, anchors=anchors, damping=damping)
+        return replace(state.with_anchors(anchors), total=total, damping=damping)
 
 
 def _damping(

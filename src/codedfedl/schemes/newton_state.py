@@ -1,8 +1,9 @@
 """What `coded-newton` remembers of every client, and the step that it takes from it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -47,6 +48,9 @@ class NewtonState(State):
         The parity of each client that sent some, and of all together.
     waiting
         Late parity that is not yet in them; its clients count as clients without parity.
+    moment : array of shape (q, c)
+        Σ H̃_j·a_j over the clients with parity that were heard, and X̃_jᵀỸ_j over those that were
+        not: with H̃·β it is all that a step needs of the parity.
     damping : float
         ρ, the damping of all clients together; each has a share by its points.
     raised
@@ -70,6 +74,7 @@ class NewtonState(State):
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
     waiting: Mapping[int, Block] = field(default_factory=dict)
+    moment: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
@@ -109,6 +114,37 @@ class NewtonState(State):
         return replace(self, estimate=sampling + unheard + gained)
 
     @cached_property
+    def places(self) -> dict[int, slice]:
+        """Where each client's rows are in the sketch."""
+        clients = sorted(self.blocks)
+        ends = np.cumsum([self.blocks[j].parity.features.shape[0] for j in clients]).tolist()
+        return {j: slice(a, b) for j, a, b in zip(clients, [0, *ends], ends, strict=False)}
+
+    def with_sketch(self, blocks: Mapping[int, Block], sketch: Sketch) -> Self:
+        """Return the state with the parity of these clients."""
+        state = replace(self, blocks=blocks, sketch=sketch, waiting={})
+        predictions = sketch.targets.copy()
+        for client, rows in state.places.items():
+            if client in state.anchors:
+                predictions[rows] = sketch.features[rows] @ state.anchors[client].model
+        return replace(state, moment=sketch.features.T @ predictions)
+
+    def with_anchors(self, anchors: Mapping[int, Anchor]) -> Self:
+        """Return the state after some clients have answered anew."""
+        assert self.sketch is not None
+        moment = self.moment.copy()
+        for client, now in anchors.items():
+            if client in self.places:
+                rows, before = self.places[client], self.anchors.get(client)
+                features = self.sketch.features[rows]
+                if before is None:
+                    change = features @ now.model - self.sketch.targets[rows]
+                else:
+                    change = features @ (now.model - before.model)
+                moment += features.T @ change
+        return replace(self, anchors={**self.anchors, **anchors}, moment=moment)
+
+    @cached_property
     def represented_points(self) -> float:
         """Points of the clients whose parity is there."""
         return float(self.task.held[list(self.blocks)].sum())
@@ -139,12 +175,11 @@ def assumed_curvature(state: NewtonState, client: int, moved: FloatArray) -> Flo
 
     A client without parity is taken to curve as all others do.
     """
-    if client in state.blocks:
-        rows, share = to_host(state.blocks[client].parity.features).astype(np.float64), 1.0
-    else:
-        assert state.sketch is not None
-        rows, share = state.sketch.features, client_share(state, client)
-    return np.asarray(share * ((rows @ moved) ** 2).sum(0))
+    assert state.sketch is not None
+    if client in state.places:
+        change = state.sketch.features[state.places[client]] @ moved
+        return np.asarray((change**2).sum(0))
+    return np.asarray(client_share(state, client) * (moved * state.sketch.times(moved)).sum(0))
 
 
 def needed_damping(
@@ -167,35 +202,28 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     With it comes the Newton decrement, an estimate of how far above its minimum the objective is.
     It leaves the damping out, which makes steps safe and would make any distance look small.
     """
-    sketch, model = state.sketch, double(state.model)
+    sketch, model, ridge = state.sketch, double(state.model), total_ridge(state)
     assert sketch is not None
-    total = total_ridge(state) * model + state.gradient
-    residuals = sketch.features @ model - sketch.targets  # of clients that were never heard
-    apart = np.zeros_like(model)  # what moved for clients without parity
-    places = _places(state.blocks)
-    for client, anchor in state.anchors.items():
-        moved = model - anchor.model
-        share = client_share(state, client)
-        total = total + client_damping(state, client) * moved
-        if client in places:
-            rows = places[client]
-            residuals[rows] = sketch.features[rows] @ moved
-        else:
-            apart += share * moved
-    residuals += sketch.features @ apart
-    total = total + sketch.features.T @ residuals
+    total = ridge * model + state.gradient - state.moment
+    curved = model.copy()  # what all parity together is multiplied by
+    for anchor, damping, share in _weighted(state):
+        total += damping * (model - anchor)
+        curved += share * (model - anchor)
+    total += sketch.times(curved)
     everybody = float(state.task.held.sum()) / state.represented_points
     more = sum(
         client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised
     )
-    damping = everybody * state.damping + more + total_ridge(state)
-    step = sketch.divide(total, everybody, damping)
-    whole = sketch.divide(total, everybody, max(total_ridge(state), 1e-9 * sketch.values[-1]))
-    return step, float((whole * total).sum()) / 2
+    step = sketch.divide(total, everybody, everybody * state.damping + more + ridge)
+    least = max(ridge, 1e-9 * sketch.values[-1])
+    return step, sketch.squared_length(total, everybody, least) / 2
 
 
-def _places(blocks: Mapping[int, Block]) -> dict[int, slice]:
-    """Return where each client's rows are in the sketch."""
-    clients = sorted(blocks)
-    ends = np.cumsum([blocks[j].parity.features.shape[0] for j in clients]).tolist()
-    return {j: slice(a, b) for j, a, b in zip(clients, [0, *ends], ends, strict=False)}
+def _weighted(state: NewtonState) -> Iterator[tuple[FloatArray, float, float]]:
+    """Yield every model that clients are anchored at, with Σ ρ_j and what stands in for parity."""
+    together: dict[int, tuple[FloatArray, list[int]]] = {}
+    for client, anchor in state.anchors.items():  # those who answered in one round share a model
+        together.setdefault(id(anchor.model), (anchor.model, []))[1].append(client)
+    for model, clients in together.values():
+        without = sum(client_share(state, j) for j in clients if j not in state.places)
+        yield model, sum(client_damping(state, j) for j in clients), without
