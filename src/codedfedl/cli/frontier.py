@@ -18,6 +18,7 @@ from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
 from codedfedl.report.frontier import Place, frontier_rows, places
 from codedfedl.report.results import outcomes, written
+from codedfedl.report.units import unit_for
 
 __all__ = ["DATASETS", "FLEETS", "frontier"]
 
@@ -141,20 +142,21 @@ def _words(found: Sequence[Place]) -> str:
 
 def _table(found: Sequence[Place]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    for name in ("setting", "leaves a client", "points a row", "hours", "over seeds", "final"):
+    unit = unit_for(place.hours or 0.0 for place in found)
+    for name in ("setting", "leaves a client", "points a row", unit.name, "over seeds", "final"):
         table.add_column(name)
     table.add_column("best rival that discloses no more")
     table.add_column("gain")
     for place in sorted(found, key=lambda one: one.hours or float("inf")):
         one = place.outcome
-        met = [t for t in one.total_hours if t is not None]
+        met = [t * unit.per_hour for t in one.total_hours if t is not None]
         final = sorted(one.final)[len(one.final) // 2]
         table.add_row(
             one.setting,
             listed(one.disclosure),
             "" if one.points_per_parity_row is None else f"{one.points_per_parity_row:.0f}",
-            "not met" if place.hours is None else f"{place.hours:.3g}",
-            f"{min(met):.3g} – {max(met):.3g}" if met else "",
+            "not met" if place.hours is None else f"{place.hours * unit.per_hour:.4g}",
+            f"{min(met):.4g} – {max(met):.4g}" if met else "",
             written(one.metric, final),
             "" if place.rival is None else place.rival.setting,
             "–" if place.gain is None else f"{place.gain:.2f}×",

@@ -10,6 +10,7 @@ from codedfedl.report.curves import COLOURS, log_axis
 from codedfedl.report.figures import STYLE
 from codedfedl.report.frontier import Place
 from codedfedl.report.results import Outcome
+from codedfedl.report.units import Unit, unit_for
 
 __all__ = ["frontier_figure"]
 
@@ -25,11 +26,12 @@ _COLUMNS = 2
 
 
 def frontier_figure(panels: Sequence[tuple[str, Sequence[Place]]]) -> Figure:
-    """Draw hours to the target, the schemes in bands by what leaves a client; a panel per data set.
+    """Draw the time to the target, schemes in bands by what leaves a client; a panel per data set.
 
     A dot is the median over seeds, a line all seeds and the error of the test set.
     """
     drawn = [(title, _drawn(found)) for title, found in panels]
+    unit = unit_for(place.hours or 0.0 for _, found in panels for place in found)
     pairs = [drawn[first : first + _COLUMNS] for first in range(0, len(drawn), _COLUMNS)]
     heights = [1.6 + 0.26 * max(len(lines) for _, lines in pair) for pair in pairs]
     with mpl.rc_context(STYLE):
@@ -38,7 +40,7 @@ def frontier_figure(panels: Sequence[tuple[str, Sequence[Place]]]) -> Figure:
         grid = figure.add_gridspec(len(pairs), len(pairs[0]), height_ratios=heights)
         for row, pair in enumerate(pairs):
             for column, (title, lines) in enumerate(pair):
-                _panel(figure.add_subplot(grid[row, column]), title, lines)
+                _panel(figure.add_subplot(grid[row, column]), title, lines, unit)
     return figure
 
 
@@ -53,16 +55,17 @@ def _band(place: Place) -> int:
     return next(band for band, (kinds, _) in enumerate(_BANDS) if kinds & told)
 
 
-def _panel(ax: Axes, title: str, drawn: Sequence[tuple[int, Place]]) -> None:
+def _panel(ax: Axes, title: str, drawn: Sequence[tuple[int, Place]], unit: Unit) -> None:
     labels = []
     for line, (band, place) in enumerate(drawn):
         colour, outcome = COLOURS[band], place.outcome
-        times = [t for t in outcome.total_hours if t is not None]
-        times += [t for pair in outcome.hours_interval for t in pair if t is not None]
+        hours = [t for t in outcome.total_hours if t is not None]
+        hours += [t for pair in outcome.hours_interval for t in pair if t is not None]
+        times, middle = [t * unit.per_hour for t in hours], (place.hours or 0.0) * unit.per_hour
         ax.plot([min(times), max(times)], [line, line], color=colour, lw=2, alpha=0.4)
-        ax.plot([place.hours or 0.0], [line], "o", color=colour, ms=6)
+        ax.plot([middle], [line], "o", color=colour, ms=6)
         ax.annotate(
-            _hours(place.hours or 0.0),
+            f"{_rounded(middle)} {unit.sign}",
             (max(times), line),
             xytext=(6, 0),
             textcoords="offset points",
@@ -81,15 +84,15 @@ def _panel(ax: Axes, title: str, drawn: Sequence[tuple[int, Place]]) -> None:
             )  # fmt: skip
     ax.set_yticks(range(len(labels)), labels, fontsize=8)
     ax.set(ylim=(len(labels) - 0.4, -0.6), title=title)
-    ax.set_xlabel("hours to the target, set-up charged")
+    ax.set_xlabel(f"{unit.name} to the target, set-up charged")
     ax.grid(visible=False, axis="y")
     log_axis(ax)
     low, high = ax.get_xlim()
     ax.set_xlim(low, high * 4)  # room for the words
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.2g} h"
+def _rounded(time: float) -> str:
+    return f"{time:,.0f}" if time >= 100 else f"{time:.2g}"
 
 
 def _label(outcome: Outcome) -> str:
