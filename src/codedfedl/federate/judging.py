@@ -29,7 +29,7 @@ _FEW_ROWS = 8  # of parity, from which an expected error is hardly known
 _FEWEST = 4  # clients that are compared with each other
 _ENOUGH = 8  # clients whose median is well known; with fewer, limits are wider in proportion
 _CHANCE = 4.0  # standard deviations of the cosine
-_ALIKE = 0.3  # cosine of two clients' errors, above the median pair's
+_ALIKE = 0.12  # cosine of two clients' errors, above the median pair's; honest: 0.06 at most
 _SUSPECT = 1.15  # running mean from which a client is named where accuracy falls
 
 
