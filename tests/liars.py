@@ -23,7 +23,7 @@ from codedfedl.runs.journal import Exchange, Journal
 from tests.loopback import Loopback, Script, experiment_of, named, transport_of
 
 LIARS = (3, 7)
-_HIDDEN = 0.11  # a cosine that is let pass
+_HIDDEN = 0.15  # a cosine that is let pass
 CODED = {"name": "coded", "redundancy": 0.2}
 NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
 

@@ -29,7 +29,8 @@ _FEW_ROWS = 8  # of parity, from which an expected error is hardly known
 _FEWEST = 4  # clients that are compared with each other
 _ENOUGH = 8  # clients whose median is well known; with fewer, limits are wider in proportion
 _CHANCE = 4.0  # standard deviations of the cosine
-_ALIKE = 0.12  # cosine of two clients' errors, above the median pair's; honest: 0.06 at most
+_ALIKE = 0.09  # cosine of two clients' errors, above the median pair's
+_THIN = 12  # rows of parity, from which errors have few directions to lie in
 _SUSPECT = 1.15  # running mean from which a client is named where accuracy falls
 
 
@@ -84,8 +85,7 @@ class Judge:
             most = _UNSURE * max(each * points[j] ** power for power, each in usual.items())
             found[j] = one.off / min(one.error, most, _GROWTH * float(self.errors[j]))
             self.errors[j] = min(self.errors[j], one.error)
-        rows = float(np.median([one.rows for one in measured.values()]))
-        self.slack = 1 + (_FEW_ROWS / rows) ** 2
+        self.slack = _slack(measured, _FEW_ROWS)
         return found
 
     def recall(self, distances: Mapping[int, float], errors: Mapping[int, float]) -> None:
@@ -148,7 +148,8 @@ def coherent(
     rows = np.array([measured[j].direction.ravel() for j in clients])
     cosines = rows @ rows.T
     first, second = np.triu_indices(len(clients), 1)
-    limit = max(0.0, float(np.median(cosines[first, second]))) + _ALIKE
+    alike = _ALIKE * _slack(measured, _THIN)
+    limit = max(0.0, float(np.median(cosines[first, second]))) + alike
     found: dict[int, str] = {}
     for a, b in zip(first.tolist(), second.tolist(), strict=True):
         one, other = clients[a], clients[b]
@@ -180,6 +181,11 @@ def _limit(ratios: Sequence[float], always: float) -> float:
     middle = float(np.median(ratios))
     spread = float(np.median(np.abs(np.asarray(ratios) - middle)))
     return float(np.clip(middle + _SPREADS * spread, always, max(_WIDEST, always)))
+
+
+def _slack(measured: Mapping[int, Measured], few: int) -> float:
+    """Return by how much a limit is wider, where parity has not many more rows than a few."""
+    return 1 + (few / float(np.median([one.rows for one in measured.values()]))) ** 2
 
 
 def _low_median(values: Sequence[float]) -> float:
