@@ -14,12 +14,15 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
+from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
+from codedfedl.audit.messages import Mixed
 from codedfedl.audit.records import crafted, first_slots, planted, random_slots, real
 from codedfedl.audit.run import Audit, audit
 from codedfedl.cli import app
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.protocol import Ask
 from codedfedl.errors import InputError
+from codedfedl.learning.codes import GAUSSIAN
 from codedfedl.privacy.auditing import (
     Guesses,
     area,
@@ -249,6 +252,22 @@ class TestAudits:
         problem, entry = digits({"name": "uncoded"})
         with pytest.raises(InputError, match="raise --records"):
             audit(problem, entry, 0, canaries=200, records=400)
+
+
+@pytest.mark.parametrize("attacker", [KnowsAllElse, KnowsThePopulation])
+def test_points_of_weight_0_have_no_part_in_parity(
+    attacker: type[KnowsAllElse] | type[KnowsThePopulation],
+) -> None:
+    """A client that surely answers for all its points sends rows of zeros, which tell nothing."""
+    problem = problem_of([[8, 8]])
+    records = real(problem.batches, random_slots(problem.batches, 16, np.random.default_rng(0)))
+    attack = attacker(problem, records, 0)
+    attack.observe(Mixed(0, 0, np.zeros(8), GAUSSIAN, np.zeros((4, 9))))
+    assert not attack.touched.any()
+    half = np.repeat([0.0, 1.0], 4)
+    attack.observe(Mixed(0, 0, half, GAUSSIAN, np.ones((4, 9))))
+    behind = (records.client == 0) & (records.index >= 4)
+    np.testing.assert_array_equal(attack.touched, behind)
 
 
 def test_noise_that_was_drawn_again_scores_nobody() -> None:
