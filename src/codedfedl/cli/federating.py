@@ -64,7 +64,7 @@ def federate_here(
     experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
-    cap = training.epsilon_cap
+    cap = training.epsilon_cap(scheme_of(experiment))
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
     directory = RunDirectory(out)

@@ -110,7 +110,7 @@ def node_command(
     works: Annotated[str | None, typer.Option(help="Modules with custom kinds of work.")] = None,
     helper: Annotated[
         Path | None,
-        typer.Option(help="The helper's masks.pub: answer only with masked, noisy sums."),
+        typer.Option(help="The helper's masks.pub: answer only with masked sums."),
     ] = None,
     vault: Annotated[
         Path | None, typer.Option(help="With --helper: a permanent folder for the ledger.")
@@ -118,7 +118,9 @@ def node_command(
     epsilon_cap: Annotated[
         float | None,
         typer.Option(
-            help="With --helper: the most ε to spend on a data set, over all runs.", min=0
+            help="With --helper: the most ε to spend on a data set, over all runs; inf also "
+            "allows sums without noise.",
+            min=0,
         ),
     ] = None,
     settings: Annotated[
@@ -139,7 +141,7 @@ def node_command(
     check_name(name)
     check_access(superlink, authority, key)
     if helper is None and (vault is not None or epsilon_cap is not None):
-        raise InputError("--vault and --epsilon-cap are for noisy sums: give --helper too")
+        raise InputError("--vault and --epsilon-cap are for secure sums: give --helper too")
     config: dict[str, Any] = dict(_pair(text) for text in settings or [])
     paths = {"data": data, "cache": cache, "helper": helper, "vault": vault}
     config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}

@@ -60,6 +60,21 @@ class Masked(Work):
         """Return client j's part."""
         return replace(self, work=self.work.for_client(j))
 
+    @property
+    def common(self) -> "Masked":
+        """What all clients are asked alike."""
+        return replace(self, work=self.work.common)
+
+    @property
+    def elastic(self) -> bool:
+        """As of the other work."""
+        return self.work.elastic
+
+    @property
+    def batch(self) -> int:
+        """The mini-batch that the other work is about; 0 where it is about all."""
+        return getattr(self.work, "batch", 0)
+
     def available(self, task: Task) -> IntArray:
         """Return what the other work has."""
         return self.work.available(task)

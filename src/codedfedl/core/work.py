@@ -128,6 +128,16 @@ class Work(ABC):
         """Return client j's part, where clients are asked for different things."""
         return self
 
+    @property
+    def common(self) -> "Work":
+        """What all clients are asked alike: without what `for_client` makes different."""
+        return self
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a client may answer for fewer points than it is asked for."""
+        return type(self).load is not Work.load
+
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
     ) -> IntArray:

@@ -133,6 +133,8 @@ class Federation:
         self.judge.recall(*exchange.record.known_distances)
         for reply in exchange.replies:
             self._answered[reply.client] = reply.points
+        if exchange.counted is not None:
+            self._answered = np.where(exchange.counted > 0, exchange.counted, self._answered)
         return self._inbox(ask, exchange)
 
     def resume(self) -> None:
@@ -147,8 +149,8 @@ class Federation:
         """Ask the clients, wait, and return what came."""
         if ask.noise is not None:
             raise InputError(
-                f"{ask.work.kind} is for noisy sums, and the scheme discloses more than {{dp}}: "
-                "name what it discloses"
+                f"{ask.work.kind} is for secure sums, and the scheme discloses neither sums nor "
+                "dp: name what it discloses"
             )
         self._remember(ask, model, round_)
         if not ask.keep_late:
@@ -255,7 +257,6 @@ class Federation:
         here = self.journal.kept() if ask.work.once else {}
         for j in here:
             tally.answered_before(j)
-        elastic = type(ask.work).load is not Work.load
         share = _ENCODING if ask.setup else _EMBEDDING
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
         facts = {
@@ -264,7 +265,7 @@ class Federation:
                 "round": round_,
                 "load": int(tally.loads[j]),
                 "answered": int(self._answered[j]),
-                "seconds": share * deadline if elastic else None,
+                "seconds": share * deadline if ask.work.elastic else None,
                 **self.extra,
             }
             for j in wanted

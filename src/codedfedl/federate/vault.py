@@ -1,13 +1,15 @@
 """A node's side of secure sums: what it checks, writes down and hides before anything leaves it.
 
-A node with a vault answers in sums alone: whatever would show its own answer is refused. Beside its
-key for masks the vault holds the ledger (`privacy.ledger`), and what was sent under masks.
+A node with a vault answers in sums alone: whatever would show its own answer is refused, and sums
+without noise too, unless its operator allows any ε. Beside its key for masks the vault holds the
+ledger (`privacy.ledger`), and what was sent under masks.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.core.clipped import PrivateSum
+from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import MASKED, ask_digest
+from codedfedl.federate.asks import MASKED, ask_digest, in_one_row
 from codedfedl.federate.transport import Answered
 from codedfedl.io.files import durable, make_folder
-from codedfedl.privacy.contract import Contract
+from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import Binding, Sender, shared_seed
@@ -97,7 +100,8 @@ class Vault:
     pinned
         The public key of the only helper that is trusted, in hexadecimal digits.
     epsilon_cap, delta
-        What a data set may spend, over all runs.
+        What a data set may spend, over all runs; ∞ to take part in sums without noise too, which
+        have no ε and are not in the ledger.
     """
 
     def __init__(
@@ -117,32 +121,78 @@ class Vault:
         self, asked: SumQuestion, load: Callable[[], Shard], make: Callable[[], Answered]
     ) -> Answered:
         """Return an answer under its mask, once everything is checked and written down."""
-        work = asked.work
-        if not isinstance(work, PrivateSum):
-            facts, arrays = make()
-            if arrays:
-                raise InputError(
-                    f"{work.kind} would show this node's own answer, and it answers in noisy sums "
-                    "alone: choose the scheme private, or start it without --helper"
-                )
-            return facts, arrays
-        contract, number, attempt = self._contract(asked, work)
-        data = self._data(load)
+        if isinstance(asked.work, PrivateSum):
+            return self._noisy(asked, asked.work, self._data(load), make)
+        if isinstance(asked.work, Masked):
+            return self._plain(asked, make)
+        facts, arrays = make()
+        if arrays:
+            raise InputError(
+                f"{asked.work.kind} would show this node's own answer, and it answers in sums "
+                "alone: choose the scheme private, or start it without --helper"
+            )
+        return facts, arrays
+
+    def _noisy(
+        self, asked: SumQuestion, work: PrivateSum, data: str, make: Callable[[], Answered]
+    ) -> Answered:
+        """Return an answer for a sum with noise, once it is charged."""
+        contract, number, attempt = self._contract(asked)
+        if not isinstance(contract, Contract):
+            raise InputError(
+                f"{work.kind} is asked for under a contract without noise: ask for it with one "
+                "that has releases"
+            )
+        _check_release(work, contract, number)
         self.ledger.check(data, contract)
 
-        def charged() -> tuple[bytes, npt.NDArray[np.uint32]]:
+        def charged() -> Answered:
+            facts, arrays = make()
+            if arrays:
+                _refuse_sensitive(work, contract, number, arrays[work.name].size)
+                self.ledger.charge(data, contract, number)
+            return facts, arrays
+
+        return self._sent_under(contract, number, attempt, asked, charged)
+
+    def _plain(self, asked: SumQuestion, make: Callable[[], Answered]) -> Answered:
+        """Return an answer for a sum without noise, if the node's operator allows it."""
+        contract, number, attempt = self._contract(asked)
+        if not isinstance(contract, PlainContract):
+            raise InputError(
+                f"{asked.work.kind} is asked for under a contract of noisy sums, which it is not in"
+            )
+        contract.noise_of(number)  # refuses what is not a sum
+        if self.ledger.epsilon < inf:
+            raise InputError(
+                "a sum without noise has no epsilon, and this node's --epsilon-cap is "
+                f"{self.ledger.epsilon:g}: choose the scheme private, or start it with "
+                "--epsilon-cap inf"
+            )
+        return self._sent_under(contract, number, attempt, asked, make)
+
+    def _sent_under(
+        self,
+        contract: AnyContract,
+        number: int,
+        attempt: int,
+        asked: SumQuestion,
+        make: Callable[[], Answered],
+    ) -> Answered:
+        """Return an answer under its mask: what was sent before, or a new one, written down."""
+
+        def noted() -> tuple[bytes, npt.NDArray[np.uint32]]:
             facts, arrays = make()
             if not arrays:
                 raise _NothingYet(facts)
-            plain = arrays[work.name].ravel()
-            self._refuse_sensitive(work, contract, number, len(plain))
-            self.ledger.charge(data, contract, number)
-            return json.dumps(facts).encode(), plain
+            return json.dumps(facts).encode(), in_one_row(arrays)
 
-        binding = Binding(contract.label, number, attempt, ask_digest(work, asked.model))
+        if asked.federation in self._ended:
+            raise InputError(f"federation {asked.federation} is over: begin a new one")
+        binding = Binding(contract.label, number, attempt, ask_digest(asked.work, asked.model))
         sender = Sender(self._seed, Files(self._sent(asked.federation)))
         try:
-            note, hidden = sender.masked(binding, bytes(asked), charged)
+            note, hidden = sender.masked(binding, bytes(asked), noted)
         except _NothingYet as nothing:
             return nothing.facts, {}
         return json.loads(note), {MASKED: hidden}
@@ -151,6 +201,8 @@ class Vault:
         """End a federation: nothing is answered in it any more, and what was sent is forgotten."""
         self.ledger.close(federation)
         sent = Files(self._sent(federation))
+        if len(sent):
+            self._ended[federation] = b""  # before what was sent is forgotten
         for key in sent:
             del sent[key]
         if sent.folder.is_dir():
@@ -159,11 +211,17 @@ class Vault:
     def _sent(self, federation: str) -> Path:
         return self.folder / "sent" / federation
 
-    def _contract(self, asked: SumQuestion, work: PrivateSum) -> tuple[Contract, int, int]:
-        """Return contract, number and attempt of a question, if all is as the proof needs it."""
+    @property
+    def _ended(self) -> Files:
+        return Files(self.folder / "ended")
+
+    def _contract(self, asked: SumQuestion) -> tuple[AnyContract, int, int]:
+        """Return contract, number and attempt of a question, if the parties are the right ones."""
         if asked.sum is None:
-            raise InputError(f"{work.kind} is asked for without a contract: nobody would add noise")
-        contract = Contract.of(asked.sum["contract"])
+            raise InputError(
+                f"{asked.work.kind} is asked for without a contract: nobody would take its mask off"
+            )
+        contract = contract_of(asked.sum["contract"])
         number, attempt = int(asked.sum["number"]), int(asked.sum["attempt"])
         if contract.federation != asked.federation:
             raise InputError(f"the contract is of another federation, {contract.federation}")
@@ -172,22 +230,7 @@ class Vault:
                 f"the helper's key is {contract.helper[:16]}…, and the pinned one is "
                 f"{self.pinned[:16]}…: ask the helper's operator which is right"
             )
-        what = contract.release(number).what
-        if what != work.name or work.scale != contract.scale:
-            raise InputError(
-                f"sum {number} is {what} with scale {contract.scale:g} in the contract, and "
-                f"{work.name} with scale {work.scale:g} is asked for"
-            )
         return contract, number, attempt
-
-    @staticmethod
-    def _refuse_sensitive(work: PrivateSum, contract: Contract, number: int, numbers: int) -> None:
-        moved, paid = work.sensitivity(numbers), contract.sensitivity(number)
-        if not moved <= paid * (1 + 1e-9):
-            raise InputError(
-                f"a record moves {work.kind} by {moved:.6g}, and the contract has noise for "
-                f"{paid:.6g}"
-            )
 
     def _data(self, load: Callable[[], Shard]) -> str:
         """Return the fingerprint of the node's data, which are read once for it."""
@@ -200,6 +243,24 @@ class Vault:
                     found.update(rows.tobytes())
             self._fingerprint = found.hexdigest()
         return self._fingerprint
+
+
+def _check_release(work: PrivateSum, contract: Contract, number: int) -> None:
+    """Refuse what is not the sum of this number in the contract."""
+    what = contract.release(number).what
+    if what != work.name or work.scale != contract.scale:
+        raise InputError(
+            f"sum {number} is {what} with scale {contract.scale:g} in the contract, and "
+            f"{work.name} with scale {work.scale:g} is asked for"
+        )
+
+
+def _refuse_sensitive(work: PrivateSum, contract: Contract, number: int, numbers: int) -> None:
+    moved, paid = work.sensitivity(numbers), contract.sensitivity(number)
+    if not moved <= paid * (1 + 1e-9):
+        raise InputError(
+            f"a record moves {work.kind} by {moved:.6g}, and the contract has noise for {paid:.6g}"
+        )
 
 
 class _NothingYet(Exception):  # noqa: N818

@@ -67,8 +67,8 @@ class LocalFederation:
     works
         Modules whose own kinds of work the nodes do; they may lie in the current folder.
     epsilon_cap
-        Where it is given there is a helper too, and the nodes answer in noisy sums alone, up to
-        this ε for each data set.
+        Where it is given there is a helper too, and the nodes answer in sums alone, up to this ε
+        for each data set; ∞ for sums without noise.
     """
 
     def __init__(
