@@ -289,12 +289,13 @@ class TestNode:
             own = facts | {"sum": {**facts["sum"], "contract": right | change, "number": 9}}
             grid.node(0).answer("work", own, {"model": model})
 
-        for change, message in [
+        changes: list[tuple[dict[str, Any], str]] = [
             ({"helper": "a" * 64}, "the pinned one is"),
             ({"federation": "0" * 32}, "of another federation"),
             ({"least": 1}, "would be a single client's own answer"),
             ({"releases": [], "delta": 1e-5, "scale": 1.0}, "come to 0 sums"),
-        ]:
+        ]
+        for change, message in changes:
             with pytest.raises(InputError, match=message):
                 asked(**change)
         with pytest.raises(InputError, match="without a contract"):
@@ -334,8 +335,8 @@ class TestNode:
         transport = transport_of(experiment, tmp_path)
         work = work_to(Masked(Gradient(0), 2.0**10))
         job = {"key": "0" * 32, "kind": "fourier", "n_components": 64, "sigma": 2.0}
-        facts = {"job": job | {"seed": 0, "batches": 1, "columns": 10}, "work": work}
-        facts |= {"round": 0, "load": 100, "answered": 0, "seconds": None}
+        facts: dict[str, Any] = {"job": job | {"seed": 0, "batches": 1, "columns": 10}}
+        facts |= {"work": work, "round": 0, "load": 100, "answered": 0, "seconds": None}
         model = np.zeros((64, 10), dtype=np.float32)
         with pytest.raises(InputError, match="start node-000 with --helper"):
             transport.node(0).answer("work", facts, {"model": model})
