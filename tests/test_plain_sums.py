@@ -19,6 +19,7 @@ from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.server import federate
 from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
+from codedfedl.federate.vault import Vault
 from codedfedl.privacy.contract import PlainContract, contract_of, digest_of_keys
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.masks import Binding, mask, shared_seed
@@ -49,7 +50,11 @@ def secure(scheme: dict[str, Any], clients: int = 4, rounds: int = 3, **more: An
 class PlainSumming(Summing):
     """Nodes that allow any ε; what each sent for a sum is kept, by the sum's number."""
 
-    cap = inf
+    cap, parity = inf, False
+
+    def vault(self, client: int) -> Vault:
+        folder = self.vault_folder(client)
+        return Vault(folder, self.pinned, epsilon_cap=self.cap, parity=self.parity)
 
     def __init__(self, folder: Path, shards: list[Path], script: Script | None = None) -> None:
         super().__init__(folder, shards, script)
@@ -62,7 +67,7 @@ class PlainSumming(Summing):
             answer: Answered = respond(kind, facts, arrays)
             if kind == "work" and "sum" in facts:
                 place = (client, facts["sum"]["number"], facts["sum"]["attempt"])
-                self.sent[place].append(answer[1]["masked"].tobytes())
+                self.sent[place] += [row.tobytes() for row in answer[1].values()]
             return answer
 
         return watched

@@ -11,6 +11,7 @@ from codedfedl.cli.following import ended_by_signals, followed
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
@@ -64,7 +65,8 @@ def federate_here(
     experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
-    cap = training.epsilon_cap(scheme_of(experiment))
+    scheme = scheme_of(experiment)
+    cap, parity = training.epsilon_cap(scheme), Disclosure.MIXED in scheme.disclosure
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
     directory = RunDirectory(out)
@@ -77,7 +79,7 @@ def federate_here(
         with_resume_hint(out, resume),
         directory.failures_noted(),
         ended_by_signals(),
-        LocalFederation(folder, shards, **settings, epsilon_cap=cap) as running,
+        LocalFederation(folder, shards, **settings, epsilon_cap=cap, parity=parity) as running,
     ):
         killed = followed(running, directory, security.kill)
     _finish(directory, as_json, [names[j] for j in killed])

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
+from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.encoding import BlockParity, Gram, Parity
 from codedfedl.core.masked import Masked
@@ -228,6 +229,7 @@ WORK: dict[str, type[Work]] = {
         ClippedMoments,
         ClippedGradient,
         Masked,
+        Changed,
     )
 }
 """Every kind of work that comes with the package."""

@@ -1,7 +1,7 @@
 """Work as it travels to a client: its kind, and its fields as plain values."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,7 @@ def work_to(work: Work) -> dict[str, Any]:
     """Return work as it travels: its kind, and its fields as plain values."""
     own = type(work)
     kind = own.kind if WORK.get(own.kind) is own else f"{own.__module__}:{own.__qualname__}"
-    values = {one.name: getattr(work, one.name) for one in fields(work)}  # type: ignore[arg-type]
-    return {"kind": kind, **{name: _plain(value) for name, value in values.items()}}
+    return {"kind": kind, **{name: _plain(value) for name, value in work.as_sent().items()}}
 
 
 def work_from(facts: Mapping[str, Any], find: Callable[[str], type[Work] | None]) -> Work:

@@ -13,7 +13,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
 from codedfedl.federate.node import NAME, Job
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.federate.vault import Files
+from codedfedl.io.files import Files
 from codedfedl.io.names import nearest
 from codedfedl.privacy.contract import AnyContract, contract_of, digest_of_keys
 from codedfedl.privacy.helper import Helper

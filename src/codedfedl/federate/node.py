@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
+from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_from
@@ -215,6 +216,8 @@ class _Desk:
             Contract, number and attempt of the secure sum that this is a part of.
         """
         asked = work_from(work, self.node.allowed)
+        if isinstance(asked, Changed) and self.node.vault is not None:
+            asked = self.node.vault.filled(self.job.key, asked)
 
         def make() -> Answered:
             began = self.node.clock()

@@ -7,7 +7,7 @@ ledger (`privacy.ledger`), and what was sent under masks.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -16,54 +16,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import PrivateSum
+from codedfedl.core.encoding import BlockParity, Parity
 from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
+from codedfedl.federate.answers import Answers
 from codedfedl.federate.asks import MASKED, ask_digest, in_one_row
 from codedfedl.federate.transport import Answered
-from codedfedl.io.files import durable, make_folder
+from codedfedl.io.files import Files
 from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import Binding, Sender, shared_seed
 
-__all__ = ["DELTA", "EPSILON_CAP", "Files", "SumQuestion", "Vault"]
+__all__ = ["DELTA", "EPSILON_CAP", "SumQuestion", "Vault"]
 
 EPSILON_CAP, DELTA = 10.0, 1e-5
 """What a node spends of a data set at most, where it is not told otherwise."""
 
 _ROWS_AT_ONCE = 4096
-
-
-class Files(MutableMapping[str, bytes]):
-    """Values in files of a folder, each on the disk before its assignment is over."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __getitem__(self, key: str) -> bytes:
-        try:
-            return (self.folder / key).read_bytes()
-        except FileNotFoundError:
-            raise KeyError(key) from None
-
-    def __setitem__(self, key: str, value: bytes) -> None:
-        make_folder(self.folder)
-        with durable(self.folder / key) as file:
-            file.write(value)
-
-    def __delitem__(self, key: str) -> None:
-        (self.folder / key).unlink()
-
-    def __iter__(self) -> Iterator[str]:
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return iter([path.name for path in found if not path.name.startswith(".")])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +77,25 @@ class Vault:
     epsilon_cap, delta
         What a data set may spend, over all runs; ∞ to take part in sums without noise too, which
         have no ε and are not in the ledger.
+    parity
+        Whether it sends parity of its own points as they are, which has no ε either.
     """
 
     def __init__(
-        self, folder: Path, pinned: str, *, epsilon_cap: float = EPSILON_CAP, delta: float = DELTA
+        self,
+        folder: Path,
+        pinned: str,
+        *,
+        epsilon_cap: float = EPSILON_CAP,
+        delta: float = DELTA,
+        parity: bool = False,
     ) -> None:
-        self.folder, self.pinned = folder, pinned
+        if parity and epsilon_cap < inf:
+            raise InputError(
+                f"--parity has no epsilon, and --epsilon-cap is {epsilon_cap:g}: give "
+                "--epsilon-cap inf, or leave --parity out"
+            )
+        self.folder, self.pinned, self.parity = folder, pinned, parity
         self.ledger = Ledger(folder / "ledger.json", epsilon_cap, delta)
         self._key = own_key(folder / "masks.key")
         self._seed = shared_seed(self._key, bytes.fromhex(pinned), helper=bytes.fromhex(pinned))
@@ -125,11 +113,13 @@ class Vault:
             return self._noisy(asked, asked.work, self._data(load), make)
         if isinstance(asked.work, Masked):
             return self._plain(asked, make)
+        is_parity = isinstance(asked.work, Parity | BlockParity)
         facts, arrays = make()
-        if arrays:
+        if arrays and not (is_parity and self.parity):
+            remedy = "start it with --parity" if is_parity else "start it without --helper"
             raise InputError(
                 f"{asked.work.kind} would show this node's own answer, and it answers in sums "
-                "alone: choose the scheme private, or start it without --helper"
+                f"alone: choose the scheme private, or {remedy}"
             )
         return facts, arrays
 
@@ -169,7 +159,21 @@ class Vault:
                 f"{self.ledger.epsilon:g}: choose the scheme private, or start it with "
                 "--epsilon-cap inf"
             )
-        return self._sent_under(contract, number, attempt, asked, make)
+
+        def kept() -> Answered:
+            facts, arrays = make()
+            if arrays and isinstance(asked.work, Changed):
+                assert asked.model is not None
+                change, points = arrays["gradient"], int(facts["points"])
+                answers = self._answers(asked.federation)
+                answers.keep(asked.work, attempt, points, asked.model, change)
+            return facts, arrays
+
+        return self._sent_under(contract, number, attempt, asked, kept)
+
+    def filled(self, federation: str, work: Changed) -> Changed:
+        """Return work with the answer that it is to be compared with."""
+        return self._answers(federation).filled(work)
 
     def _sent_under(
         self,
@@ -203,13 +207,14 @@ class Vault:
         sent = Files(self._sent(federation))
         if len(sent):
             self._ended[federation] = b""  # before what was sent is forgotten
-        for key in sent:
-            del sent[key]
-        if sent.folder.is_dir():
-            sent.folder.rmdir()
+        sent.remove()
+        Files(self.folder / "answers" / federation).remove()
 
     def _sent(self, federation: str) -> Path:
         return self.folder / "sent" / federation
+
+    def _answers(self, federation: str) -> Answers:
+        return Answers(Files(self.folder / "answers" / federation))
 
     @property
     def _ended(self) -> Files:
