@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache as once
 from functools import cached_property
 from pathlib import Path
@@ -216,8 +216,10 @@ class _Desk:
             Contract, number and attempt of the secure sum that this is a part of.
         """
         asked = work_from(work, self.node.allowed)
+        # The vault draws a node's share of the noise, as it does its mask.
+        done = replace(asked, noise=0.0) if isinstance(asked, PrivateSum) else asked
         if isinstance(asked, Changed) and self.node.vault is not None:
-            asked = self.node.vault.filled(self.job.key, asked)
+            done = asked = self.node.vault.filled(self.job.key, asked)
 
         def make() -> Answered:
             began = self.node.clock()
@@ -234,7 +236,7 @@ class _Desk:
             facts = {"round": round, "points": points}
             arrays: Arrays = {}
             if points > 0:
-                answer = asked.answer(client, points, model)
+                answer = done.answer(client, points, model)
                 facts["points"] = answer.points
                 if answer.arrays:
                     self._refuse_few(asked, answer.least_mixed, held)

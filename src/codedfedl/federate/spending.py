@@ -15,6 +15,7 @@ from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.privacy.accounting import ADJACENCY, Account, Release
 from codedfedl.privacy.contract import AnyContract, Contract, PlainContract
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
@@ -25,13 +26,15 @@ _HOLDS = (
     "against the server, the clients and the public, while server and helper do not collude; "
     "not against a helper that also sees the models: it knows the noise"
 )
+_HOLDS_BY_SHARES = "against those named by the run: each client adds a share of the noise"
 
 
 def keep_account(directory: RunDirectory, experiment: Experiment, account: Account) -> None:
     """Write `privacy.json` before the first round; refuse to continue a run under another one."""
     (cell,) = cells(experiment)
     which = {"cell": cell.id, "setting": cell.label, "seed": experiment.seeds[0]}
-    document = {"holds": _HOLDS, "runs": [which | account.document()]}
+    holds = _HOLDS_BY_SHARES if account.shares else _HOLDS
+    document = {"holds": holds, "runs": [which | account.document()]}
     text, path = json.dumps(document, indent=2) + "\n", directory.path / "privacy.json"
     if path.is_file() and path.read_text("utf-8") != text:
         raise InputError(
@@ -67,7 +70,7 @@ class Plain:
             )
         return round_ + 1
 
-    def pay(self, work: Work) -> None:
+    def pay(self, work: Work, *, given: bool) -> None:
         """Spend nothing."""
 
     def sentence(self, number: int) -> str:
@@ -81,7 +84,7 @@ class Noisy:
     Attributes
     ----------
     spent
-        μ² of all sums that were given out.
+        μ² of all sums that were given out; with shares of the noise, that were asked for.
     """
 
     def __init__(self, account: Account) -> None:
@@ -90,7 +93,8 @@ class Noisy:
 
     def contract(self, work: Work, federation: str, helper: str, clients: str) -> Contract:
         """Return what all parties agree on; the arguments are those of the contract."""
-        return Contract(federation, self.account, _private(work).scale, helper, clients)
+        least = max(LEAST_SUMMED, self.account.shares + 1)
+        return Contract(federation, self.account, _private(work).scale, helper, clients, least)
 
     def number(self, ask: Ask, contract: AnyContract, round_: int) -> int:
         """Return the number of the sum that an ask is for, if its noise is what is paid for."""
@@ -105,8 +109,10 @@ class Noisy:
             )
         return number
 
-    def pay(self, work: Work) -> None:
-        """Spend a sum that is given out."""
+    def pay(self, work: Work, *, given: bool) -> None:
+        """Spend a sum that is given out; with shares any, as each answer has noise of its own."""
+        if not given and not self.account.shares:
+            return
         what = _private(work).name
         self._given[what] += 1
         self.spent += self._release(what).mu ** 2

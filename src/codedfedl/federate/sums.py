@@ -59,8 +59,7 @@ class SummedFederation(Federation):
     def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
         """Take an exchange from the journal, if what it says was spent adds up."""
         if ask.noise is not None:
-            if exchange.sums:
-                self._terms.pay(ask.work)
+            self._terms.pay(ask.work, given=bool(exchange.sums))
             spent = self._terms.spent
             if not math.isclose(spent, exchange.spent, rel_tol=1e-9, abs_tol=1e-12):
                 raise InputError(
@@ -85,6 +84,7 @@ class SummedFederation(Federation):
             masked = self._gathered(ask, model, round_, facts)
             if (few := int(masked.record.arrived.sum())) < contract.least:
                 self._without_sum(ask, few, contract.least)
+                self._terms.pay(work, given=False)
                 self.last = replace(masked, sums={}, spent=self._terms.spent)
                 return self._inbox(ask, self.last)
             _keep(path, masked)
@@ -108,7 +108,7 @@ class SummedFederation(Federation):
         began, total = self.transport.now(), masked.sums[MASKED]
         names = [self.members.names[j] for j in np.flatnonzero(masked.record.arrived).tolist()]
         correction = self._correction({**facts, "arrived": names, "numbers": len(total)})
-        self._terms.pay(work)
+        self._terms.pay(work, given=True)
         seconds = masked.record.seconds + self.transport.now() - began
         return replace(
             masked,

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from codedfedl.federate.asks import MASKED, ask_digest, in_one_row
 from codedfedl.federate.transport import Answered
 from codedfedl.io.files import Files
 from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
+from codedfedl.privacy.fixed_point import LEAST_SHARE, Residues, noise_steps
+from codedfedl.privacy.helper import system_normal
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import Binding, Sender, shared_seed
@@ -139,8 +141,10 @@ class Vault:
         def charged() -> Answered:
             facts, arrays = make()
             if arrays:
-                _refuse_sensitive(work, contract, number, arrays[work.name].size)
+                size = arrays[work.name].size
+                _refuse_sensitive(work, contract, number, size)
                 self.ledger.charge(data, contract, number)
+                arrays = {work.name: arrays[work.name].ravel() + own_noise(work.noise, size)}
             return facts, arrays
 
         return self._sent_under(contract, number, attempt, asked, charged)
@@ -250,13 +254,29 @@ class Vault:
         return self._fingerprint
 
 
+def own_noise(deviation: float, numbers: int) -> Residues:
+    """Return a node's share of the noise, from the operating system."""
+    return noise_steps(deviation, system_normal(numbers) if deviation else np.zeros(numbers))
+
+
 def _check_release(work: PrivateSum, contract: Contract, number: int) -> None:
-    """Refuse what is not the sum of this number in the contract."""
+    """Refuse what is not the sum of this number in the contract, with its share of the noise."""
     what = contract.release(number).what
     if what != work.name or work.scale != contract.scale:
         raise InputError(
             f"sum {number} is {what} with scale {contract.scale:g} in the contract, and "
             f"{work.name} with scale {work.scale:g} is asked for"
+        )
+    share = contract.share_of(number)
+    if not isclose(work.noise, share, rel_tol=1e-9):
+        raise InputError(
+            f"a share of {work.noise:.6g} steps of noise is asked for, and the contract has "
+            f"{share:.6g}"
+        )
+    if 0 < share < LEAST_SHARE:
+        raise InputError(
+            f"a share of the noise is {share:.2g} steps of the integers, and the proof needs "
+            f"{LEAST_SHARE:g}"
         )
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import sqrt
 from typing import Any
 
 from codedfedl.errors import InputError
@@ -129,6 +130,11 @@ class Contract(_Agreement):
                 "contract.releases are over sampled points, or for whole clients: a "
                 "contract is for records that are in every sum"
             )
+        if self.account.shares and self.least <= self.account.shares:
+            raise InputError(
+                f"contract.least is {self.least}: {self.account.shares} shares are the noise "
+                "without any one client; sums must be over one client more"
+            )
         if not 0 < self.sums <= _MOST_SUMS:
             raise InputError(f"contract.releases come to {self.sums} sums: must be 1 to 1,000,000")
 
@@ -168,13 +174,19 @@ class Contract(_Agreement):
         raise InputError(f"no {what} is left of {self.sums} sums: the budget is spent")
 
     def noise_of(self, number: int) -> float:
-        """Return the standard deviation of a sum's noise, in steps of the integers."""
-        return self.release(number).sigma * self.scale
+        """Return the standard deviation of the helper's noise, in steps of the integers."""
+        return 0.0 if self.account.shares else self.release(number).sigma * self.scale
+
+    def share_of(self, number: int) -> float:
+        """Return the standard deviation of each client's share of the noise, likewise."""
+        shares = self.account.shares
+        return self.release(number).sigma * self.scale / sqrt(shares) if shares else 0.0
 
     def document(self) -> dict[str, Any]:
         """Return plain values."""
         account = self.account
         return {
+            **({"shares": account.shares} if account.shares else {}),
             "federation": self.federation,
             "delta": account.delta,
             "releases": [asdict(one) for one in account.releases],
@@ -204,7 +216,8 @@ def contract_of(document: Mapping[str, Any]) -> AnyContract:
         if "releases" not in fields:
             return PlainContract(**fields)
         releases = [Release(**one) for one in fields.pop("releases")]
-        return Contract(account=Account(fields.pop("delta"), releases), **fields)
+        delta, shares = fields.pop("delta"), int(fields.pop("shares", 0))
+        return Contract(account=Account(delta, releases, shares=shares), **fields)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):
             raise

@@ -114,7 +114,8 @@ class _Recomputed:
 
     def _summed(self, ask: Ask, model: Array, inbox: Inbox) -> Inbox:
         """Return a secure sum: added up anew, unless noise is in it, drawn once and unknown."""
-        if ask.noise or inbox.loads is None or not inbox.sums:
+        noisy = ask.noise or getattr(ask.work, "noise", 0.0)
+        if noisy or inbox.loads is None or not inbox.sums:
             return inbox
         total = RunningSum()
         for j in np.flatnonzero(inbox.loads).tolist():
