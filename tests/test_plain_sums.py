@@ -1,6 +1,7 @@
 """Sums without noise in a federation, on an in-memory transport: `secure = true`."""
 
 import json
+import tomllib
 from collections import defaultdict
 from math import inf
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codedfedl.cli.local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_from, work_to
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import ask_digest, in_one_row, taken_apart
+from codedfedl.federate.flower.client_app import node_from
+from codedfedl.federate.flower.supernode import NodeSettings
 from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.server import federate
 from codedfedl.federate.shards import write_shards
@@ -29,7 +33,7 @@ from codedfedl.runs.federation import scheme_of
 from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
-from tests.test_sums import HELPER, Summing, run, uniform
+from tests.test_sums import HELPER, Summing, refusal, run, uniform
 
 SCHEMES: list[dict[str, Any]] = [
     {"name": "uncoded"},
@@ -192,6 +196,21 @@ class TestKills:
         np.testing.assert_array_equal(answers[1], answers[2])
         assert [one.record.arrived.sum() for one in exchanges[1:]] == [3, 3, 2]
         assert replay(RunDirectory(tmp_path / "run")).same
+
+    def test_a_client_is_told_how_many_points_it_answered_for(self, tmp_path: Path) -> None:
+        """`balanced` counts on the same points in every round, after a kill too."""
+        grid = summing(experiment := secure({"name": "balanced"}, 3, 4), tmp_path)
+        grid.crash_after = 12
+        with pytest.raises(KeyboardInterrupt):
+            run(grid, experiment, tmp_path)
+        before = {facts["round"] for _, facts in grid.kinds("masked")}
+        grid.crash_after = None
+        run(grid, experiment, tmp_path)
+        told = {facts["round"]: facts["answered"] for j, facts in grid.kinds("masked") if j == 0}
+        held = json.loads((tmp_path / "run" / "members.json").read_text())["points"][0]
+        assert told == {0: 0, 1: held, 2: held, 3: held}
+        assert 0 in before
+        assert 3 not in before
 
     def test_more_rounds_may_be_played_later(self, tmp_path: Path) -> None:
         """There is no budget that they would exceed."""
@@ -432,3 +451,50 @@ def test_masks_that_would_not_cancel_are_refused(
     monkeypatch.setattr(Gradient, "for_client", lambda self, j: Gradient(self.batch + j))
     with pytest.raises(InputError, match="let its `common` leave that out"):
         played({"name": "uncoded"}, tmp_path, batches=4)
+
+
+class TestCommands:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--clients", "1"], "a sum would be one client's own answer"),
+            (["--set", "federation.scale=true"], "federation.scale is true"),
+            (["--set", "features.kind=identity"], "needs features with a bound"),
+        ],
+    )
+    def test_local(self, options: list[str], message: str, tmp_path: Path) -> None:
+        """Refused before a process starts."""
+        command = ["federate", "local", "--scheme", "uncoded", "--secure"]
+        command += ["--out", str(tmp_path / "run")]
+        assert message in refusal(*command, *options)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        ("options", "cap", "parity"),
+        [
+            (TrainingOptions(scheme="uncoded"), None, False),
+            (TrainingOptions(scheme="uncoded", secure=True), inf, False),
+            (TrainingOptions(scheme="coded", secure=True), inf, False),
+            (TrainingOptions(scheme="coded-newton", secure=True), inf, True),
+            (TrainingOptions(scheme="private"), 10.0, False),
+            (TrainingOptions(scheme="private", epsilon=30.0), 30.0, False),
+        ],
+    )
+    def test_local_nodes_allow_what_the_scheme_needs(
+        self, options: TrainingOptions, cap: float | None, parity: bool
+    ) -> None:
+        scheme = scheme_of(experiment_of(3, 3, options.scheme_table))
+        assert options.epsilon_cap(scheme) == cap
+        assert options.own_parity(scheme) == parity
+
+    def test_a_node_from_its_configuration(self, tmp_path: Path) -> None:
+        own_key(tmp_path / "masks.key")
+        config = {"name": "ada", "helper": str(tmp_path / "masks.pub"), "vault": str(tmp_path)}
+        vault = node_from({**config, "epsilon_cap": inf, "parity": True}, "1").vault
+        assert vault is not None
+        assert (vault.ledger.epsilon, vault.parity) == (inf, True)
+        settings = NodeSettings("127.0.0.1:1", {**config, "epsilon_cap": inf, "parity": True})
+        told = tomllib.loads(settings.stock_config().replace(" ", "\n"))
+        assert (told["epsilon_cap"], told["parity"]) == (inf, True)
+        command = ["federate", "node", "--superlink", "127.0.0.1:1", "--name", "ada"]
+        assert "give --helper too" in refusal(*command, "--parity")

@@ -11,7 +11,6 @@ from codedfedl.cli.following import ended_by_signals, followed
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
-from codedfedl.core.disclosure import Disclosure
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
@@ -66,7 +65,7 @@ def federate_here(
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
-    cap, parity = training.epsilon_cap(scheme), Disclosure.MIXED in scheme.disclosure
+    cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
     directory = RunDirectory(out)

@@ -76,6 +76,12 @@ class TrainingOptions:
 
         return max(EPSILON_CAP, self.epsilon or 0.0) if only_private(scheme.disclosure) else inf
 
+    def own_parity(self, scheme: "Scheme") -> bool:
+        """Return whether nodes with a helper are asked for parity of their own."""
+        from codedfedl.core.disclosure import Disclosure
+
+        return {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
+
     @property
     def modules(self) -> list[str]:
         """The user's own module whose work the nodes do, if the scheme has one."""

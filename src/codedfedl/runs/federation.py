@@ -10,6 +10,7 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.disclosure import needs_helper
+from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
@@ -61,6 +62,7 @@ def scheme_of(experiment: Experiment) -> Scheme:
     scheme = (on_sums(scheme) if chosen.secure else scheme).within(limits)
     if needs_helper(scheme.disclosure):
         _check_sums(config)
+        refuse_unbounded(experiment.feature_map(experiment.seeds[0], chosen).largest_square)
     return scheme
 
 
