@@ -133,9 +133,13 @@ class Federation:
         self.judge.recall(*exchange.record.known_distances)
         for reply in exchange.replies:
             self._answered[reply.client] = reply.points
+        self._note_points(exchange)
+        return self._inbox(ask, exchange)
+
+    def _note_points(self, exchange: Exchange) -> None:
+        """Remember how many points each client's part in a secure sum was for."""
         if exchange.counted is not None:
             self._answered = np.where(exchange.counted > 0, exchange.counted, self._answered)
-        return self._inbox(ask, exchange)
 
     def resume(self) -> None:
         """Ask again for what clients send once and may send late."""

@@ -78,15 +78,16 @@ class SummedFederation(Federation):
         place = {"number": number, "attempt": round_}
         self._remember(ask, model, round_)
         path = self.journal.folder / "sums" / f"{number:06d}.npz"
-        masked = _kept(path, round_)
-        if masked is None:
-            facts = {**place, "contract": contract.document()}
-            masked = self._gathered(ask, model, round_, facts)
-            if (few := int(masked.record.arrived.sum())) < contract.least:
-                self._without_sum(ask, few, contract.least)
-                self._terms.pay(work, given=False)
-                self.last = replace(masked, sums={}, spent=self._terms.spent)
-                return self._inbox(ask, self.last)
+        kept = _kept(path, round_)
+        facts = {**place, "contract": contract.document()}
+        masked = self._gathered(ask, model, round_, facts) if kept is None else kept
+        self._note_points(masked)
+        if (few := int(masked.record.arrived.sum())) < contract.least:
+            self._without_sum(ask, few, contract.least)
+            self._terms.pay(work, given=False)
+            self.last = replace(masked, sums={}, spent=self._terms.spent)
+            return self._inbox(ask, self.last)
+        if kept is None:
             _keep(path, masked)
         sent = to_host(model) if work.needs_model else None
         self.last = self._uncovered(work, masked, place | {"ask": ask_digest(work, sent)})
@@ -158,7 +159,6 @@ class SummedFederation(Federation):
             raise InputError(f"no client takes part in this sum; {problems[0]}")
         if ask.setup:
             check_setup(ask, tally, self.members, self.transport.now() - tally.began)
-        self._answered = np.where(counted > 0, counted, self._answered)
         here = self.transport.nodes()
         gone = [j for j in self.everyone if self.members.nodes[j] not in here]
         record = tally.record(round_, deadline, self.transport.now(), gone)
