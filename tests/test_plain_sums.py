@@ -3,17 +3,21 @@
 import json
 import tomllib
 from collections import defaultdict
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from codedfedl.cli.local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient
-from codedfedl.core.masked import Masked
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.masked import Masked, masked
+from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task
 from codedfedl.core.travel import work_from, work_to
+from codedfedl.core.waiting import Everyone
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import ask_digest, in_one_row, taken_apart
@@ -270,6 +274,42 @@ class TestFewArrivals:
         assert not [kind for node, kind, _ in grid.asked if (node, kind) == (HELPER, "sum")]
 
 
+@dataclass(frozen=True, eq=False)
+class TwiceState(State):
+    """How many sums there were before the first round, which is none."""
+
+    sums: int = 0
+
+
+@dataclass(frozen=True)
+class Twice(Scheme):
+    """Asks for two sums in its set-up, about two models, and for nothing else."""
+
+    name: ClassVar[str] = "twice"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.SUMS})
+
+    def start(self, task: Task, fleet: Any, model: Any) -> TwiceState:
+        return TwiceState(task, model)
+
+    def ask(self, state: TwiceState) -> Ask | None:
+        work, model = masked(Gradient(0), state.task), state.model + np.float32(state.sums)
+        ask = Ask(work, Everyone(), model=model, setup=True, noise=0.0)
+        return ask if state.sums < 2 else None
+
+    def receive(self, state: TwiceState, inbox: Inbox) -> TwiceState:
+        return replace(state, sums=state.sums + 1)
+
+
+def test_two_sums_in_one_set_up_are_two_sums(tmp_path: Path) -> None:
+    """Each has a number, and a mask, of its own."""
+    experiment = experiment_of(3, 2, {"name": f"{__name__}:Twice"})
+    grid = summing(experiment, tmp_path)
+    first, second = run(grid, experiment, tmp_path)[0]
+    assert (first.sums["gradient"] != second.sums["gradient"]).any()
+    assert len(grid.sent) == 6
+    assert all(len(set(sent)) == 1 for sent in grid.sent.values())
+
+
 class TestNode:
     def question(
         self, tmp_path: Path, name: str = "uncoded"
@@ -301,7 +341,7 @@ class TestNode:
         """Fewer points would be another plaintext, and both masks cancel in the difference."""
         grid, facts, model = self.question(tmp_path)
         before = grid.node(0).answer("work", facts, {"model": model})[1]["masked"].tobytes()
-        assert grid.sent[0, 1, 0] == [before]
+        assert grid.sent[0, 0, 0] == [before]
         with pytest.raises(InputError, match="another question was already answered"):
             grid.node(0).answer("work", facts | {"load": facts["load"] - 50}, {"model": model})
 

@@ -45,7 +45,7 @@ def keep_account(directory: RunDirectory, experiment: Experiment, account: Accou
 
 
 class Plain:
-    """Sums without noise: numbered by their rounds, with no budget to spend.
+    """Sums without noise: numbered as they are asked for, with no budget to spend.
 
     Attributes
     ----------
@@ -53,14 +53,15 @@ class Plain:
         μ² of all sums that were given out.
     """
 
-    spent = 0.0
+    def __init__(self) -> None:
+        self.spent, self._asked = 0.0, 0
 
     def contract(self, work: Work, federation: str, helper: str, clients: str) -> PlainContract:
         """Return what all parties agree on; the arguments are those of the contract."""
         return PlainContract(federation, helper, clients)
 
     def number(self, ask: Ask, contract: AnyContract, round_: int) -> int:
-        """Return the number of the sum that an ask is for, the set-up's being 0."""
+        """Return the number of the sum that an ask is for."""
         if not isinstance(ask.work, Masked):
             raise InputError(f"{ask.work.kind} does not add up in integers: ask for it as Masked")
         if ask.noise:
@@ -68,10 +69,11 @@ class Plain:
                 f"a sum is asked for with noise {ask.noise:.6g}, and there is no account: give the "
                 "scheme a privacy()"
             )
-        return round_ + 1
+        return self._asked
 
     def pay(self, work: Work, *, given: bool) -> None:
-        """Spend nothing."""
+        """Count a sum, given out or not, and spend nothing."""
+        self._asked += 1
 
     def sentence(self, number: int) -> str:
         """Return nothing to say."""

@@ -72,8 +72,7 @@ class _Agreement(ABC):
 class PlainContract(_Agreement):
     """Sums without noise: nobody sees a single answer, and no ε is promised.
 
-    The attributes are those of `Contract`. A sum is numbered by its round; there may be any number
-    of them, as there is no budget.
+    The attributes are those of `Contract`. There may be any number of sums, as there is no budget.
     """
 
     federation: str
