@@ -178,6 +178,7 @@ class TestParity:
         with pytest.raises(InputError, match=r"no client sent parity"):
             run(grid, experiment, tmp_path)
         assert not (tmp_path / "run" / "parity").exists()
+        assert not list(tmp_path.glob("nodes/caches/*/*/parity.npz"))  # nor was any made
 
     def test_it_has_no_epsilon(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="--parity has no epsilon"):

@@ -116,13 +116,18 @@ class Vault:
         if isinstance(asked.work, Masked):
             return self._plain(asked, make)
         is_parity = isinstance(asked.work, Parity | BlockParity)
+        if is_parity and self.parity:
+            return make()
+        remedy = "start it with --parity" if is_parity else "start it without --helper"
+        refusal = InputError(
+            f"{asked.work.kind} would show this node's own answer, and it answers in sums alone: "
+            f"choose the scheme private, or {remedy}"
+        )
+        if asked.work.once:  # what is made once is kept: refuse before that
+            raise refusal
         facts, arrays = make()
-        if arrays and not (is_parity and self.parity):
-            remedy = "start it with --parity" if is_parity else "start it without --helper"
-            raise InputError(
-                f"{asked.work.kind} would show this node's own answer, and it answers in sums "
-                f"alone: choose the scheme private, or {remedy}"
-            )
+        if arrays:
+            raise refusal
         return facts, arrays
 
     def _noisy(
