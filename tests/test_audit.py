@@ -240,13 +240,26 @@ class TestAudits:
         # With some 680 on either side the area of a blind guess varies by 0.016.
         assert found.membership.area > 0.5
 
+    @pytest.mark.parametrize("scheme", ["uncoded", "balanced"])
+    def test_a_sum_without_noise_tells_of_them_too(self, scheme: str) -> None:
+        """Whoever knows all other records knows what is left of the sum."""
+        found = audited({"name": scheme, "secure": True})
+        assert found.claimed == inf
+        assert found.epsilon > 4
+        assert found.canaries.area > 0.99
+
     @pytest.mark.parametrize(
         ("scheme", "message"),
-        [("centralised", "raw points leave"), ("fedavg", "no attack on 'local_model'")],
+        [
+            ({"name": "centralised"}, "raw points leave"),
+            ({"name": "fedavg"}, "no attack on 'local_model'"),
+            ({"name": "coded", "secure": True}, "no attack on a secure sum of 'parity'"),
+            ({"name": "coded-newton", "secure": True}, "no attack on 'changed'"),
+        ],
     )
-    def test_what_cannot_be_audited_is_refused(self, scheme: str, message: str) -> None:
+    def test_what_cannot_be_audited_is_refused(self, scheme: dict[str, Any], message: str) -> None:
         with pytest.raises(InputError, match=message):
-            audited({"name": scheme})
+            audited(scheme)
 
     def test_too_few_non_members_are_refused(self) -> None:
         problem, entry = digits({"name": "uncoded"})
