@@ -64,7 +64,8 @@ def federate_here(
     experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
-    cap = training.epsilon_cap
+    scheme = scheme_of(experiment)
+    cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
     directory = RunDirectory(out)
@@ -77,7 +78,7 @@ def federate_here(
         with_resume_hint(out, resume),
         directory.failures_noted(),
         ended_by_signals(),
-        LocalFederation(folder, shards, **settings, epsilon_cap=cap) as running,
+        LocalFederation(folder, shards, **settings, epsilon_cap=cap, parity=parity) as running,
     ):
         killed = followed(running, directory, security.kill)
     _finish(directory, as_json, [names[j] for j in killed])

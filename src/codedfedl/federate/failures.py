@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from codedfedl.core.client import Prepare
+from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Ask
 from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.errors import InputError
@@ -55,7 +56,8 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
     refused = {client for client, _ in tally.refusals}
     playing = np.flatnonzero(tally.loads).tolist()
     silent = [j for j in playing if tally.outcome[j] != ARRIVED and j not in refused]
-    kind = ask.work.kind.replace("_", " ")
+    work = ask.work.work if isinstance(ask.work, Masked) else ask.work
+    kind = work.kind.replace("_", " ")
     names = [members.names[j] for j in silent]
     if troubled := [j for j in silent if j in tally.problems]:
         trouble = "; ".join(f"{members.names[j]}: {tally.problems[j]}" for j in troubled[:3])

@@ -133,7 +133,13 @@ class Federation:
         self.judge.recall(*exchange.record.known_distances)
         for reply in exchange.replies:
             self._answered[reply.client] = reply.points
+        self._note_points(exchange)
         return self._inbox(ask, exchange)
+
+    def _note_points(self, exchange: Exchange) -> None:
+        """Remember how many points each client's part in a secure sum was for."""
+        if exchange.counted is not None:
+            self._answered = np.where(exchange.counted > 0, exchange.counted, self._answered)
 
     def resume(self) -> None:
         """Ask again for what clients send once and may send late."""
@@ -147,8 +153,8 @@ class Federation:
         """Ask the clients, wait, and return what came."""
         if ask.noise is not None:
             raise InputError(
-                f"{ask.work.kind} is for noisy sums, and the scheme discloses more than {{dp}}: "
-                "name what it discloses"
+                f"{ask.work.kind} is for secure sums, and the scheme discloses neither sums nor "
+                "dp: name what it discloses"
             )
         self._remember(ask, model, round_)
         if not ask.keep_late:
@@ -255,7 +261,6 @@ class Federation:
         here = self.journal.kept() if ask.work.once else {}
         for j in here:
             tally.answered_before(j)
-        elastic = type(ask.work).load is not Work.load
         share = _ENCODING if ask.setup else _EMBEDDING
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
         facts = {
@@ -264,7 +269,7 @@ class Federation:
                 "round": round_,
                 "load": int(tally.loads[j]),
                 "answered": int(self._answered[j]),
-                "seconds": share * deadline if elastic else None,
+                "seconds": share * deadline if ask.work.elastic else None,
                 **self.extra,
             }
             for j in wanted

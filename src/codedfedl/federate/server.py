@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.core.disclosure import only_private
+from codedfedl.core.disclosure import needs_helper, only_private
 from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
@@ -27,7 +27,8 @@ from codedfedl.federate.models import trained_model
 from codedfedl.federate.probe import probe
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.scaling import agree_on_scaling
-from codedfedl.federate.sums import SummedFederation, keep_account
+from codedfedl.federate.spending import keep_account
+from codedfedl.federate.sums import SummedFederation
 from codedfedl.federate.transport import Transport
 from codedfedl.io.files import synced
 from codedfedl.runs.config import Experiment
@@ -77,6 +78,8 @@ def federate(
         account = scheme.privacy(state)
         if account is not None:
             keep_account(directory, experiment, account)
+        elif only_private(scheme.disclosure):
+            raise InputError("the scheme does not declare what it releases: give it a privacy()")
         federation.begin(account)
         driver, watch = Driver(scheme, state, config.rounds), Watch(config.fall)
         for exchange in _played(driver, federation, journal):
@@ -145,8 +148,8 @@ def _assembled(
         federation_task(experiment, members),
         job_of(experiment, members.key, members),
     )
-    private = only_private(scheme_of(experiment).disclosure)
-    kind = SummedFederation if private else Federation
+    summed = needs_helper(scheme_of(experiment).disclosure)
+    kind = SummedFederation if summed else Federation
     return kind(transport, config, members, task, job, journal, say)
 
 

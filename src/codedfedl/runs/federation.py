@@ -9,7 +9,8 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import LEAST_SUMMED
-from codedfedl.core.disclosure import only_private
+from codedfedl.core.disclosure import needs_helper
+from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
@@ -59,12 +60,24 @@ def scheme_of(experiment: Experiment) -> Scheme:
     limits = Limits(config.deadline, config.setup_timeout, config.rounds, config.availability)
     scheme = make_scheme(chosen.name, chosen.settings)
     scheme = (on_sums(scheme) if chosen.secure else scheme).within(limits)
-    if only_private(scheme.disclosure) and config.clients < LEAST_SUMMED:
+    if needs_helper(scheme.disclosure):
+        _check_sums(config)
+        refuse_unbounded(experiment.feature_map(experiment.seeds[0], chosen).largest_square)
+    return scheme
+
+
+def _check_sums(config: FederationConfig) -> None:
+    """Refuse what would show a client's own answer."""
+    if config.clients < LEAST_SUMMED:
         raise InputError(
             f"federation.clients is {config.clients}: a sum would be one client's own answer; have "
             f"{LEAST_SUMMED} or more"
         )
-    return scheme
+    if config.scale:
+        raise InputError(
+            "federation.scale is true, which shows the server each client's own means and "
+            "variances, where the scheme discloses sums alone: scale by public constants instead"
+        )
 
 
 def federation_task(experiment: Experiment, members: Members) -> Task:

@@ -74,6 +74,8 @@ class Exchange:
         send once may be large.
     spent
         μ² of all noisy sums that were given out, this one included.
+    counted : array of shape (n,), optional
+        Points of each client's part in a secure sum; 0 of those who have none in it.
     excluded
         Who is left out from then on.
     """
@@ -85,6 +87,7 @@ class Exchange:
     stored: Mapping[int, int] = field(default_factory=dict)
     spent: float = 0.0
     excluded: tuple[int, ...] = ()
+    counted: npt.NDArray[np.int64] | None = None
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
@@ -105,6 +108,8 @@ class Exchange:
             kept |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
         kept["stored"] = np.array(list(self.stored.items()), dtype=np.int64).reshape(-1, 2)
         kept["excluded"] = np.array(self.excluded, dtype=np.int64)
+        if self.counted is not None:
+            kept["counted"] = self.counted
         return kept
 
     @classmethod
@@ -137,6 +142,7 @@ class Exchange:
             dict(stored.tolist()),
             spent=spent,
             excluded=tuple(kept.get("excluded", np.empty(0, np.int64)).tolist()),
+            counted=kept.get("counted"),
         )
 
 
@@ -336,7 +342,9 @@ class Journal:
                 )
                 + replies
             )
-        return Inbox(exchange.record.arrived, exchange.points, sums, replies)
+        return Inbox(
+            exchange.record.arrived, exchange.points, sums, replies, loads=exchange.counted
+        )
 
     def count(self) -> int:
         """Return how many exchanges are finished."""

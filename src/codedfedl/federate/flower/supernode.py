@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ class NodeSettings:
 
     def stock_config(self) -> str:
         """Return the configuration as Flower takes it on the command line."""
-        return " ".join(f"{key}={json.dumps(value)}" for key, value in self.config.items())
+        texts = {key: json.dumps(value) for key, value in self.config.items() if value != inf}
+        texts |= {key: "inf" for key, value in self.config.items() if value == inf}  # as TOML does
+        return " ".join(f"{key}={text}" for key, text in texts.items())
 
 
 def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
