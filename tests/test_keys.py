@@ -15,11 +15,12 @@ from codedfedl.cli.serve import check_access
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.keys import make_keys, make_node_key
-from codedfedl.federate.flower.own_user import OwnUser, listens
+from codedfedl.federate.flower.own_user import OwnUser
 from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of, read_names
 from codedfedl.federate.flower.superlink import ServerSettings, running
 from codedfedl.federate.flower.wire import MalformedError, inflating, pack, unpack
 from codedfedl.federate.server import federate
+from codedfedl.io.connections import listens
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from tests.conftest import Run

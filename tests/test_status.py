@@ -165,6 +165,9 @@ class Engine:
             status.done()
         return 1
 
+    def revive(self) -> None:
+        raise AssertionError("nobody died")
+
 
 def test_federate_local_follows_the_status_and_not_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +178,7 @@ def test_federate_local_follows_the_status_and_not_the_log(
     directory.status.failed("of an earlier attempt")
     directory.announce("starting")
     engine: Any = Engine(directory, "done")
-    assert following.followed(engine, directory, kill=0) == []
+    assert following.followed(engine, directory, kill=0) == {}
     engine = Engine(directory, "failed")
     with pytest.raises(InputError, match="no parity from ada: look at its log"):
         following.followed(engine, directory, kill=0)

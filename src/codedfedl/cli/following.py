@@ -1,4 +1,4 @@
-"""A federation on this machine, from when it is submitted to its end."""
+"""A federation as it happens, from when it is submitted to its end."""
 
 import signal
 import time
@@ -8,46 +8,89 @@ from typing import TYPE_CHECKING, Any
 
 from codedfedl.cli.output import messages
 from codedfedl.errors import InputError
+from codedfedl.io.connections import own_or_superuser
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.federation import federation_config
 from codedfedl.runs.journal import Journal
+from codedfedl.runs.watching import Sight, Watcher
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
 
-__all__ = ["ended_by_signals", "followed"]
+__all__ = ["ended_by_signals", "engine_check", "followed", "served", "watch"]
 
 _LOOK = 0.5  # seconds
 _ASK_ENGINE = 5.0  # seconds
 _FAILURES = 3
 
 
-def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> list[int]:
-    """Wait for the end of a federation; kill nodes after its first rounds, and return which."""
-    journal = Journal(directory.path)
+def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> dict[int, int]:
+    """Wait for the end of a federation; kill nodes after its first rounds.
+
+    Returns
+    -------
+    dict
+        Which nodes were killed, and after which round.
+    """
+    journal, killed = Journal(directory.path), dict[int, int]()
+    already = Watcher(directory).look()
     run = running.submit(directory.path / "config.toml", directory.path)
-    ended = _engine_check(running, run)
-    killed: list[int] = []
+    ended = engine_check(lambda: running.finished(run), running.revive)
+
+    def look_after_nodes() -> bool:
+        rounds = journal.rounds()
+        if len(killed) < min(kill, rounds):
+            last = len(running.nodes) - 1 - len(killed)
+            running.signal_node(last, signal.SIGKILL)
+            killed[last] = rounds
+        return ended()
+
+    watch(directory, look_after_nodes, len(already.records))
+    return killed
+
+
+def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> None:
+    """Show a run, every exchange with names, until it is done; say why it failed or was stopped.
+
+    Parameters
+    ----------
+    ended
+        Is asked at every look; says whether the run is over, whatever its status says.
+    told
+        How many exchanges are no news.
+    """
+    watcher = Watcher(directory)
     with _shown() as show:
         while True:
             time.sleep(_LOOK)
-            if len(killed) < min(kill, journal.rounds()):
-                last = len(running.nodes) - 1 - len(killed)
-                running.signal_node(last, signal.SIGKILL)
-                killed.append(last)
-            status = directory.status.read()
+            over, sight = ended(), watcher.look()
+            happened = _sentences(sight)
+            for sentence in happened[told:]:
+                show(sentence, True)
+            told = len(happened)
+            status = sight.status
             if status is not None:
-                show(status.doing)
+                if status.doing not in happened:
+                    show(status.doing, False)
                 if status.state == "failed":
                     raise InputError(str(status.error))
-                if status.state == "done":  # what the engine says of it may differ
-                    return killed
                 if status.state == "stopped":  # by `federate stop`
                     raise KeyboardInterrupt
-            if ended():
-                return killed
+            if over or (status is not None and status.state == "done"):
+                return
 
 
-def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
+def _sentences(sight: Sight) -> list[str]:
+    """Return a sentence for every exchange, as the server says it."""
+    if not sight.happened:
+        return []
+    rounds = federation_config(sight.directory.experiment()).rounds
+    return [one.sentence(rounds) for one in sight.rounds]
+
+
+def engine_check(
+    finished: Callable[[], bool], look_after: Callable[[], None] = lambda: None
+) -> Callable[[], bool]:
     """Return a function that says now and then whether the engine thinks that a run is over."""
     asked, failures = time.monotonic(), 0
 
@@ -56,9 +99,9 @@ def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
         if time.monotonic() - asked <= _ASK_ENGINE:
             return False
         asked = time.monotonic()
-        running.revive()
+        look_after()
         try:
-            over = running.finished(run)
+            over = finished()
         except InputError:
             failures += 1
             if failures == _FAILURES:  # a single one may be a hiccup of the engine
@@ -71,19 +114,41 @@ def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[str], None]]:
+def served(directory: RunDirectory, port: int | None) -> Iterator[None]:
+    """Serve a run's live page to this user, if a port is given."""
+    if port is None:
+        yield
+        return
+    from codedfedl.report.live import LivePage
+
+    with LivePage(directory, port, own_or_superuser) as page:
+        messages.print(f"live page: {page.address}", soft_wrap=True)
+        yield
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, bool], None]]:
+    """Give a way to show sentences: those that stay, and what is being done now."""
     if not messages.is_terminal:
         yield _line_when_it_changes()
         return
     with messages.status("starting") as line:
-        yield line.update
+
+        def show(sentence: str, stays: bool) -> None:
+            if stays:
+                messages.print(sentence, soft_wrap=True)
+                line.update("waiting for answers")
+            else:
+                line.update(sentence)
+
+        yield show
 
 
-def _line_when_it_changes() -> Callable[[str], None]:
+def _line_when_it_changes() -> Callable[[str, bool], None]:
     """Return a function that prints what it is told, with the seconds so far, if that is new."""
     began, last = time.monotonic(), ""
 
-    def show(sentence: str) -> None:
+    def show(sentence: str, _stays: bool) -> None:
         nonlocal last
         if sentence != last:
             messages.print(f"{time.monotonic() - began:6.1f} s: {sentence}", soft_wrap=True)

@@ -49,6 +49,8 @@ class Judge:
         The smallest median distance of a round so far.
     slack
         By how much limits are wider, where parity has so few rows that it hardly tells.
+    compared
+        How many clients were compared in the last round.
     """
 
     held: Sequence[int]
@@ -56,6 +58,14 @@ class Judge:
     errors: FloatArray
     calmest: float = np.inf
     slack: float = 1.0
+    compared: int = 0
+
+    @property
+    def allowance(self) -> float:
+        """By how much limits are wider for few clients and few rows of parity; ∞: for too few."""
+        if self.compared < _FEWEST:
+            return np.inf
+        return self.slack * max(1.0, _ENOUGH / self.compared)
 
     @classmethod
     def of(cls, held: Sequence[int]) -> "Judge":
@@ -107,9 +117,10 @@ class Judge:
             self.means[j] = (
                 ratio if np.isnan(before) else before + _NEWEST * (float(ratio) - before)
             )
+        self.compared = len(distances)
         if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
             return {}
-        slack = self.slack * max(1.0, _ENOUGH / len(distances))
+        slack = self.allowance
         single = slack * _limit(list(found.values()), _SINGLE)
         lasting = slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
         refused = {}
@@ -169,10 +180,16 @@ def _cosine(one: FloatArray, other: FloatArray) -> float:
     return float((one * other).sum() / max(np.trace(one) * np.trace(other), 1e-300))
 
 
-def suspects_of(judge: Judge) -> list[int]:
-    """Return who lies further off than most, the furthest first."""
+def suspects_of(judge: Judge, allowance: float = 1.0) -> list[int]:
+    """Return who lies further off than most, the furthest first.
+
+    Parameters
+    ----------
+    allowance
+        By how much the limit is wider, where nothing else says that somebody lies.
+    """
     means = np.nan_to_num(judge.means, nan=0.0)
-    return [int(j) for j in np.argsort(-means, kind="stable") if means[j] > _SUSPECT]
+    return [int(j) for j in np.argsort(-means, kind="stable") if means[j] > allowance * _SUSPECT]
 
 
 def _limit(ratios: Sequence[float], always: float) -> float:

@@ -23,7 +23,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer
 from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
 from codedfedl.federate.failures import check_loads, check_setup, check_somebody, refusals_noted
-from codedfedl.federate.judging import Judge, coherent
+from codedfedl.federate.judging import Judge, coherent, suspects_of
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.node import Job
 from codedfedl.federate.tally import Tally
@@ -50,6 +50,7 @@ class _Pending:
     round: int
     work: Work
     load: int
+    asked: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +155,7 @@ class Federation:
         if not ask.keep_late:
             self._pending.clear()  # whoever is late with an earlier round need not answer it
         deadline, tally = self._longest(ask), self._tally(ask)
-        check_loads(ask, tally, self.members)
+        check_loads(ask, tally, self.members, self.journal)
         before = dict(self._pending)
         asked = self._ask(ask, tally, round_, deadline, model)
         fresh = {self._pending[number].client for number in asked}
@@ -181,6 +182,10 @@ class Federation:
                             light = replace(arrival, arrays={}) if in_time else None
                             taken.append(replace(found, arrival=light))
                         counts["fresh" if now else "late"] += 1
+                        if not now and not pending.work.once:
+                            tally.late_answers.append(
+                                (arrival.client, arrival.when - pending.asked)
+                            )
                 if pending.work.once and tally.has_refused(pending.client):
                     self.excluded.add(pending.client)  # what it sends once is no good
                 if ask.wait.enough(**counts, expected=len(fresh) + tally.arrived_already):
@@ -188,7 +193,7 @@ class Federation:
         self._judged(taken, tally)
         if ask.setup:
             check_setup(ask, tally, self.members, self.transport.now() - tally.began)
-        check_somebody(ask, tally, round_, deadline)
+        check_somebody(ask, tally, round_, deadline, self.journal)
         return self._closed(ask, tally, round_, deadline, taken)
 
     def _closed(
@@ -229,6 +234,7 @@ class Federation:
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
         for j, distance in distances.items():
             tally.distances[:, j] = distance, measured[j].error
+        tally.suspects = tuple(sorted(suspects_of(self.judge, self.judge.allowance)))
         for one in list(taken):
             client = one.reply.client
             if client in refused:
@@ -258,6 +264,7 @@ class Federation:
         elastic = type(ask.work).load is not Work.load
         share = _ENCODING if ask.setup else _EMBEDDING
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
+        tally.busy = tuple(j for j in sorted(busy) if tally.loads[j] and j not in here)
         facts = {
             j: {
                 "work": work_to(ask.work.for_client(j)),
@@ -279,7 +286,7 @@ class Federation:
         at_once = max(1, int(self.config.in_flight * 1e6 / largest)) if ask.work.once else None
         asked = self.question("work", facts, life, at_once=at_once, largest=largest, **arrays)
         self._pending |= {
-            number: _Pending(j, round_, ask.work, int(tally.loads[j]))
+            number: _Pending(j, round_, ask.work, int(tally.loads[j]), tally.began)
             for number, j in asked.items()
         }
         return asked

@@ -12,29 +12,50 @@ from matplotlib.ticker import MaxNLocator
 from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.report.figures import PAGE
 
-__all__ = ["distance_rows", "federation_figure", "federation_headline"]
+__all__ = ["distance_rows", "federation_figure", "federation_headline", "federation_panels"]
 
-_BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9541e", "#5b6570"
+_BLUE, _ORANGE, _GREY = "#3d7cc9", "#d9541e", "#5b6570"
 
 
 def federation_figure(records: Sequence[Record], metric: str) -> Figure:
     """Draw every round's answers and its deadline, and the metric against real seconds."""
-    rounds = [record for record in records if not record.is_setup]
-    set_up = sum(record.seconds for record in records if record.is_setup)
     with mpl.rc_context(PAGE):
-        height = min(max(3.2, 0.16 * len(rounds) + 1.6), 14.0)
-        figure = Figure(figsize=(12, height), layout="constrained")
+        figure = Figure(figsize=(12, _height(records)), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        _draw_answers(left, rounds)
-        ends = set_up + np.cumsum([record.seconds for record in rounds])
-        right.plot(ends, [record.metric for record in rounds], "o-", ms=4, color=_BLUE)
-        right.axvspan(0, set_up, color=_GREY, alpha=0.12, lw=0)
-        if set_up > 0.15 * ends[-1]:  # room for words
-            place = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
-            right.annotate("features\nand parity", (set_up / 2, 0.03), color=_GREY, **place)
-        right.set(xlim=(0, None), xlabel="seconds since the first question", ylabel=metric)
-        right.set_title(f"{metric.capitalize()} on the test points")
+        _draw_answers(left, _rounds(records))
+        _draw_metric(right, records, metric)
     return figure
+
+
+def federation_panels(records: Sequence[Record], metric: str) -> tuple[Figure, Figure]:
+    """Draw the two halves of `federation_figure`, each to be read on a small screen."""
+    with mpl.rc_context(PAGE):
+        size = 5.4, _height(records)
+        left, right = (Figure(figsize=size, layout="constrained") for _ in range(2))
+        _draw_metric(left.subplots(), records, metric)
+        _draw_answers(right.subplots(), _rounds(records))
+    return left, right
+
+
+def _rounds(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if not record.is_setup]
+
+
+def _height(records: Sequence[Record]) -> float:
+    return min(max(3.2, 0.16 * len(_rounds(records)) + 1.6), 14.0)
+
+
+def _draw_metric(ax: Axes, records: Sequence[Record], metric: str) -> None:
+    rounds = _rounds(records)
+    set_up = sum(record.seconds for record in records if record.is_setup)
+    ends = set_up + np.cumsum([record.seconds for record in rounds])
+    ax.plot(ends, [record.metric for record in rounds], "o-", ms=4, color=_BLUE)
+    ax.axvspan(0, set_up, color=_GREY, alpha=0.12, lw=0)
+    if set_up > 0.15 * ends[-1]:  # room for words
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center"}
+        ax.annotate("features\nand parity", (set_up / 2, 0.03), color=_GREY, fontsize=8, **place)
+    ax.set(xlim=(0, None), xlabel="seconds since the first question", ylabel=metric)
+    ax.set_title(f"{metric.capitalize()} on the test points")
 
 
 def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:

@@ -1,0 +1,127 @@
+"""A federation as another process sees it while it runs: read, never locked and never changed.
+
+Every file of a run directory is written whole, beside its place, and moved there. A file that
+cannot be read all the same, on a disk that does not keep this promise, counts as not there yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from codedfedl.core.record import Record
+from codedfedl.errors import InputError
+from codedfedl.fitting.traces import read_traces
+from codedfedl.fleet.devices import Fleet, read_fleet
+from codedfedl.runs.advice import Conduct
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.ending import Ending, record_tables
+from codedfedl.runs.journal import Exchange, Journal, Members, exchange_columns
+from codedfedl.runs.named import NamedRound
+from codedfedl.runs.status import Status
+
+__all__ = ["Sight", "Watcher", "probed_seconds"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """A federation at one moment.
+
+    Attributes
+    ----------
+    status
+        What it is doing; None before it has said anything.
+    members
+        Who takes part; None before that is known.
+    happened
+        Records of the exchanges that are finished, as they were when each ended.
+    records
+        The same with what was known later, as tables have them.
+    """
+
+    directory: RunDirectory
+    status: Status | None
+    members: Members | None
+    happened: list[Record]
+    records: list[Record]
+
+    @property
+    def rounds(self) -> list[NamedRound]:
+        """The exchanges with the clients' names, the set-up too."""
+        names = [] if self.members is None else self.members.names
+        return [NamedRound.of(record, names) for record in self.happened]
+
+    @cached_property
+    def conduct(self) -> Conduct:
+        """How the clients have answered."""
+        names = [] if self.members is None else self.members.names
+        return Conduct(self.records, names, probed_seconds(Journal(self.directory.path)))
+
+    def tables(self) -> dict[str, dict[str, Any]] | None:
+        """Return the tables that the run would leave if it ended now; None before a round.
+
+        What only the server knows, such as its plan, is not in them.
+        """
+        if self.members is None or not any(not record.is_setup for record in self.records):
+            return None
+        clients = len(self.members.names)
+        fleet = _fleet(self.directory.path / "fleet.csv", self.members)
+        unknown = np.full(clients, np.nan)
+        ending = Ending(self.members, fleet, unknown, {}, np.zeros(0))
+        return record_tables(self.directory.experiment(), self.records, ending)
+
+
+class Watcher:
+    """Looks at a federation again and again, and reads each exchange once."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory, self.journal = directory, Journal(directory.path)
+        self._read: dict[Path, Record] = {}
+
+    def look(self) -> Sight:
+        """Return the federation as it is now."""
+        status, members = self.directory.status.read(), self.journal.members()
+        paths = self.journal.paths() if members is not None else []
+        self._read = {path: self._read[path] for path in paths if path in self._read}
+        for path in paths:
+            if path not in self._read:
+                try:
+                    with path.open("rb") as file:
+                        columns = exchange_columns(file, gradients=False)
+                    self._read[path] = Exchange.of(columns).record
+                except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+                    break  # not whole yet: it is read the next time
+        records = [self._read[path] for path in paths if path in self._read]
+        return Sight(self.directory, status, members, records, self.journal.told(records))
+
+
+def probed_seconds(journal: Journal) -> Mapping[str, float]:
+    """Return the longest time that each client took when it was measured, in seconds."""
+    if not journal.traces.is_file():
+        return {}
+    traces = read_traces(journal.traces)
+    longest: dict[str, float] = {}
+    for client, seconds in zip(traces.client.tolist(), traces.seconds.tolist(), strict=True):
+        if np.isfinite(seconds):
+            longest[str(client)] = max(seconds, longest.get(str(client), 0.0))
+    return longest
+
+
+def _fleet(path: Path, members: Members) -> Fleet:
+    """Return the fleet as it was measured, or one of which only the points are known."""
+    try:
+        return read_fleet(path)
+    except InputError:
+        ones = np.ones(len(members.names))
+        return Fleet(
+            client=members.names,
+            points=members.points,
+            rate=ones,
+            alpha=ones,
+            packet_time=ones,
+            erasure=0 * ones,
+        )
