@@ -45,7 +45,7 @@ class GrowingRun:
 
     def grow(self) -> bool:
         """Add the next exchange and say so; return whether there was one."""
-        at = len(list(self.exchanges.iterdir()))
+        at = len(list(self.exchanges.glob("[0-9]*.npz")))
         if at == len(self.paths):
             return False
         partial = self.exchanges / f".partial.{self.paths[at].name}"
@@ -54,6 +54,11 @@ class GrowingRun:
         self.rounds = at  # the first exchange is the set-up
         self.status.running(f"exchange {at} is finished", round_=at, rounds=ROUNDS, metric=0.5)
         return True
+
+    def grow_or_finish(self) -> None:
+        """Add the next exchange or, where there is none, the end."""
+        if not self.grow():
+            self.finish()
 
     def finish(self) -> None:
         """Write what a run leaves at its end."""

@@ -4,7 +4,7 @@ import http.client
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import pytest
 
 from codedfedl.cli import following
 from codedfedl.errors import InputError
+from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
 from codedfedl.report.live import LivePage, LiveView
 from codedfedl.report.metrics import metrics_text
 from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.watching import Watcher
+from codedfedl.runs.watching import Sight, Watcher
 from tests.conftest import Run
 from tests.growing import DEADLINE, ROUNDS, SLOW_SECONDS, GrowingRun, finished_run
 
@@ -314,7 +315,7 @@ class TestServer:
             assert get(page)[0] == 403
 
     def test_this_user_is_admitted(self, growing: GrowingRun) -> None:
-        with LivePage(growing.directory, 0, following.own_or_superuser) as page:
+        with LivePage(growing.directory, 0, own_or_superuser) as page:
             assert get(page)[0] == 200
             page._asked = -np.inf
 
@@ -326,6 +327,19 @@ class TestServer:
         status, _, text = get(served, "/state")
         assert status == 503
         assert "status.json" in text
+
+
+def after_every_look(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Let something happen each time that a command has looked at its run."""
+    look = Watcher.look
+
+    def look_and_do(self: Watcher) -> Sight:
+        sight = look(self)
+        do()
+        return sight
+
+    monkeypatch.setattr(following, "_LOOK", 0.0)
+    monkeypatch.setattr(Watcher, "look", look_and_do)
 
 
 class TestCommands:
@@ -354,15 +368,10 @@ class TestCommands:
     def test_every_round_is_shown_once_and_with_names(
         self, growing: GrowingRun, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The journal grows by one exchange at every look; two are there before."""
+        """Two exchanges are there before, and another comes after every look."""
         growing.grow()
         growing.grow()
-
-        def look(_seconds: float) -> None:
-            if not growing.grow():
-                growing.finish()
-
-        monkeypatch.setattr(following.time, "sleep", look)
+        after_every_look(monkeypatch, growing.grow_or_finish)
         code, _, err = run("federate", "follow", growing.directory.path)
         assert code == 0
         shown = re.findall(r"round (\d) of 4: .* 3 arrived \((.*?)\), 1 late \((.*?)\)", err)
@@ -384,10 +393,8 @@ class TestCommands:
     def test_a_failure_ends_it_with_the_reason(
         self, growing: GrowingRun, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def look(_seconds: float) -> None:
-            growing.status.failed("no parity from ada: look at its log")
-
-        monkeypatch.setattr(following.time, "sleep", look)
+        reason = "no parity from ada: look at its log"
+        after_every_look(monkeypatch, lambda: growing.status.failed(reason))
         code, _, err = run("federate", "follow", growing.directory.path)
         assert code == 2
         assert "no parity from ada: look at its log" in err
