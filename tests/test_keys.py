@@ -96,6 +96,17 @@ class TestRegistry:
         with pytest.raises(InputError, match="ada is not registered: there are no nodes yet"):
             registry.find("ada")
 
+    def test_registering_twice_says_so(
+        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second time the SuperLink is not even asked: there is none at this address."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        _, public = make_node_key(tmp_path, "ada")
+        home = tmp_path / ".cache/codedfedl/flower/127-0-0-1-1"
+        Registry(home / "nodes.json").add(Entry("ada", 1, fingerprint_of(public)))
+        code, _, err = run("federate", "register", public, "--superlink", "127.0.0.1:1")
+        assert (code, err.strip()) == (0, "ada is already registered")
+
     def test_a_broken_file_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "nodes.json").write_text('[{"name": 1}]')
         with pytest.raises(InputError, match="cannot read"):

@@ -115,7 +115,7 @@ class Record:
         How many expected errors each client's gradient lay off its parity (NaN: none judged), and
         the expected error.
     suspects
-        Clients whose answers, refused or not, have lain further off than those of most others.
+        Clients whose answers have lain so far off on average that they are almost refused.
     busy
         Clients that were not asked, since they had not answered an earlier question.
     late_answers

@@ -21,6 +21,7 @@ __all__ = ["Judge", "coherent", "suspects_of"]
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
 _SPREADS = 5.0  # so many median absolute deviations are allowed, too
 _WIDEST = 1.6  # but never more medians than this
+_CLOSE = 0.9  # share of the limit of the running mean from which a client is pointed out
 _NEWEST = 0.25  # the weight of the newest answer in the running mean
 _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
 _GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
@@ -61,10 +62,21 @@ class Judge:
     compared: int = 0
 
     @property
-    def allowance(self) -> float:
-        """By how much limits are wider for few clients and few rows of parity; ∞: for too few."""
+    def lasting_limit(self) -> float:
+        """The running mean beyond which all answers are refused; ∞: too few to compare."""
         if self.compared < _FEWEST:
             return np.inf
+        return self._slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
+
+    @property
+    def close_to_refused(self) -> list[int]:
+        """Whose running mean is beyond the limit, or close to it."""
+        close = np.nan_to_num(self.means, nan=0.0) > _CLOSE * self.lasting_limit
+        return [int(j) for j in np.flatnonzero(close)]
+
+    @property
+    def _slack(self) -> float:
+        """By how much limits are wider for few clients, and for few rows of parity."""
         return self.slack * max(1.0, _ENOUGH / self.compared)
 
     @classmethod
@@ -120,9 +132,8 @@ class Judge:
         self.compared = len(distances)
         if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
             return {}
-        slack = self.allowance
-        single = slack * _limit(list(found.values()), _SINGLE)
-        lasting = slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
+        single = self._slack * _limit(list(found.values()), _SINGLE)
+        lasting = self.lasting_limit
         refused = {}
         for j, ratio in found.items():
             if ratio > single:
@@ -180,16 +191,10 @@ def _cosine(one: FloatArray, other: FloatArray) -> float:
     return float((one * other).sum() / max(np.trace(one) * np.trace(other), 1e-300))
 
 
-def suspects_of(judge: Judge, allowance: float = 1.0) -> list[int]:
-    """Return who lies further off than most, the furthest first.
-
-    Parameters
-    ----------
-    allowance
-        By how much the limit is wider, where nothing else says that somebody lies.
-    """
+def suspects_of(judge: Judge) -> list[int]:
+    """Return who lies further off than most, the furthest first."""
     means = np.nan_to_num(judge.means, nan=0.0)
-    return [int(j) for j in np.argsort(-means, kind="stable") if means[j] > allowance * _SUSPECT]
+    return [int(j) for j in np.argsort(-means, kind="stable") if means[j] > _SUSPECT]
 
 
 def _limit(ratios: Sequence[float], always: float) -> float:

@@ -23,7 +23,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer
 from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
 from codedfedl.federate.failures import check_loads, check_setup, check_somebody, refusals_noted
-from codedfedl.federate.judging import Judge, coherent, suspects_of
+from codedfedl.federate.judging import Judge, coherent
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.node import Job
 from codedfedl.federate.tally import Tally
@@ -234,7 +234,7 @@ class Federation:
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
         for j, distance in distances.items():
             tally.distances[:, j] = distance, measured[j].error
-        tally.suspects = tuple(sorted(suspects_of(self.judge, self.judge.allowance)))
+        tally.suspects = tuple(self.judge.close_to_refused)
         for one in list(taken):
             client = one.reply.client
             if client in refused:

@@ -38,7 +38,7 @@ def _progress(sight: Sight) -> list[str]:
     name = metric_name(members.classes) if members is not None else ""
     return [
         _single("rounds_planned", "gauge", "Rounds planned.", status.rounds),
-        _single("updated_seconds", "gauge", "When the run last said something.", updated),
+        _single("updated_timestamp_seconds", "gauge", "When the run last said something.", updated),
         _family(
             "metric",
             "gauge",
@@ -84,7 +84,7 @@ def _clients(sight: Sight) -> list[str]:
     return [
         _family("answers_total", "counter", "Questions in rounds by what became of them.", answers),
         _family("answer_seconds", "gauge", "Seconds of the answers in the last round.", seconds),
-        _family("suspected", "gauge", "1 for clients whose answers look odd.", suspected),
+        _family("suspected", "gauge", "1 for clients whose answers are almost refused.", suspected),
     ]
 
 

@@ -33,7 +33,7 @@ class NamedRound:
     refused
         Whose answer does not count, and why.
     suspected
-        Whose answers lie further from their parity than those of most others.
+        Whose answers lie so far from their parity on average that they are almost refused.
     late_answers
         Seconds that answers to earlier questions took, where they came in this round.
     metric
