@@ -12,6 +12,8 @@ import pytest
 
 from codedfedl.federate.flower.programs import free_port
 from codedfedl.runs.directory import RunDirectory
+from tests.loopback import experiment_of
+from tests.test_engine import Running
 from tests.test_live import samples
 from tests.waiting import eventually
 
@@ -92,3 +94,36 @@ def test_a_federation_is_watched_from_beginning_to_end(tmp_path: Path) -> None:
     exchanges = [event for event in events if event["event"] == "exchange"]
     assert [event["round"] for event in exchanges] == list(range(ROUNDS + 1))
     assert any(KILLED in (*event["late"], *event["dropped"]) for event in exchanges)
+
+
+def test_an_operator_follows_a_run_and_stops_it(tmp_path: Path) -> None:
+    """`federate run --follow` shows the rounds, and `federate stop` ends it with how to go on."""
+    running = Running(tmp_path, experiment_of(2, 50, {"name": "uncoded"}, deadline=30.0))
+    out, federate = running.directory.path, [sys.executable, "-m", "codedfedl", "federate"]
+    command = [*federate, "run", str(out / "config.toml"), "--out", str(out), "--follow"]
+    with (
+        running.local,
+        subprocess.Popen(
+            [*command, "--home", str(running.local.home)], stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        try:
+            running.wait_for_round(1, 120)
+            again = subprocess.run(
+                [*command, "--home", str(running.local.home)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert again.returncode == 2
+            assert "is being worked on by another process" in again.stderr
+            subprocess.run([*federate, "stop", str(out)], check=True, timeout=60)
+            _, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    lines = re.findall(r"round (\d+) of 50: .*; 2 arrived \((.*?)\)", err)
+    assert [int(number) for number, _ in lines] == list(range(1, len(running.played()) + 1))
+    assert {names for _, names in lines} == {"node-000, node-001"}
+    assert "stopped: continue with codedfedl federate run" in err

@@ -58,10 +58,11 @@ def _follow(directory: RunDirectory, ended: Callable[[], bool], told: int) -> No
     except KeyboardInterrupt:
         status = directory.status.read()
         if status is not None and status.state == "stopped":
-            messages.print(f"stopped: continue with codedfedl federate run --out {directory.path}")
+            sentence = f"stopped: continue with codedfedl federate run --out {directory.path}"
         else:
             again = f"codedfedl federate follow {directory.path}"
-            messages.print(f"the run goes on; show it again with {again}", soft_wrap=True)
+            sentence = f"the run goes on; show it again with {again}"
+        messages.print(sentence, soft_wrap=True)
         raise
 
 
