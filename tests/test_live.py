@@ -50,8 +50,8 @@ class TestWatcher:
             assert sight.status is not None
             assert sight.status.round == len(sight.records) - 1
         assert counts == list(range(1, ROUNDS + 2))
-        assert [one.round for one in sight.rounds] == list(range(ROUNDS + 1))
-        for one in sight.rounds[1:]:
+        assert [one.round for one in sight.named()] == list(range(ROUNDS + 1))
+        for one in sight.named(1):
             assert list(one.arrived) == OTHERS
             assert one.late == [SLOW_NAME]
 

@@ -59,18 +59,17 @@ def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> 
     told
         How many exchanges are no news.
     """
-    watcher = Watcher(directory)
+    watcher, last = Watcher(directory), ""
     with _shown() as show:
         while True:
             time.sleep(_LOOK)
             over, sight = ended(), watcher.look()
-            happened = _sentences(sight)
-            for sentence in happened[told:]:
-                show(sentence, True)
-            told = len(happened)
+            for last in _sentences(sight, told):
+                show(last, True)
+            told = len(sight.happened)
             status = sight.status
             if status is not None:
-                if status.doing not in happened:
+                if status.doing != last:
                     show(status.doing, False)
                 if status.state == "failed":
                     raise InputError(str(status.error))
@@ -80,12 +79,12 @@ def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> 
                 return
 
 
-def _sentences(sight: Sight) -> list[str]:
-    """Return a sentence for every exchange, as the server says it."""
-    if not sight.happened:
+def _sentences(sight: Sight, told: int) -> list[str]:
+    """Return a sentence for every exchange after so many, as the server says it."""
+    if len(sight.happened) <= told:
         return []
     rounds = federation_config(sight.directory.experiment()).rounds
-    return [one.sentence(rounds) for one in sight.rounds]
+    return [one.sentence(rounds) for one in sight.named(told)]
 
 
 def engine_check(

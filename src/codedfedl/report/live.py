@@ -51,6 +51,7 @@ class LiveView:
         self.directory = directory
         self._watcher, self._lock = Watcher(directory), threading.Lock()
         self._page: tuple[str, str] = "", ""
+        self._facts: tuple[str, dict[str, Any]] = "", {}
 
     def look(self) -> Sight:
         """Return the run as it is now."""
@@ -61,17 +62,18 @@ class LiveView:
         """Return what the run is doing; `page` is another where the page is."""
         sight = self.look()
         status = sight.status or Status("running", "waiting for the server")
-        rounds = [one for one in sight.rounds if one.round]
+        with self._lock:
+            if self._facts[0] != _tag(sight):
+                self._facts = _tag(sight), _facts(sight)
+            facts = self._facts[1]
         return {
             "state": status.state,
             "text": status.details,
             "updated": status.updated,
             "page": _tag(sight),
-            "round": len(rounds),
             "rounds": status.rounds,
             "metric": status.metric,
-            "suggested_deadline_s": sight.conduct.suggested,
-            "last": rounds[-1].facts if rounds else None,
+            **facts,
         }
 
     def page(self) -> tuple[str, str]:
@@ -88,6 +90,16 @@ class LiveView:
     def metrics(self) -> str:
         """Return the state for Prometheus."""
         return metrics_text(self.look())
+
+
+def _facts(sight: Sight) -> dict[str, Any]:
+    """Return what changes with the exchanges alone."""
+    last = [one.facts for one in sight.named(len(sight.happened) - 1) if one.round]
+    return {
+        "round": len(sight.conduct.rounds),
+        "suggested_deadline_s": sight.conduct.suggested,
+        "last": last[0] if last else None,
+    }
 
 
 def _tag(sight: Sight) -> str:

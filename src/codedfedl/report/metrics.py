@@ -70,7 +70,7 @@ def _rounds(sight: Sight) -> list[str]:
 
 
 def _clients(sight: Sight) -> list[str]:
-    named = [one for one in sight.rounds if one.round]
+    named = [one for one in sight.named() if one.round]
     names = [] if sight.members is None else sight.members.names
     kinds = ("arrived", "late", "dropped", "refused")
     answers = [

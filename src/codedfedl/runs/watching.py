@@ -49,11 +49,10 @@ class Sight:
     happened: list[Record]
     records: list[Record]
 
-    @property
-    def rounds(self) -> list[NamedRound]:
-        """The exchanges with the clients' names, the set-up too."""
+    def named(self, first: int = 0) -> list[NamedRound]:
+        """Return the exchanges from some place on with the clients' names, the set-up too."""
         names = [] if self.members is None else self.members.names
-        return [NamedRound.of(record, names) for record in self.happened]
+        return [NamedRound.of(record, names) for record in self.happened[first:]]
 
     @cached_property
     def conduct(self) -> Conduct:
