@@ -21,7 +21,7 @@ from codedfedl.report.metrics import metrics_text
 from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.watching import Sight, Watcher
+from codedfedl.runs.watching import Sight, look
 from tests.conftest import Run
 from tests.growing import DEADLINE, ROUNDS, SLOW_SECONDS, GrowingRun, finished_run
 
@@ -39,13 +39,12 @@ def growing(finished: RunDirectory, tmp_path: Path) -> GrowingRun:
     return GrowingRun(finished, tmp_path / "run")
 
 
-class TestWatcher:
+class TestLook:
     def test_it_sees_every_exchange_as_it_comes(self, growing: GrowingRun) -> None:
-        watcher = Watcher(growing.directory)
-        assert watcher.look().records == []
+        assert look(growing.directory).records == []
         counts = []
         while growing.grow():
-            sight = watcher.look()
+            sight = look(growing.directory)
             counts.append(len(sight.records))
             assert sight.status is not None
             assert sight.status.round == len(sight.records) - 1
@@ -58,21 +57,19 @@ class TestWatcher:
     def test_a_file_that_is_being_written_is_not_there_yet(self, growing: GrowingRun) -> None:
         """Half a file, on a disk that shows it: it and what follows count when it is whole."""
         growing.grow()
-        watcher = Watcher(growing.directory)
         whole = growing.paths[1].read_bytes()
         place = growing.exchanges / growing.paths[1].name
         for part in (0, 10, len(whole) // 2, len(whole) - 1):
             place.write_bytes(whole[:part])
-            assert len(watcher.look().records) == 1
+            assert len(look(growing.directory).records) == 1
         place.write_bytes(whole)
-        assert len(watcher.look().records) == 2
+        assert len(look(growing.directory).records) == 2
 
     def test_rounds_that_somebody_removes_are_gone(self, growing: GrowingRun) -> None:
         growing.finish()
-        watcher = Watcher(growing.directory)
-        assert len(watcher.look().records) == ROUNDS + 1
+        assert len(look(growing.directory).records) == ROUNDS + 1
         (growing.exchanges / growing.paths[-1].name).unlink()
-        assert len(watcher.look().records) == ROUNDS
+        assert len(look(growing.directory).records) == ROUNDS
 
     def test_it_leaves_the_directory_as_it_is(self, growing: GrowingRun) -> None:
         for _ in range(3):
@@ -85,13 +82,13 @@ class TestWatcher:
         assert files_of(growing.directory.path) == before
 
     def test_a_directory_that_does_not_exist_yet(self, tmp_path: Path) -> None:
-        sight = Watcher(RunDirectory(tmp_path / "run")).look()
+        sight = look(RunDirectory(tmp_path / "run"))
         assert (sight.status, sight.members, sight.records) == (None, None, [])
         page, _ = LiveView(RunDirectory(tmp_path / "run")).page()
         assert "waiting for the server" in page
 
     def test_it_knows_how_long_late_answers_took(self, finished: RunDirectory) -> None:
-        conduct = Watcher(finished).look().conduct
+        conduct = look(finished).conduct
         (seconds,) = set(np.round(conduct.answer_seconds[3], 6))
         assert seconds == SLOW_SECONDS + 0.05  # and what the transport itself takes
         assert conduct.suggested == 11.0
@@ -207,7 +204,7 @@ class TestMetrics:
     def test_they_count_what_is_in_the_journal(self, growing: GrowingRun) -> None:
         for _ in range(4):
             growing.grow()
-        found = samples(metrics_text(Watcher(growing.directory).look()))
+        found = samples(metrics_text(look(growing.directory)))
         assert found["codedfedl_state", 'state="running"'] == 1
         assert found["codedfedl_state", 'state="done"'] == 0
         assert found["codedfedl_rounds_total", ""] == 3
@@ -220,12 +217,12 @@ class TestMetrics:
         assert found["codedfedl_answer_seconds", 'client="node-001"'] == pytest.approx(3.05)
 
     def test_before_the_first_word_there_is_a_state(self, tmp_path: Path) -> None:
-        found = samples(metrics_text(Watcher(RunDirectory(tmp_path / "run")).look()))
+        found = samples(metrics_text(look(RunDirectory(tmp_path / "run"))))
         assert found["codedfedl_state", 'state="running"'] == 1
         assert found["codedfedl_rounds_total", ""] == 0
 
     def test_names_are_escaped(self, finished: RunDirectory) -> None:
-        sight = Watcher(finished).look()
+        sight = look(finished)
         assert sight.members is not None
         odd = replace(sight.members, names=['a"b', "c\\d", "e\nf", "g"])
         text = metrics_text(replace(sight, members=odd))
@@ -331,15 +328,14 @@ class TestServer:
 
 def after_every_look(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
     """Let something happen each time that a command has looked at its run."""
-    look = Watcher.look
 
-    def look_and_do(self: Watcher) -> Sight:
-        sight = look(self)
+    def look_and_do(directory: RunDirectory) -> Sight:
+        sight = look(directory)
         do()
         return sight
 
     monkeypatch.setattr(following, "_LOOK", 0.0)
-    monkeypatch.setattr(Watcher, "look", look_and_do)
+    monkeypatch.setattr(following, "look", look_and_do)
 
 
 class TestCommands:

@@ -23,7 +23,7 @@ from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.overrides import parse_overrides
-from codedfedl.runs.watching import Watcher
+from codedfedl.runs.watching import look
 
 __all__ = ["federate_here", "local_experiment"]
 
@@ -140,7 +140,7 @@ def local_experiment(
 
 def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -> None:
     tables = RunTables(directory)
-    told = advice(Watcher(directory).look().conduct, killed, "--deadline")
+    told = advice(look(directory).conduct, killed, "--deadline")
     rounds = tables.rounds
     if as_json:
         final = json_number(float(rounds["metric"][-1]))

@@ -12,7 +12,7 @@ from codedfedl.io.connections import own_or_superuser
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.watching import Sight, Watcher
+from codedfedl.runs.watching import Sight, look
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
@@ -33,7 +33,7 @@ def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> 
         Which nodes were killed, and after which round.
     """
     journal, killed = Journal(directory.path), dict[int, int]()
-    already = Watcher(directory).look()
+    already = look(directory)
     run = running.submit(directory.path / "config.toml", directory.path)
     ended = engine_check(lambda: running.finished(run), running.revive)
 
@@ -59,11 +59,11 @@ def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> 
     told
         How many exchanges are no news.
     """
-    watcher, last = Watcher(directory), ""
+    last = ""
     with _shown() as show:
         while True:
             time.sleep(_LOOK)
-            over, sight = ended(), watcher.look()
+            over, sight = ended(), look(directory)
             for last in _sentences(sight, told):
                 show(last, True)
             told = len(sight.happened)

@@ -10,7 +10,7 @@ from codedfedl.errors import InputError
 from codedfedl.report.html import render_report
 from codedfedl.runs.advice import advice
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.watching import Watcher
+from codedfedl.runs.watching import look
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
@@ -22,7 +22,7 @@ def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | 
     """Start or continue a run, and show it until it ends."""
     directory = RunDirectory(out)
     with served(directory, serve):
-        told = len(Watcher(directory).look().happened)
+        told = len(look(directory).happened)
         if directory.is_run:
             directory.announce("starting")  # an earlier end of this run is not that of this one
         with directory.failures_noted():
@@ -67,6 +67,6 @@ def _follow(directory: RunDirectory, ended: Callable[[], bool], told: int) -> No
 
 
 def _finish(directory: RunDirectory) -> None:
-    for sentence in advice(Watcher(directory).look().conduct):
+    for sentence in advice(look(directory).conduct):
         messages.print(f"advice: {sentence}", soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
+from codedfedl.report.federation import SHOWN_ROUNDS
 from codedfedl.runs.advice import Conduct
 
 __all__ = ["MARKS", "client_marks", "deadline_sentence"]
 
-_SHOWN_ROUNDS = 40
 _REFUSED = 4
 _KINDS = {
     NOT_ASKED: "not asked",
@@ -25,7 +25,7 @@ MARKS = {"arrived": "●", "late": "×", "dropped": "■", "refused": "!", "not 
 
 def client_marks(conduct: Conduct) -> list[dict[str, Any]]:
     """Return a row per client: its last rounds, and how it has answered; troubled ones first."""
-    rounds = conduct.rounds[-_SHOWN_ROUNDS:]
+    rounds = conduct.rounds[-SHOWN_ROUNDS:]
     rows = []
     for j, name in enumerate(conduct.names):
         seen = conduct.answer_seconds.get(j, [])

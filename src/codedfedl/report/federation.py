@@ -9,10 +9,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from codedfedl._types import FloatArray
 from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.report.figures import PAGE
 
-__all__ = ["distance_rows", "federation_figure", "federation_headline", "federation_panels"]
+__all__ = [
+    "SHOWN_ROUNDS",
+    "distance_rows",
+    "federation_figure",
+    "federation_headline",
+    "federation_panels",
+]
+
+SHOWN_ROUNDS = 40
+"""Rounds of which a page shows every answer: the last."""
 
 _BLUE, _ORANGE, _GREY = "#3d7cc9", "#d9541e", "#5b6570"
 
@@ -28,12 +38,12 @@ def federation_figure(records: Sequence[Record], metric: str) -> Figure:
 
 
 def federation_panels(records: Sequence[Record], metric: str) -> tuple[Figure, Figure]:
-    """Draw the two halves of `federation_figure`, each to be read on a small screen."""
+    """Draw the two halves of `federation_figure` for a small screen; of the answers the last."""
     with mpl.rc_context(PAGE):
-        size = 5.4, _height(records)
+        size = 5.4, _height(records[-SHOWN_ROUNDS:])
         left, right = (Figure(figsize=size, layout="constrained") for _ in range(2))
         _draw_metric(left.subplots(), records, metric)
-        _draw_answers(right.subplots(), _rounds(records))
+        _draw_answers(right.subplots(), _rounds(records)[-SHOWN_ROUNDS:])
     return left, right
 
 
@@ -60,15 +70,16 @@ def _draw_metric(ax: Axes, records: Sequence[Record], metric: str) -> None:
 
 def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
     places = np.array([record.round + 1 for record in rounds])
-    for place, record in zip(places, rounds, strict=True):
-        ax.plot([0, record.seconds], [place, place], color=_GREY, lw=0.6, alpha=0.6, zorder=1)
-        assert record.arrival_times is not None
-        came = record.arrival_times[record.outcome == ARRIVED]
-        ax.plot(came, np.full(len(came), place), "o", ms=5, color=_BLUE, alpha=0.75, zorder=3)
-        for kind, marker, colour in ((LATE, "x", _ORANGE), (None, "s", _GREY)):
-            missing = _missing(record, kind)
-            edge = record.deadline * (1 + 0.02 * np.arange(1, missing + 1))
-            ax.plot(edge, np.full(missing, place), marker, ms=5, color=colour, ls="", zorder=3)
+    lasted = [record.seconds for record in rounds]
+    ax.hlines(places, 0, lasted, color=_GREY, lw=0.6, alpha=0.6, zorder=1)
+    for marker, colour, alpha, times in (
+        ("o", _BLUE, 0.75, [_arrivals(record) for record in rounds]),
+        ("x", _ORANGE, 1.0, [_beyond(record, LATE) for record in rounds]),
+        ("s", _GREY, 1.0, [_beyond(record, None) for record in rounds]),
+    ):
+        rows = np.repeat(places, [len(each) for each in times])
+        seconds = np.concatenate(times)
+        ax.plot(seconds, rows, marker, color=colour, ms=5, ls="", alpha=alpha, zorder=3)
     ends = [record.deadline for record in rounds]
     ax.step([*ends, ends[-1]], [*(places - 0.5), places[-1] + 0.5], color=_ORANGE, lw=1.4)
     for marker, colour, label in (
@@ -82,6 +93,16 @@ def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="seconds in the round", ylabel="round", xlim=(0, None))
     ax.set_ylim(places[-1] + 0.7, places[0] - 0.7)
+
+
+def _arrivals(record: Record) -> FloatArray:
+    assert record.arrival_times is not None
+    return np.asarray(record.arrival_times[record.outcome == ARRIVED])
+
+
+def _beyond(record: Record, kind: int | None) -> FloatArray:
+    """Return places behind the deadline for clients of which no answer came."""
+    return np.asarray(record.deadline * (1 + 0.02 * np.arange(1, _missing(record, kind) + 1)))
 
 
 def _missing(record: Record, kind: int | None) -> int:

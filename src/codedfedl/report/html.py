@@ -21,7 +21,12 @@ from codedfedl.report.charts import (
 from codedfedl.report.compare import changes_sentence, configuration_diff
 from codedfedl.report.conduct import MARKS, client_marks, deadline_sentence
 from codedfedl.report.curves import curve_figure, curve_panel
-from codedfedl.report.federation import federation_figure, federation_headline, federation_panels
+from codedfedl.report.federation import (
+    SHOWN_ROUNDS,
+    federation_figure,
+    federation_headline,
+    federation_panels,
+)
 from codedfedl.report.figures import INK, save_figure
 from codedfedl.report.race import comparable, race_rows
 from codedfedl.report.results import Outcome, baseline_of, written
@@ -109,37 +114,35 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
     federations = {
         story.name: _federation(story, charts, unit) for story in stories if story.records
     }
-    return (
-        _pages(unit)
-        .get_template("report.html.j2")
-        .render(
-            live=live,
-            marks=MARKS,
-            federations=federations,
-            title=" against ".join(dict.fromkeys(story.title for story in stories)),
-            unit=unit,
-            asset=asset,
-            chart_data=page_data(charts),
-            headlines=_headlines(stories, unit),
-            goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
-            race=race_rows(simulated, lines),
-            first_run=simulated[0].name if len(simulated) > 1 else "",
-            differences=configuration_diff([story.experiment for story in stories]),
-            logarithmic=large_gains([o for story in simulated for o in story.outcomes]),
-            lines=lines,
-            stories=stories,
-            panels={metric: _panels(some, target, unit) for metric, target, some in by_metric},
-            grids={
-                story.name: _svg(sweep_figure(story.experiment, story.outcomes))
-                for story in stories
-                if story.experiment.grid
-            },
-            timelines={story.name: _timelines(story, unit) for story in stories},
-            median=lambda values: float(np.median(values)),
-            colours=TIMELINE,
-            parts=PARTS,
-            shown_clients=SHOWN_CLIENTS,
-        )
+    page = _pages(unit).get_template("report.html.j2")
+    return page.render(
+        live=live,
+        marks=MARKS,
+        shown_rounds=SHOWN_ROUNDS,
+        federations=federations,
+        title=" against ".join(dict.fromkeys(story.title for story in stories)),
+        unit=unit,
+        asset=asset,
+        chart_data=page_data(charts),
+        headlines=_headlines(stories, unit),
+        goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
+        race=race_rows(simulated, lines),
+        first_run=simulated[0].name if len(simulated) > 1 else "",
+        differences=configuration_diff([story.experiment for story in stories]),
+        logarithmic=large_gains([o for story in simulated for o in story.outcomes]),
+        lines=lines,
+        stories=stories,
+        panels={metric: _panels(some, target, unit) for metric, target, some in by_metric},
+        grids={
+            story.name: _svg(sweep_figure(story.experiment, story.outcomes))
+            for story in stories
+            if story.experiment.grid
+        },
+        timelines={story.name: _timelines(story, unit) for story in stories},
+        median=lambda values: float(np.median(values)),
+        colours=TIMELINE,
+        parts=PARTS,
+        shown_clients=SHOWN_CLIENTS,
     )
 
 

@@ -21,7 +21,7 @@ from codedfedl.report.html import render_report, render_waiting
 from codedfedl.report.metrics import metrics_text
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.status import Status
-from codedfedl.runs.watching import Sight, Watcher
+from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Admits", "LivePage", "LiveView"]
 
@@ -49,18 +49,13 @@ class LiveView:
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
-        self._watcher, self._lock = Watcher(directory), threading.Lock()
+        self._lock = threading.Lock()
         self._page: tuple[str, str] = "", ""
         self._facts: tuple[str, dict[str, Any]] = "", {}
 
-    def look(self) -> Sight:
-        """Return the run as it is now."""
-        with self._lock:
-            return self._watcher.look()
-
     def state(self) -> dict[str, Any]:
         """Return what the run is doing; `page` is another where the page is."""
-        sight = self.look()
+        sight = look(self.directory)
         status = sight.status or Status("running", "waiting for the server")
         with self._lock:
             if self._facts[0] != _tag(sight):
@@ -78,7 +73,7 @@ class LiveView:
 
     def page(self) -> tuple[str, str]:
         """Return the page and its tag."""
-        sight = self.look()
+        sight = look(self.directory)
         with self._lock:  # figures are drawn one at a time
             tag = _tag(sight)
             if self._page[0] != tag:
@@ -89,7 +84,7 @@ class LiveView:
 
     def metrics(self) -> str:
         """Return the state for Prometheus."""
-        return metrics_text(self.look())
+        return metrics_text(look(self.directory))
 
 
 def _facts(sight: Sight) -> dict[str, Any]:

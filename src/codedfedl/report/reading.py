@@ -14,7 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import Cell, cells
-from codedfedl.runs.watching import Sight, Watcher
+from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Columns", "Curve", "RunTables", "curves"]
 
@@ -117,7 +117,7 @@ class RunTables:
         status = self.directory.status.read()
         if self.experiment.federation is None or status is None or status.state == "done":
             return None
-        return Watcher(self.directory).look()
+        return look(self.directory)
 
     @cached_property
     def _unfinished(self) -> dict[str, Columns] | None:

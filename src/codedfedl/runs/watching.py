@@ -6,7 +6,7 @@ cannot be read all the same, on a disk that does not keep this promise, counts a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -24,7 +24,9 @@ from codedfedl.runs.journal import Exchange, Journal, Members, exchange_columns
 from codedfedl.runs.named import NamedRound
 from codedfedl.runs.status import Status
 
-__all__ = ["Sight", "Watcher", "probed_seconds"]
+__all__ = ["Sight", "look", "probed_seconds"]
+
+_REMEMBERED = 4096  # exchanges
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,28 +76,25 @@ class Sight:
         return record_tables(self.directory.experiment(), self.records, ending)
 
 
-class Watcher:
-    """Looks at a federation again and again, and reads each exchange once."""
+def look(directory: RunDirectory) -> Sight:
+    """Return a federation as it is now; each exchange is read once."""
+    journal = Journal(directory.path)
+    status, members = directory.status.read(), journal.members()
+    records: list[Record] = []
+    for path in journal.paths() if members is not None else []:
+        try:
+            found = path.stat()
+            records.append(_record(path, found.st_mtime_ns, found.st_size))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            break  # not whole yet: it is read the next time
+    return Sight(directory, status, members, records, journal.told(records))
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory, self.journal = directory, Journal(directory.path)
-        self._read: dict[Path, Record] = {}
 
-    def look(self) -> Sight:
-        """Return the federation as it is now."""
-        status, members = self.directory.status.read(), self.journal.members()
-        paths = self.journal.paths() if members is not None else []
-        self._read = {path: self._read[path] for path in paths if path in self._read}
-        for path in paths:
-            if path not in self._read:
-                try:
-                    with path.open("rb") as file:
-                        columns = exchange_columns(file, gradients=False)
-                    self._read[path] = Exchange.of(columns).record
-                except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-                    break  # not whole yet: it is read the next time
-        records = [self._read[path] for path in paths if path in self._read]
-        return Sight(self.directory, status, members, records, self.journal.told(records))
+@lru_cache(_REMEMBERED)
+def _record(path: Path, _changed: int, _size: int) -> Record:
+    """Read the record of an exchange; a file that was changed since is another."""
+    with path.open("rb") as file:
+        return Exchange.of(exchange_columns(file, gradients=False)).record
 
 
 def probed_seconds(journal: Journal) -> Mapping[str, float]:
