@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -90,17 +91,33 @@ def _sentences(sight: Sight, told: int) -> list[str]:
 def engine_check(
     finished: Callable[[], bool], look_after: Callable[[], None] = lambda: None
 ) -> Callable[[], bool]:
-    """Return a function that says now and then whether the engine thinks that a run is over."""
-    asked, failures = time.monotonic(), 0
+    """Return a function that says now and then whether the engine thinks that a run is over.
+
+    It never waits: what the engine answers, which may take seconds, is known at a later call.
+
+    Parameters
+    ----------
+    finished
+        Asks the engine; is called in a thread.
+    look_after
+        What is done as often besides.
+    """
+    ask, failures = ThreadPoolExecutor(1).submit, 0
+    asked = time.monotonic()
+    answer: Future[bool] | None = None
 
     def ended() -> bool:
-        nonlocal asked, failures
-        if time.monotonic() - asked <= _ASK_ENGINE:
+        nonlocal asked, answer, failures
+        if answer is None:
+            if time.monotonic() - asked > _ASK_ENGINE:
+                look_after()
+                answer = ask(finished)
             return False
-        asked = time.monotonic()
-        look_after()
+        if not answer.done():
+            return False
+        done, answer, asked = answer, None, time.monotonic()
         try:
-            over = finished()
+            over = done.result()
         except InputError:
             failures += 1
             if failures == _FAILURES:  # a single one may be a hiccup of the engine
