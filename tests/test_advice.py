@@ -98,7 +98,8 @@ def test_nothing_is_advised_where_all_is_well() -> None:
 def test_late_answers_that_came_say_what_the_deadline_should_be() -> None:
     late = record("lll", [INF] * 3, late_answers=((0, 16.0), (1, 17.0), (2, 17.0)))
     assert told(NOBODY, late, NOBODY) == [
-        "nobody met the deadline of 12 s; nine in ten took up to 17 s: try --deadline 20"
+        "nobody met the deadline of 12 s, and 3 counted in a later round; nine in ten took up to "
+        "17 s: try --deadline 20"
     ]
 
 

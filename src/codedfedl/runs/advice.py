@@ -175,7 +175,11 @@ def _deadline(conduct: Conduct, option: str) -> list[str]:
     if came < _SHARE * asked and suggested > deadline:
         met = f"{came} of {asked} answers" if came else "nobody"
         how = took if math.isfinite(seconds) else "how long the others took is not known"
-        return [f"{met} met the deadline of {deadline:.3g} s; {how}: try {option} {suggested:g}"]
+        count = sum(len(record.late_answers) for record in conduct.rounds)
+        later = f", and {count} counted in a later round" if count else ""
+        return [
+            f"{met} met the deadline of {deadline:.3g} s{later}; {how}: try {option} {suggested:g}"
+        ]
     longest = max((max(each) for each in conduct.answer_seconds.values()), default=math.inf)
     waited = [record for record in conduct.rounds if ended(record) == "until the deadline"]
     enough = _rounded_up(_SLACK * longest) if math.isfinite(longest) else math.inf
