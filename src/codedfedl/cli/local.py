@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import Data, Json, Resume, grouped, known_schemes
+from codedfedl.cli.options import Data, Json, Resume, Serve, grouped, known_schemes
 from codedfedl.cli.output import blaming
 from codedfedl.errors import InputError
 
@@ -148,18 +148,20 @@ def local_command(
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/federation"),
     data: Data = None,
     resume: Resume = False,
+    serve: Serve = None,
     as_json: Json = False,
 ) -> None:
     """Run a whole federation on this machine: a SuperLink, SuperNodes, and sockets on loopback.
 
     Every node has its own data file, cache and key. All processes are ended, whatever happens. The
-    run directory is like that of a simulation, with logs in local/logs.
+    run directory is like that of a simulation, with logs in local/logs. Every round is shown as it
+    happens; with --serve, a page in the browser shows it too, and becomes the report.
 
-    Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
+    Examples: `codedfedl federate local --clients 4 --rounds 5 --tls --kill 1 --serve 8080`,
     `codedfedl federate local --scheme coded-newton --rounds 3`,
     `codedfedl federate local --scheme private --epsilon 3 --rounds 8 --tls`,
     `codedfedl federate local --scheme uncoded --secure --tls`.
     """
     from codedfedl.cli.federating import federate_here
 
-    federate_here(training, security, dataset, overrides, port, out, data, resume, as_json)
+    federate_here(training, security, dataset, overrides, port, out, data, resume, serve, as_json)

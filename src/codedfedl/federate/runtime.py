@@ -50,6 +50,7 @@ class _Pending:
     round: int
     work: Work
     load: int
+    asked: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +161,7 @@ class Federation:
         if not ask.keep_late:
             self._pending.clear()  # whoever is late with an earlier round need not answer it
         deadline, tally = self._longest(ask), self._tally(ask)
-        check_loads(ask, tally, self.members)
+        check_loads(ask, tally, self.members, self.journal)
         before = dict(self._pending)
         asked = self._ask(ask, tally, round_, deadline, model)
         fresh = {self._pending[number].client for number in asked}
@@ -187,6 +188,10 @@ class Federation:
                             light = replace(arrival, arrays={}) if in_time else None
                             taken.append(replace(found, arrival=light))
                         counts["fresh" if now else "late"] += 1
+                        if not now and not pending.work.once:
+                            tally.late_answers.append(
+                                (arrival.client, arrival.when - pending.asked)
+                            )
                 if pending.work.once and tally.has_refused(pending.client):
                     self.excluded.add(pending.client)  # what it sends once is no good
                 if ask.wait.enough(**counts, expected=len(fresh) + tally.arrived_already):
@@ -194,7 +199,7 @@ class Federation:
         self._judged(taken, tally)
         if ask.setup:
             check_setup(ask, tally, self.members, self.transport.now() - tally.began)
-        check_somebody(ask, tally, round_, deadline)
+        check_somebody(ask, tally, round_, deadline, self.journal)
         return self._closed(ask, tally, round_, deadline, taken)
 
     def _closed(
@@ -235,6 +240,7 @@ class Federation:
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
         for j, distance in distances.items():
             tally.distances[:, j] = distance, measured[j].error
+        tally.suspects = tuple(self.judge.close_to_refused)
         for one in list(taken):
             client = one.reply.client
             if client in refused:
@@ -263,6 +269,7 @@ class Federation:
             tally.answered_before(j)
         share = _ENCODING if ask.setup else _EMBEDDING
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
+        tally.busy = tuple(j for j in sorted(busy) if tally.loads[j] and j not in here)
         facts = {
             j: {
                 "work": work_to(ask.work.for_client(j)),
@@ -284,7 +291,7 @@ class Federation:
         at_once = max(1, int(self.config.in_flight * 1e6 / largest)) if ask.work.once else None
         asked = self.question("work", facts, life, at_once=at_once, largest=largest, **arrays)
         self._pending |= {
-            number: _Pending(j, round_, ask.work, int(tally.loads[j]))
+            number: _Pending(j, round_, ask.work, int(tally.loads[j]), tally.began)
             for number, j in asked.items()
         }
         return asked

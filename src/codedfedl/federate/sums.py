@@ -127,7 +127,7 @@ class SummedFederation(Federation):
     def _gathered(self, ask: Ask, model: Array, round_: int, facts: Mapping[str, Any]) -> Exchange:
         """Return the sum of the masked answers that came in time."""
         deadline, tally = self._longest(ask), self._tally(ask)
-        check_loads(ask, tally, self.members)
+        check_loads(ask, tally, self.members, self.journal)
         self._check_common(ask.work, np.flatnonzero(tally.loads).tolist())
         self._pending.clear()
         numbers = sum(math.prod(shape) for shape in self._shapes(ask.work).values())

@@ -112,8 +112,31 @@ def start(
 ) -> State:
     """Plan; nobody is taken to be surer, or faster, than the configuration says.
 
-    An engine's own delays follow no formula: a scheme that can plans with the measurements.
+    An engine's own delays follow no formula: a scheme that can plans with the measurements. One
+    that uses late answers may plan rounds in which hardly anybody answers in time: they are made
+    long enough for most.
     """
+    state = _started(scheme, experiment, members, found, model)
+    config = federation_config(experiment)
+    least = config.margin * _typical_seconds(found)
+    planned = getattr(scheme.plan(state), "round_deadline", np.inf)
+    if not scheme.plans_deadline or planned >= least:
+        return state
+    limits = Limits(least, config.setup_timeout, config.rounds, config.availability)
+    return _started(scheme.within(limits), experiment, members, found, model)
+
+
+def _typical_seconds(found: Fit) -> float:
+    """Return what a probe of the median client took, of each client the median; 0: none came."""
+    clients, seconds = found.traces.client, found.traces.seconds
+    came = np.isfinite(seconds)
+    medians = [np.median(seconds[came & (clients == one)]) for one in np.unique(clients[came])]
+    return float(np.median(medians)) if medians else 0.0
+
+
+def _started(
+    scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
+) -> State:
     task, config = federation_task(experiment, members), federation_config(experiment)
     margin = config.margin if scheme.plans_deadline else 1.0
     if scheme.takes_any_delays:

@@ -21,10 +21,10 @@ from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.keys import write_secret
-from codedfedl.federate.flower.own_user import listens
 from codedfedl.federate.flower.programs import environment, free_port, own_user
 from codedfedl.federate.node import Node
 from codedfedl.federate.transport import Answerer
+from codedfedl.io.connections import listens
 
 __all__ = ["NodeSettings", "run_answerer", "run_node"]
 
