@@ -41,7 +41,7 @@ test-slow: $(DEV) ## README and tutorials block by block, Table 1, whole command
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m slow -n auto --dist worksteal
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium
-	$(BIN)/pytest tests/test_browser.py -m browser
+	$(BIN)/pytest tests/test_browser.py tests/test_browser_live.py -m browser
 
 test-engine-short: $(DEV) ## Short federations on the real engine: TLS, kills, strangers
 	$(BIN)/pytest -m "engine and not long" $(PYTEST)

@@ -14,12 +14,15 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
+from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
+from codedfedl.audit.messages import Mixed
 from codedfedl.audit.records import crafted, first_slots, planted, random_slots, real
 from codedfedl.audit.run import Audit, audit
 from codedfedl.cli import app
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.protocol import Ask
 from codedfedl.errors import InputError
+from codedfedl.learning.codes import GAUSSIAN
 from codedfedl.privacy.auditing import (
     Guesses,
     area,
@@ -237,18 +240,47 @@ class TestAudits:
         # With some 680 on either side the area of a blind guess varies by 0.016.
         assert found.membership.area > 0.5
 
+    @pytest.mark.parametrize("scheme", ["uncoded", "balanced"])
+    def test_a_sum_without_noise_tells_of_them_too(self, scheme: str) -> None:
+        """Whoever knows all other records knows what is left of the sum."""
+        found = audited({"name": scheme, "secure": True})
+        assert found.claimed == inf
+        assert found.epsilon > 4
+        assert found.canaries.area > 0.99
+
     @pytest.mark.parametrize(
         ("scheme", "message"),
-        [("centralised", "raw points leave"), ("fedavg", "no attack on 'local_model'")],
+        [
+            ({"name": "centralised"}, "raw points leave"),
+            ({"name": "fedavg"}, "no attack on 'local_model'"),
+            ({"name": "coded", "secure": True}, "no attack on a secure sum of 'parity'"),
+            ({"name": "coded-newton", "secure": True}, "no attack on 'changed'"),
+        ],
     )
-    def test_what_cannot_be_audited_is_refused(self, scheme: str, message: str) -> None:
+    def test_what_cannot_be_audited_is_refused(self, scheme: dict[str, Any], message: str) -> None:
         with pytest.raises(InputError, match=message):
-            audited({"name": scheme})
+            audited(scheme)
 
     def test_too_few_non_members_are_refused(self) -> None:
         problem, entry = digits({"name": "uncoded"})
         with pytest.raises(InputError, match="raise --records"):
             audit(problem, entry, 0, canaries=200, records=400)
+
+
+@pytest.mark.parametrize("attacker", [KnowsAllElse, KnowsThePopulation])
+def test_points_of_weight_0_have_no_part_in_parity(
+    attacker: type[KnowsAllElse] | type[KnowsThePopulation],
+) -> None:
+    """A client that surely answers for all its points sends rows of zeros, which tell nothing."""
+    problem = problem_of([[8, 8]])
+    records = real(problem.batches, random_slots(problem.batches, 16, np.random.default_rng(0)))
+    attack = attacker(problem, records, 0)
+    attack.observe(Mixed(0, 0, np.zeros(8), GAUSSIAN, np.zeros((4, 9))))
+    assert not attack.touched.any()
+    half = np.repeat([0.0, 1.0], 4)
+    attack.observe(Mixed(0, 0, half, GAUSSIAN, np.ones((4, 9))))
+    behind = (records.client == 0) & (records.index >= 4)
+    np.testing.assert_array_equal(attack.touched, behind)
 
 
 def test_noise_that_was_drawn_again_scores_nobody() -> None:

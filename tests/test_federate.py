@@ -127,6 +127,23 @@ def test_the_report_of_a_federation_without_test_data(tmp_path: Path) -> None:
     assert rows[0]["final"] == [None]
 
 
+@pytest.mark.parametrize("seconds", [0.3, 2.0])
+def test_a_planned_deadline_is_long_enough_for_most(seconds: float, tmp_path: Path) -> None:
+    """One node answers in a quarter of a second: the plan does not end rounds by it alone."""
+
+    def delay(client: int, _kind: str, _facts: dict[str, Any]) -> float:
+        return 0.2 if client == 0 else seconds
+
+    experiment = experiment_of(4, 3, {"name": "coded-newton"}, deadline=None)
+    _, exchanges, _ = run(experiment, tmp_path, Script(delay))
+    assert experiment.federation is not None
+    least = experiment.federation.margin * (seconds + 0.05)  # and the transport's own
+    for record in rounds_of(exchanges):
+        assert record.deadline >= 0.99 * least
+        assert record.count(ARRIVED) == 4
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
 def test_misses_are_replayed_too(tmp_path: Path) -> None:
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
         return np.inf if question == "gradient" and (client + facts["round"]) % 3 == 0 else 0.0

@@ -15,11 +15,12 @@ from codedfedl.cli.serve import check_access
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.keys import make_keys, make_node_key
-from codedfedl.federate.flower.own_user import OwnUser, listens
+from codedfedl.federate.flower.own_user import OwnUser
 from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of, read_names
 from codedfedl.federate.flower.superlink import ServerSettings, running
 from codedfedl.federate.flower.wire import MalformedError, inflating, pack, unpack
 from codedfedl.federate.server import federate
+from codedfedl.io.connections import listens
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from tests.conftest import Run
@@ -94,6 +95,17 @@ class TestRegistry:
         assert registry.check_new("ada", "k2") is None
         with pytest.raises(InputError, match="ada is not registered: there are no nodes yet"):
             registry.find("ada")
+
+    def test_registering_twice_says_so(
+        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second time the SuperLink is not even asked: there is none at this address."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        _, public = make_node_key(tmp_path, "ada")
+        home = tmp_path / ".cache/codedfedl/flower/127-0-0-1-1"
+        Registry(home / "nodes.json").add(Entry("ada", 1, fingerprint_of(public)))
+        code, _, err = run("federate", "register", public, "--superlink", "127.0.0.1:1")
+        assert (code, err.strip()) == (0, "ada is already registered")
 
     def test_a_broken_file_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "nodes.json").write_text('[{"name": 1}]')

@@ -164,13 +164,19 @@ def test_the_running_mean_decides_over_time() -> None:
     for _ in range(5):
         assert not judge.hear(dict.fromkeys(range(8), 1.0))
     lie = dict.fromkeys(range(7), 1.0) | {7: 1.42}
-    verdicts = [set(judge.hear(lie)) for _ in range(10)]
+    verdicts, close = [], []
+    for _ in range(10):
+        verdicts.append(set(judge.hear(lie)))
+        close.append(judge.close_to_refused)
     assert verdicts[0] == set()
     assert verdicts[-1] == {7}
     assert suspects_of(judge) == [7]
+    assert close[0] == []
+    assert close.index([7]) < verdicts.index({7})  # it was pointed out before
     for _ in range(20):
         verdict = judge.hear(dict.fromkeys(range(8), 1.0))
     assert verdict == {}  # it has come down
+    assert judge.close_to_refused == []
 
 
 @pytest.mark.parametrize(("clients", "refused"), [(3, set()), (4, {0}), (8, {0})])
@@ -181,6 +187,7 @@ def test_few_clients_are_compared_with_caution(clients: int, refused: set[int]) 
     judge = Judge.of([100] * clients)
     far = set(judge.hear(dict.fromkeys(range(clients), 1.0) | {0: 2.0}))
     assert far == (refused if clients == 8 else set())
+    assert judge.close_to_refused == ([0] if clients == 8 else [])
 
 
 def test_an_error_that_grows_allows_no_larger_lie() -> None:

@@ -12,7 +12,7 @@ from codedfedl import Fleet, InputError
 from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Inbox, Limits
+from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.planning.in_time import in_time, with_helper
@@ -219,10 +219,6 @@ class TestRuns:
         (outcome,) = outcomes(directory)
         assert outcome.disclosure == ["mixed", "sums"]
         assert on_sums(CodedNewton()).disclosure == {Disclosure.MIXED, Disclosure.SUMS}
-
-    def test_a_federation_refuses_it_with_the_reason(self) -> None:
-        with pytest.raises(InputError, match="secure is for the simulator"):
-            on_sums(CodedNewton()).within(Limits(1.0, 1.0, 1, 1.0))
 
     def test_features_without_a_bound_are_refused(self) -> None:
         with pytest.raises(InputError, match="features with a bound"):

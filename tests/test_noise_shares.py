@@ -16,7 +16,7 @@ from scipy.special import ndtr
 
 from codedfedl.audit.messages import Summed, known_sum, messages
 from codedfedl.core.clipped import ClippedMoments
-from codedfedl.core.protocol import Ask, Inbox, Limits
+from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.errors import InputError
 from codedfedl.planning.in_time import least_arrivals
@@ -225,10 +225,6 @@ class TestRuns:
         assert server == pytest.approx(told["epsilon"])
         assert 3 * server < both
         assert "named by each run" in document["holds"]
-
-    def test_a_federation_refuses_it_with_the_reason(self) -> None:
-        with pytest.raises(InputError, match="private.noise is 'clients': a federation"):
-            Private(noise="clients").within(Limits(1.0, 1.0, 4, 1.0))
 
 
 def test_numbers_have_room_for_all_shares() -> None:

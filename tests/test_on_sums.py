@@ -1,14 +1,16 @@
 """Schemes on secure sums: they learn the same, disclose sums, and refuse what sums hide."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from codedfedl.core.client import Gradient
-from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.disclosure import Disclosure, needs_helper
 from codedfedl.core.encoding import Parity
 from codedfedl.core.masked import masked
+from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.report.results import outcomes
@@ -49,13 +51,23 @@ def test_who_needs_each_answer_is_refused(name: str) -> None:
         played(experiment(settings))
 
 
-@pytest.mark.parametrize("name", ["uncoded", "coded-newton"])
+@pytest.mark.parametrize("name", ["uncoded", "coded", "coded-newton"])
 def test_a_federation_does_not_take_it_for_plain(name: str) -> None:
-    """A node knows no such sums: to run without them would disclose more than was asked for."""
+    """To run without sums would disclose more than was asked for."""
     federation = {"clients": 3, "rounds": 2, "deadline": 1.0}
     one = experiment({"name": name, "secure": True}, federation=federation)
-    with pytest.raises(InputError, match="secure is for the simulator"):
-        scheme_of(one)
+    assert needs_helper(scheme_of(one).disclosure)
+
+
+def test_a_sum_that_is_not_given_out_teaches_nothing() -> None:
+    """Not even the ridge's share of a step, as if the points of one client had been heard."""
+    (setting,) = played(experiment({"name": "uncoded", "secure": True}))
+    state = replace(setting.state, round=0)
+    alone = np.arange(state.task.clients) == 0
+    after = setting.scheme.receive(state, Inbox(alone, 10.0, {}))
+    np.testing.assert_array_equal(after.model, state.model)
+    assert np.abs(np.asarray(state.model)).max() > 0
+    assert after.round == 1
 
 
 def test_features_without_a_bound_are_refused() -> None:

@@ -1,6 +1,7 @@
 """`status.json`: what a run is doing, for whoever follows it."""
 
 import json
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of
 from tests.test_simulate import small
+from tests.waiting import eventually
 
 KEYS = {"state", "doing", "round", "rounds", "metric", "updated", "error"}
 SCHEMES = [{"name": "uncoded"}]
@@ -165,6 +167,9 @@ class Engine:
             status.done()
         return 1
 
+    def revive(self) -> None:
+        raise AssertionError("nobody died")
+
 
 def test_federate_local_follows_the_status_and_not_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +180,30 @@ def test_federate_local_follows_the_status_and_not_the_log(
     directory.status.failed("of an earlier attempt")
     directory.announce("starting")
     engine: Any = Engine(directory, "done")
-    assert following.followed(engine, directory, kill=0) == []
+    assert following.followed(engine, directory, kill=0) == {}
     engine = Engine(directory, "failed")
     with pytest.raises(InputError, match="no parity from ada: look at its log"):
         following.followed(engine, directory, kill=0)
+
+
+def test_the_engine_is_asked_without_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that never answers does not hold up what is shown; three errors are one."""
+    monkeypatch.setattr(following, "_ASK_ENGINE", -1.0)
+    answers, looks = threading.Event(), []
+
+    def slow() -> bool:
+        answers.wait(60)
+        return True
+
+    ended = following.engine_check(slow, lambda: looks.append(1))
+    assert [ended() for _ in range(50)] == [False] * 50
+    assert looks == [1]  # not again while it is being asked
+    answers.set()
+    eventually(ended, 60, "the answer did not come")
+
+    def broken() -> bool:
+        raise InputError("no SuperLink")
+
+    failing = following.engine_check(broken)
+    with pytest.raises(InputError, match="no SuperLink"):
+        eventually(failing, 60, "it was not said")

@@ -1,8 +1,9 @@
-"""Noisy sums as Flower messages: the real nodes, helper and server on a grid without processes.
+"""Secure sums as Flower messages: the real nodes, helper and server on a grid without processes.
 
 The engine itself is in `test_sums_engine.py`.
 """
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.test_flower import SmallGrid
+from tests.test_plain_sums import secure
 from tests.test_sums import private, share_spent
 
 CLIENTS = 3
@@ -28,7 +30,7 @@ CLIENTS = 3
 class NodesOnGrid(SmallGrid):
     """Nodes from their configuration, and a helper, which answer as a worker lets them."""
 
-    def __init__(self, folder: Path, shards: list[Path]) -> None:
+    def __init__(self, folder: Path, shards: list[Path], **config: Any) -> None:
         super().__init__()
         self.helper = HelperNode("helper", folder / "helper")
         self.nodes: list[Any] = [
@@ -40,6 +42,7 @@ class NodesOnGrid(SmallGrid):
                     "helper": str(folder / "helper" / "masks.pub"),
                     "vault": str(folder / "vaults" / node_name(j)),
                     "epsilon_cap": 8.0,
+                    **config,
                 },
                 str(j),
             )
@@ -71,3 +74,17 @@ def test_a_private_federation_in_flower_messages(tmp_path: Path) -> None:
     assert share_spent(tmp_path / "run") == pytest.approx(1.0)
     assert all(one.sums[name].dtype == np.uint32 for one in exchanges for name in one.sums)
     assert replay(RunDirectory(tmp_path / "run")).difference == 0.0
+
+
+@pytest.mark.parametrize("name", ["uncoded", "partial", "balanced", "coded", "coded-newton"])
+def test_sums_without_noise_in_flower_messages(name: str, tmp_path: Path) -> None:
+    experiment = secure({"name": name}, CLIENTS, 3, deadline=20.0)
+    shards = write_shards(experiment, load_dataset("digits"), tmp_path / "data")
+    grid = NodesOnGrid(tmp_path, shards, epsilon_cap=inf, parity=name == "coded-newton")
+    directory = RunDirectory(tmp_path / "run")
+    federate(FlowerTransport(grid), experiment, directory, lambda _: None)
+    exchanges = list(Journal(tmp_path / "run").exchanges())
+    assert [one.record.arrived.sum() for one in exchanges[1:]] == [CLIENTS] * 3
+    assert all(one.sums[name].dtype == np.uint32 for one in exchanges for name in one.sums)
+    assert exchanges[-1].record.metric > 0.5  # of ten classes
+    assert replay(directory).same

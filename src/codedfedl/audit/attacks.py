@@ -76,7 +76,10 @@ class _Attack(ABC):
         return self.scores
 
     def _mixed_places(self, message: Mixed) -> tuple[IntArray, FloatArray]:
-        """Return which records are behind some parity, and their weights."""
+        """Return which records are behind some parity, and their weights.
+
+        A point that surely arrives by itself has the weight 0, and is not in it.
+        """
         records = self.records
         if message.batch is None:
             where, here = records.position, records.client == message.client
@@ -84,6 +87,7 @@ class _Attack(ABC):
             where = records.index
             here = (records.client == message.client) & (records.batch == message.batch)
         place = np.flatnonzero(here & (where < len(message.weights)))
+        place = place[message.weights[where[place]] > 0]
         return place, message.weights[where[place]]
 
     def _joined(self, place: IntArray) -> FloatArray:

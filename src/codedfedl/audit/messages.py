@@ -12,6 +12,7 @@ from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import Embed, Embedded, Gradient, Gram, Prepare, WeightedGradient
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum, clipped
 from codedfedl.core.encoding import BlockParity, Parity
+from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Inbox, Task
 from codedfedl.core.shared import PaddedGram, Raw, SharedGradient
 from codedfedl.core.work import Work
@@ -89,6 +90,13 @@ class Parts:
 
 def check_work(work: Work) -> None:
     """Refuse what no attack here is for."""
+    if type(work) is Masked:
+        if not isinstance(work.work, _SUMMED):
+            raise InputError(
+                f"no attack on a secure sum of {work.work.kind!r} is known here: audit the scheme "
+                "without secure, where the server sees more"
+            )
+        work = work.work
     if isinstance(work, Raw | PaddedGram | SharedGradient):
         raise InputError(
             f"raw points leave the clients for {work.kind!r}: there is nothing left to infer"
@@ -102,15 +110,19 @@ def check_work(work: Work) -> None:
 def messages(
     setting: Setting, exchange: Exchange, inbox: Inbox, problem: Problem, seed: int
 ) -> Iterator[Summed | Mixed]:
-    """Yield what the server received: noisy sums where it sees no more, else each answer."""
+    """Yield what the server received: sums where it sees no more, else each answer."""
     ask, question = exchange.ask, setting.driver.question
     if ask.noise is not None:
-        work = ask.work
+        work, loads = ask.work, np.where(exchange.arrived, exchange.loads, 0)
+        if isinstance(work, Masked):
+            if inbox.sums:
+                values = _decoded(work.work, work.decoded(inbox.sums, np.zeros(0)))
+                yield Summed(work.work, loads, question, values)
+            return
         assert isinstance(work, PrivateSum)
         steps = (ask.noise**2 + float(exchange.arrived.sum()) * work.noise**2) ** 0.5
         for name, total in inbox.sums.items():
             values, sigma = _decoded(work, {name: total}), steps / work.scale
-            loads = np.where(exchange.arrived, exchange.loads, 0)
             yield Summed(replace(work, noise=0.0), loads, question, values, sigma)
         return
     if ask.combine is EACH:

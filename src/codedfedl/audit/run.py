@@ -173,7 +173,8 @@ def _attacked(
     def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
         nonlocal plain
         check_work(exchange.ask.work)
-        if exchange.ask.noise is None and not exchange.ask.setup:
+        without = not exchange.ask.noise and not getattr(exchange.ask.work, "noise", 0.0)
+        if without and not exchange.ask.setup:
             plain += 1
             if plain > _PLAIN_ROUNDS:
                 return

@@ -9,6 +9,7 @@ import typer
 from codedfedl.cli.chaos import chaos_command
 from codedfedl.cli.helper import helper_command, ledger_command
 from codedfedl.cli.local import local_command
+from codedfedl.cli.options import Serve
 from codedfedl.cli.output import messages, wrote
 from codedfedl.cli.serve import (
     SERVER_HOME,
@@ -51,20 +52,46 @@ def run_command(
     superlink: LinkAddress = None,
     authority: Authority = None,
     out: Annotated[Path, typer.Option(help="The run directory, on the server.")] = Path("runs/fed"),
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show every round, and write the report at the end.")
+    ] = False,
+    serve: Serve = None,
 ) -> None:
     """Start a federation on a running server, or continue the one in --out.
 
-    Run it on the server's machine, as the user that `federate serve` runs as. status.json and
-    server.log in the run directory show the progress; when the state is done, `codedfedl report`
-    writes the report.
+    Run it on the server's machine, as the user that `federate serve` runs as. With --follow or
+    --serve it stays until the run ends, and interrupting it does not end the run. Without,
+    status.json and server.log in the run directory show the progress, `codedfedl federate follow`
+    shows it as it happens, and `codedfedl report` writes the report.
     """
     from codedfedl.runs.documents import read_experiment
     from codedfedl.runs.federation import scheme_of
 
     scheme_of(read_experiment(experiment))
     link = link_of(home, superlink, authority)
+    if follow or serve is not None:
+        from codedfedl.cli.operating import run_and_follow
+
+        run_and_follow(link, experiment.resolve(), out.resolve(), serve)
+        return
     number = link.submit(experiment.resolve(), out.resolve())
-    messages.print(f"run {number} started; follow it in {out / 'server.log'}", soft_wrap=True)
+    messages.print(
+        f"run {number} started; follow it with codedfedl federate follow {out}", soft_wrap=True
+    )
+
+
+@federate.command("follow")
+def follow_command(
+    run: Annotated[Path, typer.Argument(help="The run directory, on the server.")],
+    serve: Serve = None,
+) -> None:
+    """Show a run in progress, every round as it happens, until it ends.
+
+    It only reads: interrupting it does not end the run.
+    """
+    from codedfedl.cli.operating import follow_run
+
+    follow_run(run.resolve(), serve)
 
 
 @federate.command("keys")

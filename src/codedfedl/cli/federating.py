@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from codedfedl.cli.following import ended_by_signals, followed
+from codedfedl.cli.following import ended_by_signals, followed, served
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
@@ -16,12 +16,14 @@ from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.reading import RunTables
 from codedfedl.report.tables import rounds_view
+from codedfedl.runs.advice import advice
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.overrides import parse_overrides
+from codedfedl.runs.watching import look
 
 __all__ = ["federate_here", "local_experiment"]
 
@@ -42,19 +44,42 @@ def federate_here(
     out: Path,
     data: str | None,
     resume: bool,
+    serve: int | None,
     as_json: bool,
 ) -> None:
     """Start a SuperLink and its nodes, train, print the rounds and write the report."""
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
+    directory = RunDirectory(out)
+    with served(directory, serve):
+        killed = _trained(training, security, dataset, overrides, port, directory, data, resume)
+    _finish(directory, as_json, killed)
     from codedfedl.federate.failures import nobody_arrived
+
+    if nobody := nobody_arrived(Journal(directory.path).records()):
+        messages.print(f"error: {nobody}", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _trained(
+    training: TrainingOptions,
+    security: SecurityOptions,
+    dataset: str,
+    overrides: list[str] | None,
+    port: int | None,
+    directory: RunDirectory,
+    data: str | None,
+    resume: bool,
+) -> dict[str, int]:
+    """Run the federation; return which nodes were killed, and after which round."""
     from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
 
     security.check(training)
     if port is not None:
         check_port(port)
+    out = directory.path
     folder = out.resolve() / "local"
     places = {
         "federation.test": str(folder / "data" / "test.npz"),
@@ -64,10 +89,10 @@ def federate_here(
     experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     loaded = load_dataset(dataset, data, label=experiment.data.label)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
-    cap = training.epsilon_cap
+    scheme = scheme_of(experiment)
+    cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
-    directory = RunDirectory(out)
     directory.open(experiment, resume=resume)
     directory.announce("starting")  # an earlier end of this run is not that of this one
     shards = write_shards(experiment, loaded, folder / "data")
@@ -77,13 +102,10 @@ def federate_here(
         with_resume_hint(out, resume),
         directory.failures_noted(),
         ended_by_signals(),
-        LocalFederation(folder, shards, **settings, epsilon_cap=cap) as running,
+        LocalFederation(folder, shards, **settings, epsilon_cap=cap, parity=parity) as running,
     ):
         killed = followed(running, directory, security.kill)
-    _finish(directory, as_json, [names[j] for j in killed])
-    if nobody := nobody_arrived(Journal(directory.path).records()):
-        messages.print(f"error: {nobody}", soft_wrap=True)
-        raise typer.Exit(1)
+    return {names[j]: after for j, after in killed.items()}
 
 
 def _with_points(experiment: Experiment, dataset: Dataset) -> Experiment:
@@ -117,8 +139,9 @@ def local_experiment(
     return experiment
 
 
-def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
+def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -> None:
     tables = RunTables(directory)
+    told = advice(look(directory).conduct, killed, "--deadline")
     rounds = tables.rounds
     if as_json:
         final = json_number(float(rounds["metric"][-1]))
@@ -131,13 +154,16 @@ def _finish(directory: RunDirectory, as_json: bool, killed: list[str]) -> None:
                 "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
                 "accuracy": final if classes else None,
                 "r_squared": None if classes else final,
-                "killed": killed,
+                "killed": list(killed),
+                "advice": told,
                 "refusals": _rows(tables.refusals),
                 **_privacy(directory),
             }
         )
     else:
         results.print(rounds_view(rounds))
+    for sentence in told:
+        messages.print(f"advice: {sentence}", soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
 
 

@@ -1,64 +1,123 @@
-"""A federation on this machine, from when it is submitted to its end."""
+"""A federation as it happens, from when it is submitted to its end."""
 
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from codedfedl.cli.output import messages
 from codedfedl.errors import InputError
+from codedfedl.io.connections import own_or_superuser
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.federation import federation_config
 from codedfedl.runs.journal import Journal
+from codedfedl.runs.watching import Sight, look
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
 
-__all__ = ["ended_by_signals", "followed"]
+__all__ = ["ended_by_signals", "engine_check", "followed", "served", "watch"]
 
 _LOOK = 0.5  # seconds
 _ASK_ENGINE = 5.0  # seconds
 _FAILURES = 3
 
 
-def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> list[int]:
-    """Wait for the end of a federation; kill nodes after its first rounds, and return which."""
-    journal = Journal(directory.path)
+def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> dict[int, int]:
+    """Wait for the end of a federation; kill nodes after its first rounds.
+
+    Returns
+    -------
+    dict
+        Which nodes were killed, and after which round.
+    """
+    journal, killed = Journal(directory.path), dict[int, int]()
+    already = look(directory)
     run = running.submit(directory.path / "config.toml", directory.path)
-    ended = _engine_check(running, run)
-    killed: list[int] = []
+    ended = engine_check(lambda: running.finished(run), running.revive)
+
+    def look_after_nodes() -> bool:
+        rounds = journal.rounds()
+        if len(killed) < min(kill, rounds):
+            last = len(running.nodes) - 1 - len(killed)
+            running.signal_node(last, signal.SIGKILL)
+            killed[last] = rounds
+        return ended()
+
+    watch(directory, look_after_nodes, len(already.records))
+    return killed
+
+
+def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> None:
+    """Show a run, every exchange with names, until it is done; say why it failed or was stopped.
+
+    Parameters
+    ----------
+    ended
+        Is asked at every look; says whether the run is over, whatever its status says.
+    told
+        How many exchanges are no news.
+    """
+    last = ""
     with _shown() as show:
         while True:
             time.sleep(_LOOK)
-            if len(killed) < min(kill, journal.rounds()):
-                last = len(running.nodes) - 1 - len(killed)
-                running.signal_node(last, signal.SIGKILL)
-                killed.append(last)
-            status = directory.status.read()
+            over, sight = ended(), look(directory)
+            for last in _sentences(sight, told):
+                show(last, True)
+            told = len(sight.happened)
+            status = sight.status
             if status is not None:
-                show(status.doing)
+                if status.doing != last:
+                    show(status.doing, False)
                 if status.state == "failed":
                     raise InputError(str(status.error))
-                if status.state == "done":  # what the engine says of it may differ
-                    return killed
                 if status.state == "stopped":  # by `federate stop`
                     raise KeyboardInterrupt
-            if ended():
-                return killed
+            if over or (status is not None and status.state == "done"):
+                return
 
 
-def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
-    """Return a function that says now and then whether the engine thinks that a run is over."""
-    asked, failures = time.monotonic(), 0
+def _sentences(sight: Sight, told: int) -> list[str]:
+    """Return a sentence for every exchange after so many, as the server says it."""
+    if len(sight.happened) <= told:
+        return []
+    rounds = federation_config(sight.directory.experiment()).rounds
+    return [one.sentence(rounds) for one in sight.named(told)]
+
+
+def engine_check(
+    finished: Callable[[], bool], look_after: Callable[[], None] = lambda: None
+) -> Callable[[], bool]:
+    """Return a function that says now and then whether the engine thinks that a run is over.
+
+    It never waits: what the engine answers, which may take seconds, is known at a later call.
+
+    Parameters
+    ----------
+    finished
+        Asks the engine; is called in a thread.
+    look_after
+        What is done as often besides.
+    """
+    ask, failures = ThreadPoolExecutor(1).submit, 0
+    asked = time.monotonic()
+    answer: Future[bool] | None = None
 
     def ended() -> bool:
-        nonlocal asked, failures
-        if time.monotonic() - asked <= _ASK_ENGINE:
+        nonlocal asked, answer, failures
+        if answer is None:
+            if time.monotonic() - asked > _ASK_ENGINE:
+                look_after()
+                answer = ask(finished)
             return False
-        asked = time.monotonic()
-        running.revive()
+        if not answer.done():
+            return False
+        done, answer, asked = answer, None, time.monotonic()
         try:
-            over = running.finished(run)
+            over = done.result()
         except InputError:
             failures += 1
             if failures == _FAILURES:  # a single one may be a hiccup of the engine
@@ -71,19 +130,41 @@ def _engine_check(running: "LocalFederation", run: int) -> Callable[[], bool]:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[str], None]]:
+def served(directory: RunDirectory, port: int | None) -> Iterator[None]:
+    """Serve a run's live page to this user, if a port is given."""
+    if port is None:
+        yield
+        return
+    from codedfedl.report.live import LivePage
+
+    with LivePage(directory, port, own_or_superuser) as page:
+        messages.print(f"live page: {page.address}", soft_wrap=True)
+        yield
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, bool], None]]:
+    """Give a way to show sentences: those that stay, and what is being done now."""
     if not messages.is_terminal:
         yield _line_when_it_changes()
         return
     with messages.status("starting") as line:
-        yield line.update
+
+        def show(sentence: str, stays: bool) -> None:
+            if stays:
+                messages.print(sentence, soft_wrap=True)
+                line.update("waiting for answers")
+            else:
+                line.update(sentence)
+
+        yield show
 
 
-def _line_when_it_changes() -> Callable[[str], None]:
+def _line_when_it_changes() -> Callable[[str, bool], None]:
     """Return a function that prints what it is told, with the seconds so far, if that is new."""
     began, last = time.monotonic(), ""
 
-    def show(sentence: str) -> None:
+    def show(sentence: str, _stays: bool) -> None:
         nonlocal last
         if sentence != last:
             messages.print(f"{time.monotonic() - began:6.1f} s: {sentence}", soft_wrap=True)

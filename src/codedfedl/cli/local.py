@@ -1,16 +1,18 @@
 """`codedfedl federate local`: a whole federation on this machine."""
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import Data, Json, Resume, grouped, known_schemes
+from codedfedl.cli.options import Data, Json, Resume, Serve, grouped, known_schemes
 from codedfedl.cli.output import blaming
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
+    from codedfedl.core.protocol import Scheme
     from codedfedl.federate.flower.keys import Keys
 
 __all__ = ["SecurityOptions", "TrainingOptions", "local_command"]
@@ -35,6 +37,10 @@ class TrainingOptions:
     epsilon: Annotated[
         float | None, typer.Option(help="The privacy budget of the run, for private.")
     ] = None
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="Let the server see only sums of answers, without noise."),
+    ] = False
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -55,19 +61,26 @@ class TrainingOptions:
         for name, value in settings.items():
             with blaming(f"--{name}"):
                 make_scheme(self.scheme, {name: value})
-        return {"name": self.scheme, **settings}
+        return {"name": self.scheme, **settings, **({"secure": True} if self.secure else {})}
 
-    @property
-    def epsilon_cap(self) -> float | None:
-        """What each node spends at most, where a helper is needed; None where it is not."""
-        from codedfedl.core.disclosure import only_private
-        from codedfedl.schemes import scheme_class
+    def epsilon_cap(self, scheme: "Scheme") -> float | None:
+        """Return what each node spends at most, where a helper is needed; None where it is not.
 
-        if not only_private(scheme_class(self.scheme).disclosure):
+        Sums without noise have no ε: whoever asks for them here allows any.
+        """
+        from codedfedl.core.disclosure import needs_helper, only_private
+
+        if not needs_helper(scheme.disclosure):
             return None
         from codedfedl.federate.vault import EPSILON_CAP
 
-        return max(EPSILON_CAP, self.epsilon or 0.0)
+        return max(EPSILON_CAP, self.epsilon or 0.0) if only_private(scheme.disclosure) else inf
+
+    def own_parity(self, scheme: "Scheme") -> bool:
+        """Return whether nodes with a helper are asked for parity of their own."""
+        from codedfedl.core.disclosure import Disclosure
+
+        return {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
 
     @property
     def modules(self) -> list[str]:
@@ -135,17 +148,20 @@ def local_command(
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/federation"),
     data: Data = None,
     resume: Resume = False,
+    serve: Serve = None,
     as_json: Json = False,
 ) -> None:
     """Run a whole federation on this machine: a SuperLink, SuperNodes, and sockets on loopback.
 
     Every node has its own data file, cache and key. All processes are ended, whatever happens. The
-    run directory is like that of a simulation, with logs in local/logs.
+    run directory is like that of a simulation, with logs in local/logs. Every round is shown as it
+    happens; with --serve, a page in the browser shows it too, and becomes the report.
 
-    Examples: `codedfedl federate local --clients 4 --rounds 5 --deadline 15 --tls --kill 1`,
+    Examples: `codedfedl federate local --clients 4 --rounds 5 --tls --kill 1 --serve 8080`,
     `codedfedl federate local --scheme coded-newton --rounds 3`,
-    `codedfedl federate local --scheme private --epsilon 3 --rounds 8 --tls`.
+    `codedfedl federate local --scheme private --epsilon 3 --rounds 8 --tls`,
+    `codedfedl federate local --scheme uncoded --secure --tls`.
     """
     from codedfedl.cli.federating import federate_here
 
-    federate_here(training, security, dataset, overrides, port, out, data, resume, as_json)
+    federate_here(training, security, dataset, overrides, port, out, data, resume, serve, as_json)

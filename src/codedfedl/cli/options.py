@@ -18,6 +18,7 @@ __all__ = [
     "Json",
     "Overrides",
     "Resume",
+    "Serve",
     "grouped",
     "known_experiments",
     "known_schemes",
@@ -68,6 +69,12 @@ Overrides = Annotated[
     typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+Serve = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="Serve a live page on this port of loopback; 0 for a free one."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 

@@ -110,7 +110,7 @@ def node_command(
     works: Annotated[str | None, typer.Option(help="Modules with custom kinds of work.")] = None,
     helper: Annotated[
         Path | None,
-        typer.Option(help="The helper's masks.pub: answer only with masked, noisy sums."),
+        typer.Option(help="The helper's masks.pub: answer only with masked sums."),
     ] = None,
     vault: Annotated[
         Path | None, typer.Option(help="With --helper: a permanent folder for the ledger.")
@@ -118,9 +118,18 @@ def node_command(
     epsilon_cap: Annotated[
         float | None,
         typer.Option(
-            help="With --helper: the most ε to spend on a data set, over all runs.", min=0
+            help="With --helper: the most ε to spend on a data set, over all runs; inf also "
+            "allows sums without noise.",
+            min=0,
         ),
     ] = None,
+    parity: Annotated[
+        bool,
+        typer.Option(
+            "--parity",
+            help="With --helper: also send parity of the node's own points, which hides nothing.",
+        ),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A key for the loader; may be repeated.", metavar="KEY=VALUE"),
@@ -138,13 +147,15 @@ def node_command(
 
     check_name(name)
     check_access(superlink, authority, key)
-    if helper is None and (vault is not None or epsilon_cap is not None):
-        raise InputError("--vault and --epsilon-cap are for noisy sums: give --helper too")
+    if helper is None and (vault is not None or epsilon_cap is not None or parity):
+        raise InputError(
+            "--vault, --epsilon-cap and --parity are for secure sums: give --helper too"
+        )
     config: dict[str, Any] = dict(_pair(text) for text in settings or [])
     paths = {"data": data, "cache": cache, "helper": helper, "vault": vault}
     config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}
     given = {"label": label, "loader": loader, "works": works, "name": name}
-    numbers = {"least": least, "epsilon_cap": epsilon_cap}
+    numbers = {"least": least, "epsilon_cap": epsilon_cap, "parity": parity or None}
     config |= {what: value for what, value in (given | numbers).items() if value is not None}
     leave_on_signals()
     raise typer.Exit(run_node(NodeSettings(superlink, config, authority, key), say))

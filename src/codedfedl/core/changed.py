@@ -7,6 +7,7 @@ client's answers have been, the sum is exactly that of its last one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +16,28 @@ from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client
-from codedfedl.privacy.fixed_point import FixedPoint
+from codedfedl.errors import InputError
+from codedfedl.privacy.fixed_point import FixedPoint, Residues
 
 __all__ = ["Anchor", "Changed"]
 
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """The model, of shape (q, c), and the number of points that a client's last answer is for."""
+    """The model, of shape (q, c), and the number of points that a client's last answer is for.
+
+    Attributes
+    ----------
+    round
+        The round that it was counted in.
+    gradient : array of shape (q, c), optional
+        The answer itself, where a device has kept it.
+    """
 
     model: FloatArray
     points: int
+    round: int = 0
+    gradient: FloatArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +53,8 @@ class Changed(Masked):
     Notes
     -----
     A device keeps the gradients that it has sent until one of them is counted, and is told the
-    number of a round. The simulator, which keeps nothing, computes the old gradient again. The c
-    numbers beside the gradient are 1/q of a packet, and are not charged.
+    number of a round (`federate.answers`). The simulator, which keeps nothing, computes the old
+    gradient again. The c numbers beside the gradient are 1/q of a packet, and are not charged.
     """
 
     counted: Mapping[int, Anchor]
@@ -68,13 +80,47 @@ class Changed(Masked):
         now = to_host(self.work.answer(client, load, model).arrays["gradient"])
         change, curvature = numbers.encode(now), np.zeros(now.shape[1])
         for last in self.counted.values():
-            where = beside(last.model.astype(np.float32), model)
-            before = to_host(self.work.answer(client, last.points, where).arrays["gradient"])
+            before = last.gradient
+            if before is None:
+                before = self._again(client, last, model)
             change = change - numbers.encode(before)
             if last.points == load:
                 moved = to_host(model).astype(np.float64) - last.model
                 curvature = (moved * (now.astype(np.float64) - before)).sum(0)
         return Answer(load, {"gradient": change, "curvature": numbers.encode(curvature)})
+
+    def _again(self, client: Client, last: Anchor, like: Array) -> FloatArray:
+        """Return the gradient that an answer was, computed again, beside a model."""
+        where = beside(last.model.astype(np.float32), like)
+        return to_host(self.work.answer(client, last.points, where).arrays["gradient"])
+
+    def whole(self, change: Residues) -> Residues:
+        """Return the gradient that a change leads to, in integers."""
+        numbers = FixedPoint(self.scale)
+        for last in self.counted.values():
+            assert last.gradient is not None
+            change = change + numbers.encode(last.gradient)
+        return change
+
+    def as_sent(self) -> dict[str, Any]:
+        """Return the fields as they travel: a client is told a round, and has the rest."""
+        told = [[last.round, last.points] for last in self.counted.values()]
+        return {"work": self.work, "scale": self.scale, "counted": told}
+
+    @property
+    def common(self) -> "Changed":
+        """What all clients are asked alike."""
+        return replace(self, work=self.work.common, counted={})
+
+    @classmethod
+    def received(cls, **fields: Any) -> "Changed":
+        """Return the work from its fields as JSON brings them, before the client fills them in."""
+        nothing = np.empty((0, 0))
+        told = enumerate(fields.pop("counted"))
+        counted = {k: Anchor(nothing, int(points), int(round_)) for k, (round_, points) in told}
+        if len(counted) > 1:
+            raise InputError(f"counted names {len(counted)} answers: a client has one last answer")
+        return cls(**fields, counted=counted)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model, and (c,)."""

@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
+from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.encoding import BlockParity, Gram, Parity
+from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Work
 from codedfedl.fleet import costs
@@ -124,6 +126,11 @@ class WeightedGradient(Gradient):
         """Return the weight of one client."""
         return replace(self, weights=float(np.asarray(self.weights)[j]))
 
+    @property
+    def common(self) -> "WeightedGradient":
+        """Without the weight."""
+        return replace(self, weights=0.0)
+
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return w·X̂ᵀ(X̂β − Y)."""
         plain = super().answer(client, load, model)
@@ -221,6 +228,8 @@ WORK: dict[str, type[Work]] = {
         BlockParity,
         ClippedMoments,
         ClippedGradient,
+        Masked,
+        Changed,
     )
 }
 """Every kind of work that comes with the package."""

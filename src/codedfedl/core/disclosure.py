@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from enum import StrEnum
 
-__all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed", "only_private"]
+__all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed", "needs_helper", "only_private"]
 
 
 class Disclosure(StrEnum):
@@ -46,6 +46,11 @@ def only_private(disclosure: Collection[str]) -> bool:
     Then nobody else may read the data either: not for a σ, not to calibrate probabilities.
     """
     return set(disclosure) == {Disclosure.DP}
+
+
+def needs_helper(disclosure: Collection[str]) -> bool:
+    """Return whether answers leave a client in sums, which a helper takes the masks off."""
+    return not {Disclosure.SUMS, Disclosure.DP}.isdisjoint(disclosure)
 
 
 def listed(disclosure: Collection[str]) -> str:

@@ -77,6 +77,11 @@ class Parity(Work):
             self, loads=loads[:, j].tolist(), return_probabilities=chances[:, j].tolist()
         )
 
+    @property
+    def common(self) -> "Parity":
+        """Without the weights, which are each client's own."""
+        return replace(self, loads=[], return_probabilities=[])
+
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return G·W·X̂ and G·W·Y for every mini-batch."""
         arrays: dict[str, Array] = {}

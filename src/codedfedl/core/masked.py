@@ -19,7 +19,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
 
-__all__ = ["Masked", "masked"]
+__all__ = ["Masked", "masked", "refuse_unbounded"]
 
 _ROOM = 8.0  # times what the numbers of a sum are, to leave room for residuals above 1
 
@@ -60,6 +60,21 @@ class Masked(Work):
         """Return client j's part."""
         return replace(self, work=self.work.for_client(j))
 
+    @property
+    def common(self) -> "Masked":
+        """What all clients are asked alike."""
+        return replace(self, work=self.work.common)
+
+    @property
+    def elastic(self) -> bool:
+        """As of the other work."""
+        return self.work.elastic
+
+    @property
+    def batch(self) -> int:
+        """The mini-batch that the other work is about; 0 where it is about all."""
+        return getattr(self.work, "batch", 0)
+
     def available(self, task: Task) -> IntArray:
         """Return what the other work has."""
         return self.work.available(task)
@@ -98,17 +113,22 @@ class Masked(Work):
         }
 
 
+def refuse_unbounded(largest_square: float) -> None:
+    """Refuse features whose sums cannot be known to fit into integers."""
+    if largest_square == inf:
+        raise InputError(
+            "a secure sum needs features with a bound on their length, which the raw points of "
+            "'identity' do not have: choose 'patches', 'fourier' or 'structured'"
+        )
+
+
 def masked(work: Work, task: Task) -> Masked:
     """Return work under a secure sum, with the finest numbers of which no sum wraps around.
 
     A number of a sum is no larger than features allow, with predictions and labels of length 1, and
     some room. In parity signs are by chance, and numbers grow with the root of the points.
     """
-    if task.largest_square == inf:
-        raise InputError(
-            "a secure sum needs features with a bound on their length, which the raw points of "
-            "'identity' do not have: choose 'patches', 'fourier' or 'structured'"
-        )
+    refuse_unbounded(task.largest_square)
     length, points = sqrt(task.largest_square), float(task.held.sum())
     largest = _ROOM * max(length, 1.0) * max(length, 1.0) * points
     if isinstance(work, Parity):

@@ -181,8 +181,8 @@ class Inbox:
     replies
         Single answers by client, under `EACH`, including late answers to earlier asks.
     loads : array of shape (n,), optional
-        Points that each client's answer covers, under a secure sum in the simulator; 0 for clients
-        that did not arrive.
+        Points that each client's answer covers, under a secure sum; 0 for clients that did not
+        arrive.
     """
 
     arrived: Mask

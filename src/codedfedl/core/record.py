@@ -114,6 +114,12 @@ class Record:
     distances : array of shape (2, n), optional
         How many expected errors each client's gradient lay off its parity (NaN: none judged), and
         the expected error.
+    suspects
+        Clients whose answers have lain so far off on average that they are almost refused.
+    busy
+        Clients that were not asked, since they had not answered an earlier question.
+    late_answers
+        Client and seconds since it was asked, of answers to earlier questions that came meanwhile.
     metric, excess
         Of the model after this exchange.
     """
@@ -130,6 +136,9 @@ class Record:
     metric: Any = np.nan
     excess: float = np.nan
     distances: FloatArray | None = None
+    suspects: tuple[int, ...] = ()
+    busy: tuple[int, ...] = ()
+    late_answers: tuple[tuple[int, float], ...] = ()
 
     @property
     def known_distances(self) -> tuple[dict[int, float], dict[int, float]]:

@@ -6,7 +6,7 @@ clients as JSON, so they are numbers, strings and lists. Those of the package ar
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -128,6 +128,16 @@ class Work(ABC):
         """Return client j's part, where clients are asked for different things."""
         return self
 
+    @property
+    def common(self) -> "Work":
+        """What all clients are asked alike: without what `for_client` makes different."""
+        return self
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a client may answer for fewer points than it is asked for."""
+        return type(self).load is not Work.load
+
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
     ) -> IntArray:
@@ -152,6 +162,10 @@ class Work(ABC):
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
         """Return what the arrays of an answer about `points` must look like; None: unknown."""
         return None
+
+    def as_sent(self) -> dict[str, Any]:
+        """Return the fields as they travel to a client."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def received(cls, **fields: Any) -> Self:

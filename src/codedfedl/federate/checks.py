@@ -93,12 +93,11 @@ def checked_answer(
     given, points = _whole(arrival.facts, "round"), _whole(arrival.facts, "points")
     if given != round_:
         raise RefusedError(f"answers round {given}, not {round_}")
-    chosen = type(work).load is not Work.load
-    if chosen and not 0 <= points <= load:
+    if work.elastic and not 0 <= points <= load:
         raise RefusedError(f"stands for {points} points where the client has {load}")
-    if not chosen and points != load:
+    if not work.elastic and points != load:
         raise RefusedError(f"processed {points} points, not {load}")
-    shapes = work.shapes(task, points) if points or not chosen else {}
+    shapes = work.shapes(task, points) if points or not work.elastic else {}
     if shapes is None:  # a kind of work that is not ours
         return {name: _checked(name, arrival.arrays, None) for name in arrival.arrays}, points
     _check_parts(arrival.arrays, set(shapes))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from codedfedl.core.client import Prepare
+from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Ask
 from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.errors import InputError
@@ -13,7 +14,8 @@ from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrival
-from codedfedl.runs.journal import Members
+from codedfedl.runs.journal import Journal, Members
+from codedfedl.runs.watching import probed_seconds
 
 __all__ = [
     "Watch",
@@ -55,7 +57,8 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
     refused = {client for client, _ in tally.refusals}
     playing = np.flatnonzero(tally.loads).tolist()
     silent = [j for j in playing if tally.outcome[j] != ARRIVED and j not in refused]
-    kind = ask.work.kind.replace("_", " ")
+    work = ask.work.work if isinstance(ask.work, Masked) else ask.work
+    kind = work.kind.replace("_", " ")
     names = [members.names[j] for j in silent]
     if troubled := [j for j in silent if j in tally.problems]:
         trouble = "; ".join(f"{members.names[j]}: {tally.problems[j]}" for j in troubled[:3])
@@ -73,24 +76,31 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
         raise InputError(f"all {kind} was refused: see the log for the reasons")
 
 
-def check_somebody(ask: Ask, tally: Tally, round_: int, deadline: float) -> None:
+def check_somebody(ask: Ask, tally: Tally, round_: int, deadline: float, journal: Journal) -> None:
     """End a run in which nobody answers a scheme that waits for answers alone."""
     waits_for_answers = not ask.setup and not np.isfinite(ask.wait.deadline)
     if waits_for_answers and not ask.keep_late and not (tally.outcome == ARRIVED).any():
         raise InputError(
             f"no client answered in round {round_ + 1} within {deadline:g} s: see that the "
             "nodes are up and run this again, or start again with a larger federation.deadline"
+            f"{_probes_took(journal)}"
         )
 
 
-def check_loads(ask: Ask, tally: Tally, members: Members) -> None:
+def check_loads(ask: Ask, tally: Tally, members: Members, journal: Journal) -> None:
     """Refuse a round in which nobody is asked for anything: nothing would be learnt."""
     if not ask.setup and not tally.loads.any():
         raise InputError(
             f"none of {len(members.names)} clients is asked for any points: the plan found no "
             "client fast enough, or all are left out; start again with a larger "
-            "federation.deadline, or see why their answers were refused"
+            f"federation.deadline{_probes_took(journal)}, or see why their answers were refused"
         )
+
+
+def _probes_took(journal: Journal) -> str:
+    """Say what the measurements before the first round suggest."""
+    probed = probed_seconds(journal)
+    return f" (answers to the probes took up to {max(probed.values()):.3g} s)" if probed else ""
 
 
 def nobody_arrived(records: Sequence[Record]) -> str:

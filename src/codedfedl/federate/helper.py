@@ -13,9 +13,9 @@ from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
 from codedfedl.federate.node import NAME, Job
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.federate.vault import Files
+from codedfedl.io.files import Files
 from codedfedl.io.names import nearest
-from codedfedl.privacy.contract import Contract, digest_of_keys
+from codedfedl.privacy.contract import AnyContract, contract_of, digest_of_keys
 from codedfedl.privacy.helper import Helper
 from codedfedl.privacy.keys import own_key, public_digits, read_public
 from codedfedl.privacy.masks import Binding
@@ -67,7 +67,7 @@ class HelperNode:
     ) -> Answered:
         """Take a federation's contract, once; the same again is taken, and any other refused."""
         self._refuse_ended(federation)
-        found = Contract.of(contract)
+        found = contract_of(contract)
         if found.federation != federation:
             raise InputError(f"the contract is of another federation, {found.federation}")
         if found.helper != public_digits(self.key):
@@ -76,7 +76,7 @@ class HelperNode:
             raise InputError("the contract is with other clients than those that are named")
         for name, key in clients.items():
             self._check_client(name, key)
-        self._summing(found, clients)  # refuses too few clients, and keys that are none
+        self._summing(found, clients, {})  # refuses too few clients, and keys that are none
         text = json.dumps([found.document(), dict(clients)], sort_keys=True).encode()
         kept = self._files(federation)
         if kept.setdefault("contract", text) != text:
@@ -101,11 +101,13 @@ class HelperNode:
         if "contract" not in kept:
             raise InputError(f"federation {federation} has no contract with this helper")
         document, clients = json.loads(kept["contract"])
-        contract = Contract.of(document)
+        contract = contract_of(document)
         if not 1 <= numbers <= _MOST_NUMBERS:
             raise InputError(f"numbers is {numbers}: must lie between 1 and {_MOST_NUMBERS:,}")
         binding = Binding(contract.label, number, attempt, ask)
-        return {}, {"sum": self._summing(contract, clients).answer(binding, arrived, numbers)}
+        noise = {number: contract.noise_of(number)}
+        helper = self._summing(contract, clients, noise)
+        return {}, {"sum": helper.answer(binding, arrived, numbers)}
 
     def _goodbye(self, federation: str) -> Answered:
         """Forget the answers of a federation, which from now on gets no other."""
@@ -116,12 +118,14 @@ class HelperNode:
                 del answers[key]
         return {}, {}
 
-    def _summing(self, contract: Contract, clients: Mapping[str, str]) -> Helper:
+    def _summing(
+        self, contract: AnyContract, clients: Mapping[str, str], noise: Mapping[int, float]
+    ) -> Helper:
         return Helper(
             contract.label,
             self.key,
             {name: bytes.fromhex(key) for name, key in clients.items()},
-            contract.noise,
+            noise,
             self._answers(contract.federation),
             least=contract.least,
         )

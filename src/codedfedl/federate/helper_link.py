@@ -11,6 +11,7 @@ from codedfedl.federate.transport import Arrival, Transport
 __all__ = ["HelperLink"]
 
 _TRY = 30.0  # seconds until a question to the helper is taken to be lost
+_SLOW = 1e6  # bytes a second: an answer of parity takes longer
 _GREETING = 10.0  # seconds for a greeting
 _PAUSE = 1.0  # seconds between two looks for the helper
 _ANSWER = 2**20  # bytes that an answer may have besides its numbers
@@ -72,7 +73,7 @@ class HelperLink:
             if self._node is None:
                 self.find(self.key)
             assert self._node is not None
-            for arrival in self._asked(kind, [self._node], facts, largest, _TRY):
+            for arrival in self._asked(kind, [self._node], facts, largest, _TRY + largest / _SLOW):
                 if arrival.status == "answer":
                     return arrival
                 if arrival.status == "problem":

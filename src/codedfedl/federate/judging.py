@@ -21,6 +21,7 @@ __all__ = ["Judge", "coherent", "suspects_of"]
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
 _SPREADS = 5.0  # so many median absolute deviations are allowed, too
 _WIDEST = 1.6  # but never more medians than this
+_CLOSE = 0.9  # share of the limit of the running mean from which a client is pointed out
 _NEWEST = 0.25  # the weight of the newest answer in the running mean
 _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
 _GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
@@ -50,6 +51,8 @@ class Judge:
         The smallest median distance of a round so far.
     slack
         By how much limits are wider, where parity has so few rows that it hardly tells.
+    compared
+        How many clients were compared in the last round.
     """
 
     held: Sequence[int]
@@ -57,6 +60,25 @@ class Judge:
     errors: FloatArray
     calmest: float = np.inf
     slack: float = 1.0
+    compared: int = 0
+
+    @property
+    def lasting_limit(self) -> float:
+        """The running mean beyond which all answers are refused; ∞: too few to compare."""
+        if self.compared < _FEWEST:
+            return np.inf
+        return self._slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
+
+    @property
+    def close_to_refused(self) -> list[int]:
+        """Whose running mean is beyond the limit, or close to it."""
+        close = np.nan_to_num(self.means, nan=0.0) > _CLOSE * self.lasting_limit
+        return [int(j) for j in np.flatnonzero(close)]
+
+    @property
+    def _slack(self) -> float:
+        """By how much limits are wider for few clients, and for few rows of parity."""
+        return self.slack * max(1.0, _ENOUGH / self.compared)
 
     @classmethod
     def of(cls, held: Sequence[int]) -> "Judge":
@@ -107,11 +129,11 @@ class Judge:
             self.means[j] = (
                 ratio if np.isnan(before) else before + _NEWEST * (float(ratio) - before)
             )
+        self.compared = len(distances)
         if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
             return {}
-        slack = self.slack * max(1.0, _ENOUGH / len(distances))
-        single = slack * _limit(list(found.values()), _SINGLE)
-        lasting = slack * _limit(self.means[~np.isnan(self.means)].tolist(), _LASTING)
+        single = self._slack * _limit(list(found.values()), _SINGLE)
+        lasting = self.lasting_limit
         refused = {}
         for j, ratio in found.items():
             if ratio > single:

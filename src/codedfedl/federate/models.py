@@ -6,11 +6,11 @@ import numpy as np
 
 from codedfedl.core.record import metric_name
 from codedfedl.data.scaling import Scaling
-from codedfedl.federate.ending import Ending
 from codedfedl.federate.evaluation import Evaluation
 from codedfedl.models.files import map_settings
 from codedfedl.models.model import Model
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.ending import Ending
 from codedfedl.runs.journal import Journal
 
 __all__ = ["trained_model"]

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache as once
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
+from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import PrivateSum
+from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_from
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.scaling import Scaling, moments
@@ -104,7 +106,7 @@ class Node:
     clock
         Returns seconds, for what a computation takes.
     vault
-        Where it has one, it answers in noisy sums alone, under masks.
+        Where it has one, it answers in sums alone, under masks.
     """
 
     def __init__(
@@ -165,6 +167,11 @@ class _Desk:
 
     def moments(self, about: list[float]) -> Answered:
         """Sum every column, and its squares about some values: for a scale that all agree on."""
+        if self.node.vault is not None:
+            raise InputError(
+                f"the moments of {self.node.name} would be its own, and it answers in sums alone: "
+                "leave federation.scale out, and scale by public constants"
+            )
         return {}, vars(moments(self.node.load(), about))
 
     def pair(self) -> Answered:
@@ -206,9 +213,13 @@ class _Desk:
         seconds
             How long it may embed more points first; until all are embedded, if None.
         sum
-            Contract, number and attempt of the noisy sum that this is a part of.
+            Contract, number and attempt of the secure sum that this is a part of.
         """
         asked = work_from(work, self.node.allowed)
+        # The vault draws a node's share of the noise, as it does its mask.
+        done = replace(asked, noise=0.0) if isinstance(asked, PrivateSum) else asked
+        if isinstance(asked, Changed) and self.node.vault is not None:
+            done = asked = self.node.vault.filled(self.job.key, asked)
 
         def make() -> Answered:
             began = self.node.clock()
@@ -221,32 +232,33 @@ class _Desk:
             enough = points >= min(self.node.least, held)  # fewer are refused below
             if points > 0 and enough and asked.exact and not asked.once:
                 start = client.batch_start(getattr(asked, "batch", 0))
-                elastic = type(asked).load is not Work.load
-                points = self.given.size(start, points, elastic=elastic)
+                points = self.given.size(start, points, elastic=asked.elastic)
             facts = {"round": round, "points": points}
             arrays: Arrays = {}
             if points > 0:
-                answer = asked.answer(client, points, model)
+                answer = done.answer(client, points, model)
                 facts["points"] = answer.points
                 if answer.arrays:
                     self._refuse_few(asked, answer.least_mixed, held)
                 arrays = {name: _as_sent(array) for name, array in answer.arrays.items()}
             return {**facts, "seconds": self.node.clock() - began}, arrays
 
+        def make_once() -> Answered:
+            digest = hashlib.sha256(json.dumps([asdict(self.job), work]).encode()).hexdigest()
+            return self.cache.once(digest, make)
+
+        wanted = make_once if asked.once else make
         if self.node.vault is not None:
             from codedfedl.federate.vault import SumQuestion
 
             question = SumQuestion(self.job.key, asked, load, model, sum)
-            return self.node.vault.answer(question, self.node.load, make)
-        if isinstance(asked, PrivateSum):
+            return self.node.vault.answer(question, self.node.load, wanted)
+        if isinstance(asked, PrivateSum | Masked):
             raise InputError(
                 f"{asked.kind} is for sums under masks: start {self.node.name} with --helper and "
                 "the helper's key"
             )
-        if not asked.once:
-            return make()
-        digest = hashlib.sha256(json.dumps([asdict(self.job), work]).encode()).hexdigest()
-        return self.cache.once(digest, make)
+        return wanted()
 
     def goodbye(self) -> Answered:
         """Clear the cache: the federation is over."""

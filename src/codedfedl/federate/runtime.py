@@ -50,6 +50,7 @@ class _Pending:
     round: int
     work: Work
     load: int
+    asked: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,13 @@ class Federation:
         self.judge.recall(*exchange.record.known_distances)
         for reply in exchange.replies:
             self._answered[reply.client] = reply.points
+        self._note_points(exchange)
         return self._inbox(ask, exchange)
+
+    def _note_points(self, exchange: Exchange) -> None:
+        """Remember how many points each client's part in a secure sum was for."""
+        if exchange.counted is not None:
+            self._answered = np.where(exchange.counted > 0, exchange.counted, self._answered)
 
     def resume(self) -> None:
         """Ask again for what clients send once and may send late."""
@@ -147,14 +154,14 @@ class Federation:
         """Ask the clients, wait, and return what came."""
         if ask.noise is not None:
             raise InputError(
-                f"{ask.work.kind} is for noisy sums, and the scheme discloses more than {{dp}}: "
-                "name what it discloses"
+                f"{ask.work.kind} is for secure sums, and the scheme discloses neither sums nor "
+                "dp: name what it discloses"
             )
         self._remember(ask, model, round_)
         if not ask.keep_late:
             self._pending.clear()  # whoever is late with an earlier round need not answer it
         deadline, tally = self._longest(ask), self._tally(ask)
-        check_loads(ask, tally, self.members)
+        check_loads(ask, tally, self.members, self.journal)
         before = dict(self._pending)
         asked = self._ask(ask, tally, round_, deadline, model)
         fresh = {self._pending[number].client for number in asked}
@@ -181,6 +188,10 @@ class Federation:
                             light = replace(arrival, arrays={}) if in_time else None
                             taken.append(replace(found, arrival=light))
                         counts["fresh" if now else "late"] += 1
+                        if not now and not pending.work.once:
+                            tally.late_answers.append(
+                                (arrival.client, arrival.when - pending.asked)
+                            )
                 if pending.work.once and tally.has_refused(pending.client):
                     self.excluded.add(pending.client)  # what it sends once is no good
                 if ask.wait.enough(**counts, expected=len(fresh) + tally.arrived_already):
@@ -188,7 +199,7 @@ class Federation:
         self._judged(taken, tally)
         if ask.setup:
             check_setup(ask, tally, self.members, self.transport.now() - tally.began)
-        check_somebody(ask, tally, round_, deadline)
+        check_somebody(ask, tally, round_, deadline, self.journal)
         return self._closed(ask, tally, round_, deadline, taken)
 
     def _closed(
@@ -229,6 +240,7 @@ class Federation:
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
         for j, distance in distances.items():
             tally.distances[:, j] = distance, measured[j].error
+        tally.suspects = tuple(self.judge.close_to_refused)
         for one in list(taken):
             client = one.reply.client
             if client in refused:
@@ -255,16 +267,16 @@ class Federation:
         here = self.journal.kept() if ask.work.once else {}
         for j in here:
             tally.answered_before(j)
-        elastic = type(ask.work).load is not Work.load
         share = _ENCODING if ask.setup else _EMBEDDING
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
+        tally.busy = tuple(j for j in sorted(busy) if tally.loads[j] and j not in here)
         facts = {
             j: {
                 "work": work_to(ask.work.for_client(j)),
                 "round": round_,
                 "load": int(tally.loads[j]),
                 "answered": int(self._answered[j]),
-                "seconds": share * deadline if elastic else None,
+                "seconds": share * deadline if ask.work.elastic else None,
                 **self.extra,
             }
             for j in wanted
@@ -279,7 +291,7 @@ class Federation:
         at_once = max(1, int(self.config.in_flight * 1e6 / largest)) if ask.work.once else None
         asked = self.question("work", facts, life, at_once=at_once, largest=largest, **arrays)
         self._pending |= {
-            number: _Pending(j, round_, ask.work, int(tally.loads[j]))
+            number: _Pending(j, round_, ask.work, int(tally.loads[j]), tally.began)
             for number, j in asked.items()
         }
         return asked

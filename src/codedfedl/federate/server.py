@@ -12,13 +12,11 @@ from itertools import islice
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.core.disclosure import only_private
+from codedfedl.core.disclosure import needs_helper, only_private
 from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
 from codedfedl.data.scaling import Scaling
 from codedfedl.errors import InputError
-from codedfedl.federate.ending import Ending, write_records
 from codedfedl.federate.evaluation import Evaluation
 from codedfedl.federate.failures import Watch, nobody_arrived
 from codedfedl.federate.judging import suspects_of
@@ -27,15 +25,20 @@ from codedfedl.federate.models import trained_model
 from codedfedl.federate.probe import probe
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.scaling import agree_on_scaling
-from codedfedl.federate.sums import SummedFederation, keep_account
+from codedfedl.federate.spending import keep_account
+from codedfedl.federate.sums import SummedFederation
 from codedfedl.federate.transport import Transport
 from codedfedl.io.files import synced
+from codedfedl.runs.advice import Conduct, advice
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.ending import Ending, write_records
 from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.named import NamedRound
 from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import planned_share
+from codedfedl.runs.watching import probed_seconds
 
 __all__ = ["federate"]
 
@@ -77,6 +80,8 @@ def federate(
         account = scheme.privacy(state)
         if account is not None:
             keep_account(directory, experiment, account)
+        elif only_private(scheme.disclosure):
+            raise InputError("the scheme does not declare what it releases: give it a privacy()")
         federation.begin(account)
         driver, watch = Driver(scheme, state, config.rounds), Watch(config.fall)
         for exchange in _played(driver, federation, journal):
@@ -84,9 +89,11 @@ def federate(
             has_model = driver.state.model is not zero
             record = replace(exchange.record, metric=metric, has_model=has_model)
             journal.append(replace(exchange, record=record))
-            sentence, played = _described(record, config.rounds), record.round + 1
+            named = NamedRound.of(record, members.names)
+            sentence = named.sentence(config.rounds)
             say(sentence)
-            status.running(sentence, round_=played, rounds=config.rounds, metric=metric)
+            directory.event("exchange", **named.facts)
+            status.running(sentence, round_=named.round, rounds=config.rounds, metric=metric)
             if directory.stop_wanted():  # no goodbye: the nodes keep what they have for later
                 say(f"stopped: {directory.path} is kept; run it again to continue")
                 status.stopped()
@@ -107,9 +114,18 @@ def federate(
         if np.isfinite(model).all():
             trained = trained_model(experiment, ending, evaluation, journal)
             directory.save_model("model.npz", trained)
-        if nobody := nobody_arrived(journal.records()):
-            say(f"warning: {nobody}")
+        for sentence in _lessons(journal, members):
+            say(sentence)
         say(f"done: {directory.path}")
+
+
+def _lessons(journal: Journal, members: Members) -> Iterator[str]:
+    """Yield what an operator should know of a run that is over."""
+    records = journal.records()
+    if nobody := nobody_arrived(records):
+        yield f"warning: {nobody}"
+    for sentence in advice(Conduct(records, members.names, probed_seconds(journal))):
+        yield f"advice: {sentence}"
 
 
 def _telling(say: Say, status: StatusFile) -> Say:
@@ -145,8 +161,8 @@ def _assembled(
         federation_task(experiment, members),
         job_of(experiment, members.key, members),
     )
-    private = only_private(scheme_of(experiment).disclosure)
-    kind = SummedFederation if private else Federation
+    summed = needs_helper(scheme_of(experiment).disclosure)
+    kind = SummedFederation if summed else Federation
     return kind(transport, config, members, task, job, journal, say)
 
 
@@ -190,13 +206,3 @@ def _part(federation: Federation) -> list[int]:
         if np.isfinite(arrival.when)
     }
     return [j for j in federation.everyone if j not in answered]
-
-
-def _described(record: Record, rounds: int) -> str:
-    counts = [record.count(kind) for kind in (ARRIVED, LATE, DROPPED)]
-    where = "set-up" if record.is_setup else f"round {record.round + 1} of {rounds}"
-    result = "" if np.isnan(record.metric) else f"; {record.metric:.4f} on the test points"
-    return (
-        f"{where}: {record.seconds:.2f} s of {record.deadline:g} s, {counts[0]} arrived, "
-        f"{counts[1]} late, {counts[2]} dropped{result}"
-    )

@@ -24,6 +24,9 @@ class Tally:
     refusals: list[tuple[int, str]]
     distances: npt.NDArray[np.float64]
     problems: dict[int, str] = field(default_factory=dict)
+    suspects: tuple[int, ...] = ()
+    busy: tuple[int, ...] = ()
+    late_answers: list[tuple[int, float]] = field(default_factory=list)
 
     @classmethod
     def start(cls, loads: npt.NDArray[np.int64], began: float) -> "Tally":
@@ -85,4 +88,7 @@ class Tally:
             compute=self.compute,
             refusals=tuple(self.refusals),
             distances=self.distances,
+            suspects=self.suspects,
+            busy=self.busy,
+            late_answers=tuple(self.late_answers),
         )

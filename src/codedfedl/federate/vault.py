@@ -1,66 +1,46 @@
 """A node's side of secure sums: what it checks, writes down and hides before anything leaves it.
 
-A node with a vault answers in sums alone: whatever would show its own answer is refused. Beside its
-key for masks the vault holds the ledger (`privacy.ledger`), and what was sent under masks.
+A node with a vault answers in sums alone: whatever would show its own answer is refused, and sums
+without noise too, unless its operator allows any ε. Beside its key for masks the vault holds the
+ledger (`privacy.ledger`), and what was sent under masks.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import PrivateSum
+from codedfedl.core.encoding import BlockParity, Parity
+from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import MASKED, ask_digest
+from codedfedl.federate.answers import Answers
+from codedfedl.federate.asks import MASKED, ask_digest, in_one_row
 from codedfedl.federate.transport import Answered
-from codedfedl.io.files import durable, make_folder
-from codedfedl.privacy.contract import Contract
+from codedfedl.io.files import Files
+from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
+from codedfedl.privacy.fixed_point import LEAST_SHARE, Residues, noise_steps
+from codedfedl.privacy.helper import system_normal
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import Binding, Sender, shared_seed
 
-__all__ = ["DELTA", "EPSILON_CAP", "Files", "SumQuestion", "Vault"]
+__all__ = ["DELTA", "EPSILON_CAP", "SumQuestion", "Vault"]
 
 EPSILON_CAP, DELTA = 10.0, 1e-5
 """What a node spends of a data set at most, where it is not told otherwise."""
 
 _ROWS_AT_ONCE = 4096
-
-
-class Files(MutableMapping[str, bytes]):
-    """Values in files of a folder, each on the disk before its assignment is over."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __getitem__(self, key: str) -> bytes:
-        try:
-            return (self.folder / key).read_bytes()
-        except FileNotFoundError:
-            raise KeyError(key) from None
-
-    def __setitem__(self, key: str, value: bytes) -> None:
-        make_folder(self.folder)
-        with durable(self.folder / key) as file:
-            file.write(value)
-
-    def __delitem__(self, key: str) -> None:
-        (self.folder / key).unlink()
-
-    def __iter__(self) -> Iterator[str]:
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return iter([path.name for path in found if not path.name.startswith(".")])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,13 +77,27 @@ class Vault:
     pinned
         The public key of the only helper that is trusted, in hexadecimal digits.
     epsilon_cap, delta
-        What a data set may spend, over all runs.
+        What a data set may spend, over all runs; ∞ to take part in sums without noise too, which
+        have no ε and are not in the ledger.
+    parity
+        Whether it sends parity of its own points as they are, which has no ε either.
     """
 
     def __init__(
-        self, folder: Path, pinned: str, *, epsilon_cap: float = EPSILON_CAP, delta: float = DELTA
+        self,
+        folder: Path,
+        pinned: str,
+        *,
+        epsilon_cap: float = EPSILON_CAP,
+        delta: float = DELTA,
+        parity: bool = False,
     ) -> None:
-        self.folder, self.pinned = folder, pinned
+        if parity and epsilon_cap < inf:
+            raise InputError(
+                f"--parity has no epsilon, and --epsilon-cap is {epsilon_cap:g}: give "
+                "--epsilon-cap inf, or leave --parity out"
+            )
+        self.folder, self.pinned, self.parity = folder, pinned, parity
         self.ledger = Ledger(folder / "ledger.json", epsilon_cap, delta)
         self._key = own_key(folder / "masks.key")
         self._seed = shared_seed(self._key, bytes.fromhex(pinned), helper=bytes.fromhex(pinned))
@@ -117,32 +111,101 @@ class Vault:
         self, asked: SumQuestion, load: Callable[[], Shard], make: Callable[[], Answered]
     ) -> Answered:
         """Return an answer under its mask, once everything is checked and written down."""
-        work = asked.work
-        if not isinstance(work, PrivateSum):
-            facts, arrays = make()
-            if arrays:
-                raise InputError(
-                    f"{work.kind} would show this node's own answer, and it answers in noisy sums "
-                    "alone: choose the scheme private, or start it without --helper"
-                )
-            return facts, arrays
-        contract, number, attempt = self._contract(asked, work)
-        data = self._data(load)
+        if isinstance(asked.work, PrivateSum):
+            return self._noisy(asked, asked.work, self._data(load), make)
+        if isinstance(asked.work, Masked):
+            return self._plain(asked, make)
+        is_parity = isinstance(asked.work, Parity | BlockParity)
+        if is_parity and self.parity:
+            return make()
+        remedy = "start it with --parity" if is_parity else "start it without --helper"
+        refusal = InputError(
+            f"{asked.work.kind} would show this node's own answer, and it answers in sums alone: "
+            f"choose the scheme private, or {remedy}"
+        )
+        if asked.work.once:  # what is made once is kept: refuse before that
+            raise refusal
+        facts, arrays = make()
+        if arrays:
+            raise refusal
+        return facts, arrays
+
+    def _noisy(
+        self, asked: SumQuestion, work: PrivateSum, data: str, make: Callable[[], Answered]
+    ) -> Answered:
+        """Return an answer for a sum with noise, once it is charged."""
+        contract, number, attempt = self._contract(asked)
+        if not isinstance(contract, Contract):
+            raise InputError(
+                f"{work.kind} is asked for under a contract without noise: ask for it with one "
+                "that has releases"
+            )
+        _check_release(work, contract, number)
         self.ledger.check(data, contract)
 
-        def charged() -> tuple[bytes, npt.NDArray[np.uint32]]:
+        def charged() -> Answered:
+            facts, arrays = make()
+            if arrays:
+                size = arrays[work.name].size
+                _refuse_sensitive(work, contract, number, size)
+                self.ledger.charge(data, contract, number)
+                arrays = {work.name: arrays[work.name].ravel() + own_noise(work.noise, size)}
+            return facts, arrays
+
+        return self._sent_under(contract, number, attempt, asked, charged)
+
+    def _plain(self, asked: SumQuestion, make: Callable[[], Answered]) -> Answered:
+        """Return an answer for a sum without noise, if the node's operator allows it."""
+        contract, number, attempt = self._contract(asked)
+        if not isinstance(contract, PlainContract):
+            raise InputError(
+                f"{asked.work.kind} is asked for under a contract of noisy sums, which it is not in"
+            )
+        contract.noise_of(number)  # refuses what is not a sum
+        if self.ledger.epsilon < inf:
+            raise InputError(
+                "a sum without noise has no epsilon, and this node's --epsilon-cap is "
+                f"{self.ledger.epsilon:g}: choose the scheme private, or start it with "
+                "--epsilon-cap inf"
+            )
+
+        def kept() -> Answered:
+            facts, arrays = make()
+            if arrays and isinstance(asked.work, Changed):
+                assert asked.model is not None
+                change, points = arrays["gradient"], int(facts["points"])
+                answers = self._answers(asked.federation)
+                answers.keep(asked.work, attempt, points, asked.model, change)
+            return facts, arrays
+
+        return self._sent_under(contract, number, attempt, asked, kept)
+
+    def filled(self, federation: str, work: Changed) -> Changed:
+        """Return work with the answer that it is to be compared with."""
+        return self._answers(federation).filled(work)
+
+    def _sent_under(
+        self,
+        contract: AnyContract,
+        number: int,
+        attempt: int,
+        asked: SumQuestion,
+        make: Callable[[], Answered],
+    ) -> Answered:
+        """Return an answer under its mask: what was sent before, or a new one, written down."""
+
+        def noted() -> tuple[bytes, npt.NDArray[np.uint32]]:
             facts, arrays = make()
             if not arrays:
                 raise _NothingYet(facts)
-            plain = arrays[work.name].ravel()
-            self._refuse_sensitive(work, contract, number, len(plain))
-            self.ledger.charge(data, contract, number)
-            return json.dumps(facts).encode(), plain
+            return json.dumps(facts).encode(), in_one_row(arrays)
 
-        binding = Binding(contract.label, number, attempt, ask_digest(work, asked.model))
+        if asked.federation in self._ended:
+            raise InputError(f"federation {asked.federation} is over: begin a new one")
+        binding = Binding(contract.label, number, attempt, ask_digest(asked.work, asked.model))
         sender = Sender(self._seed, Files(self._sent(asked.federation)))
         try:
-            note, hidden = sender.masked(binding, bytes(asked), charged)
+            note, hidden = sender.masked(binding, bytes(asked), noted)
         except _NothingYet as nothing:
             return nothing.facts, {}
         return json.loads(note), {MASKED: hidden}
@@ -151,19 +214,28 @@ class Vault:
         """End a federation: nothing is answered in it any more, and what was sent is forgotten."""
         self.ledger.close(federation)
         sent = Files(self._sent(federation))
-        for key in sent:
-            del sent[key]
-        if sent.folder.is_dir():
-            sent.folder.rmdir()
+        if len(sent):
+            self._ended[federation] = b""  # before what was sent is forgotten
+        sent.remove()
+        Files(self.folder / "answers" / federation).remove()
 
     def _sent(self, federation: str) -> Path:
         return self.folder / "sent" / federation
 
-    def _contract(self, asked: SumQuestion, work: PrivateSum) -> tuple[Contract, int, int]:
-        """Return contract, number and attempt of a question, if all is as the proof needs it."""
+    def _answers(self, federation: str) -> Answers:
+        return Answers(Files(self.folder / "answers" / federation))
+
+    @property
+    def _ended(self) -> Files:
+        return Files(self.folder / "ended")
+
+    def _contract(self, asked: SumQuestion) -> tuple[AnyContract, int, int]:
+        """Return contract, number and attempt of a question, if the parties are the right ones."""
         if asked.sum is None:
-            raise InputError(f"{work.kind} is asked for without a contract: nobody would add noise")
-        contract = Contract.of(asked.sum["contract"])
+            raise InputError(
+                f"{asked.work.kind} is asked for without a contract: nobody would take its mask off"
+            )
+        contract = contract_of(asked.sum["contract"])
         number, attempt = int(asked.sum["number"]), int(asked.sum["attempt"])
         if contract.federation != asked.federation:
             raise InputError(f"the contract is of another federation, {contract.federation}")
@@ -172,22 +244,7 @@ class Vault:
                 f"the helper's key is {contract.helper[:16]}…, and the pinned one is "
                 f"{self.pinned[:16]}…: ask the helper's operator which is right"
             )
-        what = contract.release(number).what
-        if what != work.name or work.scale != contract.scale:
-            raise InputError(
-                f"sum {number} is {what} with scale {contract.scale:g} in the contract, and "
-                f"{work.name} with scale {work.scale:g} is asked for"
-            )
         return contract, number, attempt
-
-    @staticmethod
-    def _refuse_sensitive(work: PrivateSum, contract: Contract, number: int, numbers: int) -> None:
-        moved, paid = work.sensitivity(numbers), contract.sensitivity(number)
-        if not moved <= paid * (1 + 1e-9):
-            raise InputError(
-                f"a record moves {work.kind} by {moved:.6g}, and the contract has noise for "
-                f"{paid:.6g}"
-            )
 
     def _data(self, load: Callable[[], Shard]) -> str:
         """Return the fingerprint of the node's data, which are read once for it."""
@@ -200,6 +257,40 @@ class Vault:
                     found.update(rows.tobytes())
             self._fingerprint = found.hexdigest()
         return self._fingerprint
+
+
+def own_noise(deviation: float, numbers: int) -> Residues:
+    """Return a node's share of the noise, from the operating system."""
+    return noise_steps(deviation, system_normal(numbers) if deviation else np.zeros(numbers))
+
+
+def _check_release(work: PrivateSum, contract: Contract, number: int) -> None:
+    """Refuse what is not the sum of this number in the contract, with its share of the noise."""
+    what = contract.release(number).what
+    if what != work.name or work.scale != contract.scale:
+        raise InputError(
+            f"sum {number} is {what} with scale {contract.scale:g} in the contract, and "
+            f"{work.name} with scale {work.scale:g} is asked for"
+        )
+    share = contract.share_of(number)
+    if not isclose(work.noise, share, rel_tol=1e-9):
+        raise InputError(
+            f"a share of {work.noise:.6g} steps of noise is asked for, and the contract has "
+            f"{share:.6g}"
+        )
+    if 0 < share < LEAST_SHARE:
+        raise InputError(
+            f"a share of the noise is {share:.2g} steps of the integers, and the proof needs "
+            f"{LEAST_SHARE:g}"
+        )
+
+
+def _refuse_sensitive(work: PrivateSum, contract: Contract, number: int, numbers: int) -> None:
+    moved, paid = work.sensitivity(numbers), contract.sensitivity(number)
+    if not moved <= paid * (1 + 1e-9):
+        raise InputError(
+            f"a record moves {work.kind} by {moved:.6g}, and the contract has noise for {paid:.6g}"
+        )
 
 
 class _NothingYet(Exception):  # noqa: N818

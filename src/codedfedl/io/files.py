@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and destinations that are checked first."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +11,7 @@ from codedfedl.errors import InputError
 __all__ = [
     "FIGURE_SUFFIXES",
     "TABLE_SUFFIXES",
+    "Files",
     "check_destination",
     "durable",
     "make_folder",
@@ -74,3 +75,38 @@ def make_folder(path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {path}: {error.strerror}") from None
+
+
+class Files(MutableMapping[str, bytes]):
+    """Values in files of a folder, each on the disk before its assignment is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, key: str) -> bytes:
+        try:
+            return (self.folder / key).read_bytes()
+        except FileNotFoundError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        make_folder(self.folder)
+        with durable(self.folder / key) as file:
+            file.write(value)
+
+    def __delitem__(self, key: str) -> None:
+        (self.folder / key).unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return iter([path.name for path in found if not path.name.startswith(".")])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def remove(self) -> None:
+        """Delete all files, and the folder."""
+        for key in self:
+            del self[key]
+        if self.folder.is_dir():
+            self.folder.rmdir()

@@ -1,4 +1,4 @@
-"""What server, helper and clients agree on before the first noisy sum.
+"""What server, helper and clients agree on before the first secure sum.
 
 A mask is bound to the contract. So a server that told the helper of less noise than the clients, or
 of other clients, would get nothing but noise: the masks of the two sides would differ.
@@ -7,17 +7,19 @@ of other clients, would get nothing but noise: the masks of the two sides would 
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import sqrt
 from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.privacy.accounting import Account, Release
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, FixedPoint
 
-__all__ = ["Contract", "digest_of_keys"]
+__all__ = ["AnyContract", "Contract", "PlainContract", "contract_of", "digest_of_keys"]
 
 _MOST_SUMS = 10**6
 
@@ -31,9 +33,70 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
+class _Agreement(ABC):
+    """The parties of a contract, and the hash that masks are bound to."""
+
+    federation: str
+    helper: str
+    clients: str
+    least: int
+
+    def _check_parties(self) -> None:
+        digits = {"federation": 32, "helper": 64, "clients": 64}
+        for name, count in digits.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{count}}}", value):
+                raise InputError(f"contract.{name} is {value!r}: must be {count} hex digits")
+        if self.least < LEAST_SUMMED:
+            raise InputError(
+                f"contract.least is {self.least}: a sum over fewer than {LEAST_SUMMED} clients "
+                "would be a single client's own answer"
+            )
+
+    @abstractmethod
+    def document(self) -> dict[str, Any]:
+        """Return plain values."""
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash that no other contract has."""
+        return _digest(self.document())
+
+    @property
+    def label(self) -> str:
+        """What masks are bound to, as `Binding.federation`."""
+        return f"{self.federation}:{self.digest}"
+
+
 @dataclass(frozen=True)
-class Contract:
-    """All sums of one federation, with their noise, and the parties.
+class PlainContract(_Agreement):
+    """Sums without noise: nobody sees a single answer, and no ε is promised.
+
+    The attributes are those of `Contract`. There may be any number of sums, as there is no budget.
+    """
+
+    federation: str
+    helper: str
+    clients: str
+    least: int = LEAST_SUMMED
+
+    def __post_init__(self) -> None:
+        self._check_parties()
+
+    def noise_of(self, number: int) -> float:
+        """Return 0 for every sum that there may be."""
+        if not 0 <= number < _MOST_SUMS:
+            raise InputError(f"sum number {number}: must lie between 0 and {_MOST_SUMS - 1:,}")
+        return 0.0
+
+    def document(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Contract(_Agreement):
+    """All noisy sums of one federation, with their noise, and the parties.
 
     Attributes
     ----------
@@ -60,20 +123,16 @@ class Contract:
 
     def __post_init__(self) -> None:
         FixedPoint(self.scale)  # refuses what is not a scale
-        digits = {"federation": 32, "helper": 64, "clients": 64}
-        for name, count in digits.items():
-            value = getattr(self, name)
-            if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{count}}}", value):
-                raise InputError(f"contract.{name} is {value!r}: must be {count} hex digits")
-        if self.least < LEAST_SUMMED:
-            raise InputError(
-                f"contract.least is {self.least}: a sum over fewer than {LEAST_SUMMED} clients "
-                "would be a single client's own answer"
-            )
+        self._check_parties()
         if self.account.sampled or self.account.unit != "record":
             raise InputError(
                 "contract.releases are over sampled points, or for whole clients: a "
                 "contract is for records that are in every sum"
+            )
+        if self.account.shares and self.least <= self.account.shares:
+            raise InputError(
+                f"contract.least is {self.least}: {self.account.shares} shares are the noise "
+                "without any one client; sums must be over one client more"
             )
         if not 0 < self.sums <= _MOST_SUMS:
             raise InputError(f"contract.releases come to {self.sums} sums: must be 1 to 1,000,000")
@@ -113,25 +172,20 @@ class Contract:
             start += one.count
         raise InputError(f"no {what} is left of {self.sums} sums: the budget is spent")
 
-    @property
-    def noise(self) -> dict[int, float]:
-        """Standard deviation of the noise of every sum, in steps of the integers."""
-        return {n: self.release(n).sigma * self.scale for n in range(self.sums)}
+    def noise_of(self, number: int) -> float:
+        """Return the standard deviation of the helper's noise, in steps of the integers."""
+        return 0.0 if self.account.shares else self.release(number).sigma * self.scale
 
-    @cached_property
-    def digest(self) -> str:
-        """A hash that no other contract has."""
-        return _digest(self.document())
-
-    @property
-    def label(self) -> str:
-        """What masks are bound to, as `Binding.federation`."""
-        return f"{self.federation}:{self.digest}"
+    def share_of(self, number: int) -> float:
+        """Return the standard deviation of each client's share of the noise, likewise."""
+        shares = self.account.shares
+        return self.release(number).sigma * self.scale / sqrt(shares) if shares else 0.0
 
     def document(self) -> dict[str, Any]:
         """Return plain values."""
         account = self.account
         return {
+            **({"shares": account.shares} if account.shares else {}),
             "federation": self.federation,
             "delta": account.delta,
             "releases": [asdict(one) for one in account.releases],
@@ -144,12 +198,26 @@ class Contract:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Contract":
         """Return the contract that `document` gave the values of; refuse anything else."""
-        try:
-            fields = dict(document)
-            releases = [Release(**one) for one in fields.pop("releases")]
-            contract = cls(account=Account(fields.pop("delta"), releases), **fields)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"this is not a contract ({type(error).__name__}: {error})") from None
-        return contract
+        found = contract_of(document)
+        if not isinstance(found, Contract):
+            raise InputError("the contract has no releases: it is not for noisy sums")
+        return found
+
+
+AnyContract = Contract | PlainContract
+"""For sums with noise, or without."""
+
+
+def contract_of(document: Mapping[str, Any]) -> AnyContract:
+    """Return the contract that `document` gave the values of; refuse anything else."""
+    try:
+        fields = dict(document)
+        if "releases" not in fields:
+            return PlainContract(**fields)
+        releases = [Release(**one) for one in fields.pop("releases")]
+        delta, shares = fields.pop("delta"), int(fields.pop("shares", 0))
+        return Contract(account=Account(delta, releases, shares=shares), **fields)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"this is not a contract ({type(error).__name__}: {error})") from None

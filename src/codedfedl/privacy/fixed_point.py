@@ -9,13 +9,16 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
 
-__all__ = ["LEAST_SUMMED", "FixedPoint", "Residues", "noise_steps"]
+__all__ = ["LEAST_SHARE", "LEAST_SUMMED", "FixedPoint", "Residues", "noise_steps"]
 
 Residues = npt.NDArray[np.uint32]
 """Integers modulo 2³²."""
 
 LEAST_SUMMED = 2
 """A sum over fewer clients would be a single client's own answer, and is not given out."""
+
+LEAST_SHARE = 4.0
+"""Steps of a client's share of the noise: with fewer, rounded shares tell more than their sum."""
 
 _HALF = 2.0**31
 

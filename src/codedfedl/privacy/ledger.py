@@ -102,13 +102,21 @@ class Ledger:
             raise InputError(f"federation {contract.federation} is over: begin a new one")
 
     def charge(self, data: str, contract: Contract, number: int) -> None:
-        """Write a sum down before an answer for it leaves; the same sum is charged once."""
+        """Write a sum down before an answer for it leaves; the same sum is charged once.
+
+        Where each answer has noise of its own, a second answer for a sum is refused.
+        """
         with self._locked():
             entries = self._read()
             self._refuse_beyond(contract, self._others(entries, data, contract))
             mine = [e for e in entries if e.data == data and e.contract.digest == contract.digest]
             entry = mine[0] if mine else Entry(data, contract)
             contract.release(number)  # refuses a sum beyond the contract
+            if number in entry.sums and contract.account.shares:
+                raise InputError(
+                    f"sum {number} was already answered: a second answer would have noise of its "
+                    "own, and is not paid for; ask for the next one"
+                )
             if number not in entry.sums:
                 grown = replace(entry, sums=tuple(sorted({*entry.sums, number})))
                 self._write([*(e for e in entries if e is not entry), grown])

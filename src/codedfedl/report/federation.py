@@ -9,45 +9,77 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from codedfedl._types import FloatArray
 from codedfedl.core.record import ARRIVED, LATE, Record
 from codedfedl.report.figures import PAGE
 
-__all__ = ["distance_rows", "federation_figure", "federation_headline"]
+__all__ = [
+    "SHOWN_ROUNDS",
+    "distance_rows",
+    "federation_figure",
+    "federation_headline",
+    "federation_panels",
+]
 
-_BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9541e", "#5b6570"
+SHOWN_ROUNDS = 40
+"""Rounds of which a page shows every answer: the last."""
+
+_BLUE, _ORANGE, _GREY = "#3d7cc9", "#d9541e", "#5b6570"
 
 
 def federation_figure(records: Sequence[Record], metric: str) -> Figure:
     """Draw every round's answers and its deadline, and the metric against real seconds."""
-    rounds = [record for record in records if not record.is_setup]
-    set_up = sum(record.seconds for record in records if record.is_setup)
     with mpl.rc_context(PAGE):
-        height = min(max(3.2, 0.16 * len(rounds) + 1.6), 14.0)
-        figure = Figure(figsize=(12, height), layout="constrained")
+        figure = Figure(figsize=(12, _height(records)), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        _draw_answers(left, rounds)
-        ends = set_up + np.cumsum([record.seconds for record in rounds])
-        right.plot(ends, [record.metric for record in rounds], "o-", ms=4, color=_BLUE)
-        right.axvspan(0, set_up, color=_GREY, alpha=0.12, lw=0)
-        if set_up > 0.15 * ends[-1]:  # room for words
-            place = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
-            right.annotate("features\nand parity", (set_up / 2, 0.03), color=_GREY, **place)
-        right.set(xlim=(0, None), xlabel="seconds since the first question", ylabel=metric)
-        right.set_title(f"{metric.capitalize()} on the test points")
+        _draw_answers(left, _rounds(records))
+        _draw_metric(right, records, metric)
     return figure
+
+
+def federation_panels(records: Sequence[Record], metric: str) -> tuple[Figure, Figure]:
+    """Draw the two halves of `federation_figure` for a small screen; of the answers the last."""
+    with mpl.rc_context(PAGE):
+        size = 5.4, _height(records[-SHOWN_ROUNDS:])
+        left, right = (Figure(figsize=size, layout="constrained") for _ in range(2))
+        _draw_metric(left.subplots(), records, metric)
+        _draw_answers(right.subplots(), _rounds(records)[-SHOWN_ROUNDS:])
+    return left, right
+
+
+def _rounds(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if not record.is_setup]
+
+
+def _height(records: Sequence[Record]) -> float:
+    return min(max(3.2, 0.16 * len(_rounds(records)) + 1.6), 14.0)
+
+
+def _draw_metric(ax: Axes, records: Sequence[Record], metric: str) -> None:
+    rounds = _rounds(records)
+    set_up = sum(record.seconds for record in records if record.is_setup)
+    ends = set_up + np.cumsum([record.seconds for record in rounds])
+    ax.plot(ends, [record.metric for record in rounds], "o-", ms=4, color=_BLUE)
+    ax.axvspan(0, set_up, color=_GREY, alpha=0.12, lw=0)
+    if set_up > 0.15 * ends[-1]:  # room for words
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center"}
+        ax.annotate("features\nand parity", (set_up / 2, 0.03), color=_GREY, fontsize=8, **place)
+    ax.set(xlim=(0, None), xlabel="seconds since the first question", ylabel=metric)
+    ax.set_title(f"{metric.capitalize()} on the test points")
 
 
 def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
     places = np.array([record.round + 1 for record in rounds])
-    for place, record in zip(places, rounds, strict=True):
-        ax.plot([0, record.seconds], [place, place], color=_GREY, lw=0.6, alpha=0.6, zorder=1)
-        assert record.arrival_times is not None
-        came = record.arrival_times[record.outcome == ARRIVED]
-        ax.plot(came, np.full(len(came), place), "o", ms=5, color=_BLUE, alpha=0.75, zorder=3)
-        for kind, marker, colour in ((LATE, "x", _ORANGE), (None, "s", _GREY)):
-            missing = _missing(record, kind)
-            edge = record.deadline * (1 + 0.02 * np.arange(1, missing + 1))
-            ax.plot(edge, np.full(missing, place), marker, ms=5, color=colour, ls="", zorder=3)
+    lasted = [record.seconds for record in rounds]
+    ax.hlines(places, 0, lasted, color=_GREY, lw=0.6, alpha=0.6, zorder=1)
+    for marker, colour, alpha, times in (
+        ("o", _BLUE, 0.75, [_arrivals(record) for record in rounds]),
+        ("x", _ORANGE, 1.0, [_beyond(record, LATE) for record in rounds]),
+        ("s", _GREY, 1.0, [_beyond(record, None) for record in rounds]),
+    ):
+        rows = np.repeat(places, [len(each) for each in times])
+        seconds = np.concatenate(times)
+        ax.plot(seconds, rows, marker, color=colour, ms=5, ls="", alpha=alpha, zorder=3)
     ends = [record.deadline for record in rounds]
     ax.step([*ends, ends[-1]], [*(places - 0.5), places[-1] + 0.5], color=_ORANGE, lw=1.4)
     for marker, colour, label in (
@@ -61,6 +93,16 @@ def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="seconds in the round", ylabel="round", xlim=(0, None))
     ax.set_ylim(places[-1] + 0.7, places[0] - 0.7)
+
+
+def _arrivals(record: Record) -> FloatArray:
+    assert record.arrival_times is not None
+    return np.asarray(record.arrival_times[record.outcome == ARRIVED])
+
+
+def _beyond(record: Record, kind: int | None) -> FloatArray:
+    """Return places behind the deadline for clients of which no answer came."""
+    return np.asarray(record.deadline * (1 + 0.02 * np.arange(1, _missing(record, kind) + 1)))
 
 
 def _missing(record: Record, kind: int | None) -> int:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,8 +19,14 @@ from codedfedl.report.charts import (
     page_data,
 )
 from codedfedl.report.compare import changes_sentence, configuration_diff
+from codedfedl.report.conduct import MARKS, client_marks, deadline_sentence
 from codedfedl.report.curves import curve_figure, curve_panel
-from codedfedl.report.federation import federation_figure, federation_headline
+from codedfedl.report.federation import (
+    SHOWN_ROUNDS,
+    federation_figure,
+    federation_headline,
+    federation_panels,
+)
 from codedfedl.report.figures import INK, save_figure
 from codedfedl.report.race import comparable, race_rows
 from codedfedl.report.results import Outcome, baseline_of, written
@@ -28,9 +35,12 @@ from codedfedl.report.sweep import sweep_figure
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.report.units import UNITS, Unit, unit_for
 from codedfedl.report.verdict import three_digits, verdict
+from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.named import NamedRound, listed
+from codedfedl.runs.status import Status
 
-__all__ = ["main_figure", "render_report"]
+__all__ = ["main_figure", "render_report", "render_waiting"]
 
 
 def _times(gain: float | None) -> str:
@@ -59,15 +69,21 @@ def _filters(unit: Unit) -> dict[str, Callable[..., str]]:
         "number": _number,
         "percent": lambda share: "–" if share is None else f"{share:.1%}",
         "score": written,
+        "listed": listed,
     }
 
 
-def render_report(*directories: RunDirectory) -> str:
-    """Return the page: who won, the curves, the clients, the rounds, the set-up, the plans."""
-    names = distinct(directories)
-    stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]
-    simulated = [story for story in stories if not story.records]
-    unit = _unit(stories)
+def render_waiting(directory: RunDirectory, live: str) -> str:
+    """Return the page of a federation without a round yet; `live` is as in `render_report`."""
+    status = directory.status.read() or Status("running", "waiting for the server")
+    title = directory.experiment().title if directory.is_run else directory.path.name
+    template = _pages(UNITS[-1]).get_template("waiting.html.j2")
+    return template.render(
+        title=title, live=live, asset=asset, chart_data=page_data([]), status=status
+    )
+
+
+def _pages(unit: Unit) -> Environment:
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"),
         autoescape=True,
@@ -76,14 +92,38 @@ def render_report(*directories: RunDirectory) -> str:
         lstrip_blocks=True,
     )
     pages.filters |= _filters(unit)
+    return pages
+
+
+def render_report(*directories: RunDirectory, live: str = "") -> str:
+    """Return the page: who won, the curves, the clients, the rounds, the set-up, the plans.
+
+    Parameters
+    ----------
+    live
+        What the page is called among the states of a run that goes on: it then looks for later
+        ones by itself.
+    """
+    names = distinct(directories)
+    stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]
+    simulated = [story for story in stories if not story.records]
+    unit = _unit(stories)
     lines = drawn_lines([(story.name, o) for story in simulated for o in story.outcomes])
     by_metric = _by_metric(simulated, lines)
-    live = [chart for _, target, some in by_metric for chart in curve_charts(some, target, unit)]
-    return pages.get_template("report.html.j2").render(
+    charts = [chart for _, target, some in by_metric for chart in curve_charts(some, target, unit)]
+    federations = {
+        story.name: _federation(story, charts, unit) for story in stories if story.records
+    }
+    page = _pages(unit).get_template("report.html.j2")
+    return page.render(
+        live=live,
+        marks=MARKS,
+        shown_rounds=SHOWN_ROUNDS,
+        federations=federations,
         title=" against ".join(dict.fromkeys(story.title for story in stories)),
         unit=unit,
         asset=asset,
-        chart_data=page_data(live),
+        chart_data=page_data(charts),
         headlines=_headlines(stories, unit),
         goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
         race=race_rows(simulated, lines),
@@ -99,16 +139,31 @@ def render_report(*directories: RunDirectory) -> str:
             if story.experiment.grid
         },
         timelines={story.name: _timelines(story, unit) for story in stories},
-        answers={
-            story.name: _svg(federation_figure(story.records, story.curves[0].metric_name))
-            for story in stories
-            if story.records
-        },
         median=lambda values: float(np.median(values)),
         colours=TIMELINE,
         parts=PARTS,
         shown_clients=SHOWN_CLIENTS,
     )
+
+
+def _federation(story: Story, charts: list[dict[str, Any]], unit: Unit) -> dict[str, Any]:
+    """Return what the page shows of a federation; its chart is added to those of the page."""
+    outcome, conduct = story.outcomes[0], story.conduct
+    metric, answers = federation_panels(story.records, outcome.metric)
+    place = None
+    if not all(np.isnan(curve.metric).all() for curve in outcome.seeds):
+        lines = drawn_lines([(story.name, outcome)])
+        charts += curve_charts(lines, None, unit)[:1]
+        place = len(charts) - 1
+    return {
+        "deadline": deadline_sentence(conduct),
+        "advice": client_advice(conduct),
+        "chart": place,
+        "metric": _svg(metric),
+        "answers": _svg(answers),
+        "clients": client_marks(conduct)[:SHOWN_CLIENTS],
+        "rounds": [NamedRound.of(record, conduct.names) for record in story.records],
+    }
 
 
 def _unit(stories: Sequence[Story]) -> Unit:

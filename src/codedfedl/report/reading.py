@@ -14,6 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import Cell, cells
+from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Columns", "Curve", "RunTables", "curves"]
 
@@ -93,7 +94,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunTables:
-    """The experiment of a run, its cells and its tables."""
+    """The experiment of a run, its cells and its tables.
+
+    The tables of a federation that has not ended are made from its journal.
+    """
 
     directory: RunDirectory
 
@@ -106,6 +110,19 @@ class RunTables:
     def cells(self) -> dict[str, Cell]:
         """The settings by their ids."""
         return {cell.id: cell for cell in cells(self.experiment)}
+
+    @cached_property
+    def sight(self) -> Sight | None:
+        """A federation that has not ended, as far as it is now; None of any other run."""
+        status = self.directory.status.read()
+        if self.experiment.federation is None or status is None or status.state == "done":
+            return None
+        return look(self.directory)
+
+    @cached_property
+    def _unfinished(self) -> dict[str, Columns] | None:
+        """The tables of a federation that has not ended, from its journal."""
+        return None if self.sight is None else self.sight.tables()
 
     @cached_property
     def rounds(self) -> Columns:
@@ -125,14 +142,15 @@ class RunTables:
     @cached_property
     def timeline(self) -> Columns:
         """A row for each cell, client and one of the first rounds; none in the earliest runs."""
-        if not (self.directory.path / "timeline.parquet").is_file():
+        there = (self.directory.path / "timeline.parquet").is_file()
+        if self._unfinished is None and not there:
             return {"cell": np.empty(0, dtype=str)}
         return self._read("timeline")
 
     @cached_property
     def refusals(self) -> Columns:
         """A row for each refused answer, in a federation."""
-        return _columns(self.directory, "refusals")
+        return self._table("refusals")
 
     def curves(self) -> list[Curve]:
         """Return every setting and seed, round after round."""
@@ -161,7 +179,13 @@ class RunTables:
 
     def _read(self, name: str) -> Columns:
         known_cells = list(self.cells.values())  # first: it refuses what is not a run directory
-        return upgraded(name, _columns(self.directory, name), known_cells)
+        return upgraded(name, self._table(name), known_cells)
+
+    def _table(self, name: str) -> Columns:
+        """Return a table as it was written, or as it would be if the run ended now."""
+        if self._unfinished is not None:
+            return self._unfinished[name]
+        return _columns(self.directory, name)
 
 
 def curves(directory: RunDirectory) -> list[Curve]:

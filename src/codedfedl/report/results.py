@@ -15,7 +15,7 @@ from codedfedl.runs.grid import Cell
 from codedfedl.schemes import SCHEMES, Scheme, make_scheme
 from codedfedl.schemes.on_sums import on_sums
 
-__all__ = ["Outcome", "baseline_of", "median_of_all", "outcomes", "written"]
+__all__ = ["Outcome", "baseline_of", "median_of_all", "outcomes", "outcomes_of", "written"]
 
 
 _NINE_IN_TEN = 1.645  # standard errors
@@ -224,7 +224,11 @@ def written(metric: str, value: float) -> str:
 
 def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outcome]:
     """Summarise a run: one outcome per setting, gains as medians over seeds."""
-    tables = RunTables(directory)
+    return outcomes_of(RunTables(directory), target)
+
+
+def outcomes_of(tables: RunTables, target: float | None = None) -> list[Outcome]:
+    """Summarise the tables of a run."""
     by_cell: dict[str, list[Curve]] = {}
     groups: dict[str, list[Curve]] = {}
     for curve in tables.curves():

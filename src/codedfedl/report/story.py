@@ -12,11 +12,14 @@ from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.report.federation import distance_rows
 from codedfedl.report.reading import Columns, Curve, RunTables
-from codedfedl.report.results import Outcome, baseline_of, median_of_all, outcomes
+from codedfedl.report.results import Outcome, baseline_of, median_of_all, outcomes_of
 from codedfedl.report.verdict import best
+from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
+from codedfedl.runs.status import Status
+from codedfedl.runs.watching import probed_seconds
 from codedfedl.schemes import SCHEMES
 
 __all__ = ["PARTS", "SHOWN_CLIENTS", "Story", "distinct"]
@@ -59,7 +62,7 @@ class Story:
     @cached_property
     def outcomes(self) -> list[Outcome]:
         """The results of every setting."""
-        return outcomes(self.directory)
+        return outcomes_of(self.tables)
 
     @cached_property
     def curves(self) -> list[Curve]:
@@ -76,7 +79,26 @@ class Story:
         """What real clients were asked, in a federation; nothing in a simulation."""
         if self.experiment.federation is None:
             return []
+        if self.tables.sight is not None:
+            return self.tables.sight.records
         return Journal(self.directory.path).records()
+
+    @cached_property
+    def conduct(self) -> Conduct:
+        """How the clients of a federation have answered."""
+        names = self.client_names
+        return Conduct(self.records, names, probed_seconds(Journal(self.directory.path)))
+
+    @property
+    def client_names(self) -> list[str]:
+        """The clients of the first setting, in their order."""
+        columns = self.tables.clients
+        return [str(name) for name in columns["client"][columns["cell"] == columns["cell"][0]]]
+
+    @property
+    def progress(self) -> Status | None:
+        """What a federation is doing, or why it ended early; None of a run that is done."""
+        return None if self.tables.sight is None else self.tables.sight.status
 
     @property
     def config(self) -> str:
@@ -103,8 +125,7 @@ class Story:
         """Distance of the clients' answers from their parity, in a federation with parity."""
         if not self.records:
             return []
-        names = self.tables.clients["client"].tolist()
-        return distance_rows(self.records, names)[:SHOWN_CLIENTS]
+        return distance_rows(self.records, self.client_names)[:SHOWN_CLIENTS]
 
     @cached_property
     def shown(self) -> list[str]:

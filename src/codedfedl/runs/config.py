@@ -171,7 +171,7 @@ class FederationConfig(_Table):
 class SchemeConfig(BaseModel):
     """A scheme and its settings; `features` overrides the experiment's kind.
 
-    With `secure`, the simulator gives the server only sums of answers, no single answer.
+    With `secure`, the server sees only sums of answers, no single answer.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)

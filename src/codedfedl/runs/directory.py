@@ -62,7 +62,7 @@ class RunDirectory:
 
     def check(self, experiment: Experiment, *, resume: bool) -> None:
         """Refuse a directory that another run is in, before any work."""
-        if resume and self._is_run:
+        if resume and self.is_run:
             self._check_same(experiment)
         elif self.path.exists() and (not self.path.is_dir() or self._in_use()):
             raise InputError(
@@ -72,7 +72,7 @@ class RunDirectory:
     def open(self, experiment: Experiment, *, resume: bool) -> None:
         """Make the directory for a new run, or check that it belongs to this one."""
         self.check(experiment, resume=resume)
-        if self._is_run:
+        if self.is_run:
             self._write_config(experiment)  # for how long one waits may have changed
             return
         make_folder(self.path)
@@ -86,7 +86,8 @@ class RunDirectory:
         self._write_config(experiment)  # last: with this the directory is a run's
 
     @property
-    def _is_run(self) -> bool:
+    def is_run(self) -> bool:
+        """Whether a run has begun here."""
         return (self.path / "config.toml").is_file()
 
     def _in_use(self) -> bool:
@@ -119,7 +120,7 @@ class RunDirectory:
         try:
             yield
         except BaseException as error:
-            if self._is_run:
+            if self.is_run:
                 with suppress(InputError), self._locked():
                     before = self.status.read()
                     if before is None or before.state != "done":
@@ -139,7 +140,7 @@ class RunDirectory:
 
     def stop(self) -> None:
         """Ask whoever works on this run to end it after the current round."""
-        if not self._is_run:
+        if not self.is_run:
             raise InputError(f"{self.path} is not a run directory: it has no config.toml")
         with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
             try:
@@ -160,15 +161,23 @@ class RunDirectory:
         """The log of a federation's server, for people; programs read `status`."""
         return self.path / "server.log"
 
+    def event(self, kind: str, **facts: Any) -> None:
+        """Add a line to `events.jsonl`, for programs: the time, what kind of event, and facts."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "event": kind, **facts}, allow_nan=False)
+        with (self.path / "events.jsonl").open("a", encoding="ascii") as file:
+            file.write(f"{line}\n")
+
     @contextmanager
     def logged(self) -> Iterator[Callable[[str], None]]:
-        """Give a way to say sentences, which go to the log; errors go there and to the status."""
+        """Give a way to say sentences, which go to the logs; errors go there and to the status."""
 
         def say(sentence: str) -> None:
             if self.path.is_dir():
                 now = datetime.now(UTC).isoformat(" ", "seconds")
                 with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(f"{now} {sentence}\n")
+                self.event("message", text=sentence)
 
         try:
             with self.failures_noted():

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import LEAST_SUMMED
-from codedfedl.core.disclosure import only_private
+from codedfedl.core.disclosure import needs_helper
+from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
@@ -59,12 +60,24 @@ def scheme_of(experiment: Experiment) -> Scheme:
     limits = Limits(config.deadline, config.setup_timeout, config.rounds, config.availability)
     scheme = make_scheme(chosen.name, chosen.settings)
     scheme = (on_sums(scheme) if chosen.secure else scheme).within(limits)
-    if only_private(scheme.disclosure) and config.clients < LEAST_SUMMED:
+    if needs_helper(scheme.disclosure):
+        _check_sums(config)
+        refuse_unbounded(experiment.feature_map(experiment.seeds[0], chosen).largest_square)
+    return scheme
+
+
+def _check_sums(config: FederationConfig) -> None:
+    """Refuse what would show a client's own answer."""
+    if config.clients < LEAST_SUMMED:
         raise InputError(
             f"federation.clients is {config.clients}: a sum would be one client's own answer; have "
             f"{LEAST_SUMMED} or more"
         )
-    return scheme
+    if config.scale:
+        raise InputError(
+            "federation.scale is true, which shows the server each client's own means and "
+            "variances, where the scheme discloses sums alone: scale by public constants instead"
+        )
 
 
 def federation_task(experiment: Experiment, members: Members) -> Task:
@@ -99,8 +112,31 @@ def start(
 ) -> State:
     """Plan; nobody is taken to be surer, or faster, than the configuration says.
 
-    An engine's own delays follow no formula: a scheme that can plans with the measurements.
+    An engine's own delays follow no formula: a scheme that can plans with the measurements. One
+    that uses late answers may plan rounds in which hardly anybody answers in time: they are made
+    long enough for most.
     """
+    state = _started(scheme, experiment, members, found, model)
+    config = federation_config(experiment)
+    least = config.margin * _typical_seconds(found)
+    planned = getattr(scheme.plan(state), "round_deadline", np.inf)
+    if not scheme.plans_deadline or planned >= least:
+        return state
+    limits = Limits(least, config.setup_timeout, config.rounds, config.availability)
+    return _started(scheme.within(limits), experiment, members, found, model)
+
+
+def _typical_seconds(found: Fit) -> float:
+    """Return what a probe of the median client took, of each client the median; 0: none came."""
+    clients, seconds = found.traces.client, found.traces.seconds
+    came = np.isfinite(seconds)
+    medians = [np.median(seconds[came & (clients == one)]) for one in np.unique(clients[came])]
+    return float(np.median(medians)) if medians else 0.0
+
+
+def _started(
+    scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
+) -> State:
     task, config = federation_task(experiment, members), federation_config(experiment)
     margin = config.margin if scheme.plans_deadline else 1.0
     if scheme.takes_any_delays:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
 import numpy as np
@@ -25,7 +25,7 @@ from codedfedl.io.files import durable, make_folder
 from codedfedl.learning.parity import Parity
 from codedfedl.runs.chain import Chain, Hashing, digest
 
-__all__ = ["Exchange", "Journal", "Members"]
+__all__ = ["Exchange", "Journal", "Members", "exchange_columns"]
 
 _FORMAT = 3
 
@@ -74,6 +74,8 @@ class Exchange:
         send once may be large.
     spent
         μ² of all noisy sums that were given out, this one included.
+    counted : array of shape (n,), optional
+        Points of each client's part in a secure sum; 0 of those who have none in it.
     excluded
         Who is left out from then on.
     """
@@ -85,6 +87,7 @@ class Exchange:
     stored: Mapping[int, int] = field(default_factory=dict)
     spent: float = 0.0
     excluded: tuple[int, ...] = ()
+    counted: npt.NDArray[np.int64] | None = None
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
@@ -96,6 +99,9 @@ class Exchange:
         both = np.array([unknown, unknown])
         kept["distances"] = both if record.distances is None else record.distances
         kept["refusals"] = np.array(json.dumps(record.refusals))
+        kept["suspects"] = np.array(record.suspects, dtype=np.int64)
+        kept["busy"] = np.array(record.busy, dtype=np.int64)
+        kept["late_answers"] = np.array(record.late_answers, dtype=np.float64).reshape(-1, 2)
         kept["points"], kept["spent"] = np.asarray(self.points), np.asarray(self.spent)
         kept["has_model"] = np.asarray(record.has_model)
         kept |= {f"sum/{name}": array for name, array in self.sums.items()}
@@ -105,6 +111,8 @@ class Exchange:
             kept |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
         kept["stored"] = np.array(list(self.stored.items()), dtype=np.int64).reshape(-1, 2)
         kept["excluded"] = np.array(self.excluded, dtype=np.int64)
+        if self.counted is not None:
+            kept["counted"] = self.counted
         return kept
 
     @classmethod
@@ -122,6 +130,11 @@ class Exchange:
             has_model=bool(kept.get("has_model", kept["round"] != SETUP)),
             metric=kept["metric"].item(),
             distances=kept.get("distances"),
+            suspects=tuple(kept.get("suspects", np.empty(0)).tolist()),
+            busy=tuple(kept.get("busy", np.empty(0)).tolist()),
+            late_answers=tuple(
+                (int(j), seconds) for j, seconds in kept.get("late_answers", np.empty(0)).tolist()
+            ),
         )
         replies = tuple(
             Reply(client, round_, points, _named(kept, f"reply/{k}/"))
@@ -137,7 +150,15 @@ class Exchange:
             dict(stored.tolist()),
             spent=spent,
             excluded=tuple(kept.get("excluded", np.empty(0, np.int64)).tolist()),
+            counted=kept.get("counted"),
         )
+
+
+def exchange_columns(file: BinaryIO, *, gradients: bool) -> dict[str, npt.NDArray[Any]]:
+    """Read the arrays of an exchange from its file; without gradients where nobody needs them."""
+    large = () if gradients else ("sum/", "reply", "total")
+    with np.load(file) as stored:
+        return {name: stored[name] for name in stored.files if not name.startswith(large)}
 
 
 def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
@@ -204,12 +225,16 @@ class Journal:
             raise InputError(f"{self.traces} is missing: restore it, or choose another --out")
 
     def records(self) -> list[Record]:
-        """Return what became of every exchange: one truth for tables, charts and sentences.
+        """Return what became of every exchange: one truth for tables, charts and sentences."""
+        return self.told([exchange.record for exchange in self.exchanges(gradients=False)])
+
+    def told(self, records: Sequence[Record]) -> list[Record]:
+        """Return records with what was known later.
 
         Who never came back and said no goodbye was dropped, not late, since its last answer.
         Meeting and measuring are part of the first exchange's seconds.
         """
-        records = [exchange.record for exchange in self.exchanges(gradients=False)]
+        records = list(records)
         left = set(self._small("gone.json", []))
         for place in reversed(range(len(records))):
             outcome = records[place].outcome.copy()
@@ -289,20 +314,20 @@ class Journal:
 
         self._chain.append(kind, content)
 
+    def paths(self) -> list[Path]:
+        """Return the files of the exchanges, unchecked."""
+        return self._chain.paths()
+
     def rounds(self) -> int:
         """Return how many rounds are finished."""
-        return sum(path.name.endswith("-round.npz") for path in self._chain.paths())
+        return sum(path.name.endswith("-round.npz") for path in self.paths())
 
     def exchanges(self, *, gradients: bool = True) -> Iterator[Exchange]:
         """Read all that was finished, in order; without gradients where nobody needs them."""
-        large = () if gradients else ("sum/", "reply", "total")
         rounds = 0
         for path, content, number, before in self._chain.links():
             try:
-                with np.load(io.BytesIO(content)) as stored:
-                    columns = {
-                        name: stored[name] for name in stored.files if not name.startswith(large)
-                    }
+                columns = exchange_columns(io.BytesIO(content), gradients=gradients)
                 exchange = Exchange.of(columns)
             except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
                 raise self._chain.damaged(path, f"cannot be read ({error})") from None
@@ -336,7 +361,9 @@ class Journal:
                 )
                 + replies
             )
-        return Inbox(exchange.record.arrived, exchange.points, sums, replies)
+        return Inbox(
+            exchange.record.arrived, exchange.points, sums, replies, loads=exchange.counted
+        )
 
     def count(self) -> int:
         """Return how many exchanges are finished."""

@@ -47,8 +47,12 @@ class Status:
     def __str__(self) -> str:
         """Return a sentence for people."""
         progress = "" if self.round is None else f" after round {self.round} of {self.rounds}"
-        details = self.error if self.state == "failed" else self.doing
-        return f"{self.state}{progress} ({details}), last updated {self.updated}"
+        return f"{self.state}{progress} ({self.details}), last updated {self.updated}"
+
+    @property
+    def details(self) -> str:
+        """What it is doing, or why it failed."""
+        return str(self.error) if self.state == "failed" else self.doing
 
 
 class StatusFile:

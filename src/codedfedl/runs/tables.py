@@ -21,7 +21,7 @@ from codedfedl.io.tables import repeated
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import Cell
 
-__all__ = ["CellRun", "planned_share", "write_tables"]
+__all__ = ["CellRun", "planned_share", "tables_of", "write_tables"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +53,21 @@ class CellRun:
 
 def write_tables(directory: RunDirectory, runs: Sequence[CellRun]) -> None:
     """Write rounds, clients, settings, and the time line of the first seed."""
+    for name, columns in tables_of(runs).items():
+        directory.write(f"{name}.parquet", columns)
+
+
+def tables_of(runs: Sequence[CellRun]) -> dict[str, dict[str, Any]]:
+    """Return the tables that `write_tables` writes, by their names."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         for name, columns in _columns(run).items():
             if name != "timeline" or run.seed == runs[0].seed:
                 parts.setdefault(name, []).append(columns)
-    for name, tables in parts.items():
-        stacked = {key: np.concatenate([table[key] for table in tables]) for key in tables[0]}
-        directory.write(f"{name}.parquet", stacked)
+    return {
+        name: {key: np.concatenate([table[key] for table in tables]) for key in tables[0]}
+        for name, tables in parts.items()
+    }
 
 
 def planned_share(scheme: Scheme, state: State) -> FloatArray:

@@ -22,8 +22,7 @@ from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.masked import masked
-from codedfedl.core.protocol import Ask, Inbox, Limits, Task
-from codedfedl.errors import InputError
+from codedfedl.core.protocol import Ask, Inbox, Task
 from codedfedl.fleet.delays import DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.in_time import in_time, with_helper
@@ -78,13 +77,6 @@ class NewtonOnSums(CodedNewton):
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.SUMS})
     summed: ClassVar[bool] = True
 
-    def within(self, limits: Limits) -> "CodedNewton":
-        """Refuse: a node's contract is for noisy sums, and its vault keeps no answers to change."""
-        raise InputError(
-            "secure is for the simulator: a node answers in parity and gradients, or in noisy sums "
-            "alone; leave secure out of a federation"
-        )
-
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SummedState:
         """Plan, and say how many points each client is done with in time."""
         plain = masked(Embedded(least=self.mixing), task)
@@ -118,7 +110,7 @@ class NewtonOnSums(CodedNewton):
         assert inbox.loads is not None
         model = double(state.model)
         clients = np.flatnonzero(inbox.arrived).tolist()
-        anchors = {j: Anchor(model, int(inbox.loads[j])) for j in clients}
+        anchors = {j: Anchor(model, int(inbox.loads[j]), state.round) for j in clients}
         damping = state.damping
         if self.damped:
             before = {j: state.anchors[j] for j in clients if j in state.anchors}

@@ -146,11 +146,6 @@ class Private(Scheme):
                 f"private.unit is {self.unit!r}: a federation's contracts are for records; choose "
                 "'record', or simulate"
             )
-        if self.noise != "helper":
-            raise InputError(
-                f"private.noise is {self.noise!r}: a federation's contracts have the helper add "
-                "it; choose 'helper', or simulate"
-            )
         return replace(
             self,
             sampling=False,  # a node has no proof of how others draw

@@ -11,7 +11,7 @@ from codedfedl.errors import InputError
 from codedfedl.planning.in_time import least_arrivals
 from codedfedl.planning.private import CENTRE_SHARE, PrivatePlan
 from codedfedl.privacy.accounting import Account, Release, mu_of
-from codedfedl.privacy.fixed_point import LEAST_SUMMED, FixedPoint
+from codedfedl.privacy.fixed_point import LEAST_SHARE, LEAST_SUMMED, FixedPoint
 
 __all__ = ["NOISE", "Budget", "pool_weights"]
 
@@ -23,7 +23,6 @@ _MORE_NOISE = 1.005  # times as much, until the library finds the budget kept
 _CLIENT_SHARE = 0.25  # of the mean number of points: longer sums of a client are clipped
 _SELDOM = 1e-3  # of the rounds have fewer arrivals than the plan counts on
 _SPARE = 0.9
-_LEAST_STEPS = 4.0  # of a share: see `Budget.split`
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,10 @@ class Budget:
         if not shares:
             return noise, 0.0
         own = noise / sqrt(shares)
-        if 0 < own < _LEAST_STEPS:
+        if 0 < own < LEAST_SHARE:
             raise InputError(
                 f"private.noise is 'clients': a share would be {own:.2g} steps of the integers, "
-                f"and the proof needs {_LEAST_STEPS:g}; choose 'helper', or a smaller epsilon"
+                f"and the proof needs {LEAST_SHARE:g}; choose 'helper', or a smaller epsilon"
             )
         return 0.0, own
 

@@ -91,8 +91,8 @@ class _Recomputed:
         record = exchange.record
         self.answers += int(record.arrived.sum())
         self.missed += int((~record.arrived & (record.loads > 0)).sum())
-        if ask.noise is not None:  # noise is drawn once, and known to nobody
-            return inbox
+        if ask.noise is not None:
+            return self._summed(ask, model, inbox)
         if ask.combine is SUM:
             total = RunningSum()
             for j in np.flatnonzero(record.arrived).tolist():
@@ -111,6 +111,16 @@ class _Recomputed:
             for reply in inbox.replies
         ]
         return replace(inbox, replies=tuple(replies))
+
+    def _summed(self, ask: Ask, model: Array, inbox: Inbox) -> Inbox:
+        """Return a secure sum: added up anew, unless noise is in it, drawn once and unknown."""
+        noisy = ask.noise or getattr(ask.work, "noise", 0.0)
+        if noisy or inbox.loads is None or not inbox.sums:
+            return inbox
+        total = RunningSum()
+        for j in np.flatnonzero(inbox.loads).tolist():
+            total.add(self._answer(ask, j, int(inbox.loads[j]), model))
+        return replace(inbox, sums=total.result())
 
     def _answer(self, ask: Ask, client: int, load: int, model: Array) -> dict[str, Array]:
         work = ask.work.for_client(client)

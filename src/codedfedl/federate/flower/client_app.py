@@ -36,8 +36,8 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
     Its keys: `name`; `data`, a file or folder, with `label` for a table; or `loader`, a function
     as ``module:function``; `cache`, a folder of the node's own; `least`, the fewest points that it
     answers for together; `works`, modules whose own kinds of work it does, separated by commas;
-    `helper`, the file with the helper's public key, `vault`, a folder that outlives the cache, and
-    `epsilon_cap`, what it spends of a data set at most.
+    `helper`, the file with the helper's public key, `vault`, a folder that outlives the cache,
+    `epsilon_cap`, what it spends of a data set at most, and `parity`, whether it sends parity.
     """
     name = str(config.get("name", number))
 
@@ -70,7 +70,9 @@ def _vault_of(config: Mapping[str, Any], name: str) -> "Vault | None":
     default = Path.home() / ".local" / "share" / "codedfedl" / "vaults" / name
     folder = Path(str(config.get("vault", default)))
     cap = float(config.get("epsilon_cap", EPSILON_CAP))
-    return Vault(folder, read_public(Path(str(config["helper"]))), epsilon_cap=cap)
+    parity = bool(config.get("parity", False))
+    pinned = read_public(Path(str(config["helper"])))
+    return Vault(folder, pinned, epsilon_cap=cap, parity=parity)
 
 
 def answer(message: Message, context: Context) -> Message:

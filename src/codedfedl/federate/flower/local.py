@@ -67,8 +67,10 @@ class LocalFederation:
     works
         Modules whose own kinds of work the nodes do; they may lie in the current folder.
     epsilon_cap
-        Where it is given there is a helper too, and the nodes answer in noisy sums alone, up to
-        this ε for each data set.
+        Where it is given there is a helper too, and the nodes answer in sums alone, up to this ε
+        for each data set; ∞ for sums without noise.
+    parity
+        Whether such nodes send parity of their own too.
     """
 
     def __init__(
@@ -82,10 +84,11 @@ class LocalFederation:
         stock: bool = False,
         works: Sequence[str] = (),
         epsilon_cap: float | None = None,
+        parity: bool = False,
     ) -> None:
         self.folder, self.shards, self.keys, self.app = folder.resolve(), shards, keys, app
         self.port, self.stock, self.works = port or free_port(HOST), stock, works
-        self.home, self.epsilon_cap = self.folder / "flower", epsilon_cap
+        self.home, self.epsilon_cap, self.parity = self.folder / "flower", epsilon_cap, parity
         self.helper: subprocess.Popen[bytes] | None = None
         self._superlink: Superlink | None = None
         self.link: subprocess.Popen[bytes] | None = None
@@ -186,6 +189,7 @@ class LocalFederation:
                 command += ["--helper", str(self.helper_home / "masks.pub")]
                 command += ["--vault", str(self.vault(j))]
                 command += ["--epsilon-cap", str(self.epsilon_cap)]
+                command += ["--parity"] if self.parity else []
         self.nodes[j] = self.start_program(name, command)
 
     def start_helper(self) -> None:

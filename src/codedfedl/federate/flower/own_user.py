@@ -15,21 +15,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-__all__ = ["OwnUser", "listens", "main"]
+from codedfedl.io.connections import TABLE, belongs_to
+
+__all__ = ["OwnUser", "main"]
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
-_TABLE = Path("/proc/net/tcp")
-_ESTABLISHED, _LISTENING = "01", "0A"  # an orphaned connection has another state, and no user
-_LOOPBACK = "0100007F"
 _FLEET = "/v1/fleet/"
 
 
@@ -44,7 +43,7 @@ class OwnUser:
         Where the kernel lists connections.
     """
 
-    def __init__(self, app: _App, user: int | None = None, table: Path = _TABLE) -> None:
+    def __init__(self, app: _App, user: int | None = None, table: Path = TABLE) -> None:
         self.app, self.table = app, table
         self.users = {os.getuid() if user is None else user, 0}
 
@@ -62,34 +61,7 @@ class OwnUser:
 
     def passes(self, client: tuple[str, int] | None, server: tuple[str, int] | None) -> bool:
         """Say whether a connection on loopback belongs to one of the users."""
-        if not self.table.exists():
-            return True
-        if client is None or server is None or client[0] != "127.0.0.1":
-            return False
-        ends = f"{_LOOPBACK}:{client[1]:04X}", f"{_LOOPBACK}:{server[1]:04X}"
-        rows = _rows(self.table)
-        return any(
-            (local, remote, state) == (*ends, _ESTABLISHED) and user in self.users
-            for local, remote, state, user in rows
-        )
-
-
-def listens(port: int, table: Path = _TABLE) -> bool:
-    """Say whether this user, and no other, listens on a port of loopback."""
-    if not table.exists():
-        return True
-    address = f"{_LOOPBACK}:{port:04X}"
-    return any(
-        local == address and state == _LISTENING and user == os.getuid()
-        for local, _, state, user in _rows(table)
-    )
-
-
-def _rows(table: Path) -> Iterator[tuple[str, str, str, int]]:
-    """Yield the local and remote address, state and user of every connection."""
-    for line in table.read_text("ascii").splitlines()[1:]:
-        words = line.split()
-        yield words[1], words[2], words[3], int(words[7])
+        return belongs_to(self.users, client, server, self.table)
 
 
 def _end_with(parent: int) -> None:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.keys import write_secret
-from codedfedl.federate.flower.own_user import listens
 from codedfedl.federate.flower.programs import environment, free_port, own_user
 from codedfedl.federate.node import Node
 from codedfedl.federate.transport import Answerer
+from codedfedl.io.connections import listens
 
 __all__ = ["NodeSettings", "run_answerer", "run_node"]
 
@@ -70,7 +71,9 @@ class NodeSettings:
 
     def stock_config(self) -> str:
         """Return the configuration as Flower takes it on the command line."""
-        return " ".join(f"{key}={json.dumps(value)}" for key, value in self.config.items())
+        texts = {key: json.dumps(value) for key, value in self.config.items() if value != inf}
+        texts |= {key: "inf" for key, value in self.config.items() if value == inf}  # as TOML does
+        return " ".join(f"{key}={text}" for key, text in texts.items())
 
 
 def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:

@@ -1,10 +1,11 @@
 /* The report's own script: charts with values on hover, settings that toggle everywhere, tables that
-   sort. It reads the JSON of #chart-data, asks nobody for anything, and the page is whole without it. */
+   sort. It reads the JSON of #chart-data, asks nobody for anything, and the page is whole without it.
+   An event "changed" at the document says that its content was replaced. */
 (() => {
   "use strict";
-  const charts = JSON.parse(document.getElementById("chart-data").textContent);
   const hidden = new Set();
   const drawn = [];
+  let charts = [], places = [];
   const three = v => v === null ? "–" : Math.abs(v) >= 100 ? Math.round(v).toLocaleString("en") : String(+v.toPrecision(3));
   const score = (v, metric) => v === null ? "–" : metric === "accuracy" ? (100 * v).toFixed(2) + "%" : v.toFixed(4);
   const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -106,12 +107,10 @@
     return u;
   }
 
-  const places = [...document.querySelectorAll("[data-chart]")];
   function redraw() {
     drawn.splice(0).forEach(u => u.destroy());
     places.forEach(place => drawn.push(draw(place)));
   }
-  redraw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   new ResizeObserver(() => {
     if (places.some((place, i) => place.clientWidth && place.clientWidth !== drawn[i].width)) redraw();
@@ -128,14 +127,14 @@
       if (line.key === key) for (const s of [0, 1, 2]) u.setSeries(1 + 3 * at + s, { show });
     }));
   }
-  document.querySelectorAll("button[data-line]").forEach(button => {
+  const wireButtons = () => document.querySelectorAll("button[data-line]").forEach(button => {
     button.addEventListener("click", () => toggle(button.dataset.line, hidden.has(button.dataset.line)));
     button.addEventListener("dblclick", () => {
       const keys = [...document.querySelectorAll("button[data-line]")].map(one => one.dataset.line);
       keys.forEach(key => toggle(key, key === button.dataset.line));
     });
   });
-  document.querySelectorAll("button.all").forEach(button => button.addEventListener("click", () => [...hidden].forEach(key => toggle(key, true))));
+  const wireShowAll = () => document.querySelectorAll("button.all").forEach(button => button.addEventListener("click", () => [...hidden].forEach(key => toggle(key, true))));
 
   // Tables: a heading sorts, and on a narrow screen every cell carries its heading.
   const value = cell => {
@@ -144,7 +143,7 @@
     return Number.isNaN(number) ? text.toLowerCase() : number;
   };
   const order = (a, b) => typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
-  document.querySelectorAll("table").forEach(table => {
+  const wireTables = () => document.querySelectorAll("table").forEach(table => {
     const [head, ...rows] = table.rows;
     const headings = [...head.cells];
     rows.forEach(row => [...row.cells].forEach((cell, i) => { cell.dataset.label = headings[i]?.textContent.trim() ?? ""; }));
@@ -164,4 +163,16 @@
       heading.addEventListener("keydown", event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); } });
     });
   });
+
+  function begin() {
+    charts = JSON.parse(document.getElementById("chart-data").textContent);
+    places = [...document.querySelectorAll("[data-chart]")];
+    redraw();
+    wireButtons();
+    wireShowAll();
+    wireTables();
+    hidden.forEach(key => toggle(key, false));
+  }
+  begin();
+  document.addEventListener("changed", begin);
 })();

@@ -15,9 +15,9 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_schedule
 from codedfedl.runs.grid import cells
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.tables import CellRun, write_tables
+from codedfedl.runs.tables import CellRun, tables_of
 
-__all__ = ["Ending", "write_records"]
+__all__ = ["Ending", "record_tables", "write_records"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,14 @@ def write_records(
     directory: RunDirectory, experiment: Experiment, journal: Journal, ending: Ending
 ) -> None:
     """Write the tables of the run, and its refusals."""
-    records = journal.records()
+    for name, columns in record_tables(experiment, journal.records(), ending).items():
+        directory.write(f"{name}.parquet", columns)
+
+
+def record_tables(
+    experiment: Experiment, records: Sequence[Record], ending: Ending
+) -> dict[str, dict[str, Any]]:
+    """Return the tables of the run by their names, with refusals and distances."""
     (cell,) = cells(experiment)
     run = CellRun(
         cell=cell,
@@ -57,23 +64,21 @@ def write_records(
         clients=_client_columns(ending, records),
         facts={**ending.facts, **_run_facts(experiment, ending.model)},
     )
-    write_tables(directory, [run])
     names = ending.members.names
     refusals = [(e.round + 1, names[j], why) for e in records for j, why in e.refusals]
-    _write_rows(directory, "refusals.parquet", ("round", "client", "reason"), refusals)
     distances = [
         (record.round + 1, names[j], distance)
         for record in records
         for j, distance in record.known_distances[0].items()
     ]
-    _write_rows(directory, "distances.parquet", ("round", "client", "distance"), distances)
+    return tables_of([run]) | {
+        "refusals": _columns(("round", "client", "reason"), refusals),
+        "distances": _columns(("round", "client", "distance"), distances),
+    }
 
 
-def _write_rows(
-    directory: RunDirectory, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> None:
-    places = enumerate(columns)
-    directory.write(name, {column: [row[place] for row in rows] for place, column in places})
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    return {name: np.array([row[place] for row in rows]) for place, name in enumerate(names)}
 
 
 def _run_facts(experiment: Experiment, model: npt.NDArray[Any]) -> dict[str, float]:

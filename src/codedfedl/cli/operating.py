@@ -1,0 +1,72 @@
+"""A run on the operator's server, shown until it ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codedfedl.cli.following import engine_check, served, watch
+from codedfedl.cli.output import messages, wrote
+from codedfedl.errors import InputError
+from codedfedl.report.html import render_report
+from codedfedl.runs.advice import advice
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.watching import look
+
+if TYPE_CHECKING:
+    from codedfedl.federate.flower.programs import Superlink
+
+__all__ = ["follow_run", "run_and_follow"]
+
+
+def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | None) -> None:
+    """Start or continue a run, and show it until it ends."""
+    directory = RunDirectory(out)
+    with served(directory, serve):
+        told = len(look(directory).happened)
+        if directory.is_run:
+            directory.announce("starting")  # an earlier end of this run is not that of this one
+        with directory.failures_noted():
+            number = link.submit(experiment, out)
+        messages.print(f"run {number} started", soft_wrap=True)
+
+        def finished() -> bool:
+            status, details = link.status(number)
+            if status.startswith("finished") and status != "finished:completed":
+                raise InputError(f"the run failed ({details or status}): see {directory.log}")
+            return status.startswith("finished")
+
+        _follow(directory, engine_check(finished), told)
+    _finish(directory)
+
+
+def follow_run(run: Path, serve: int | None) -> None:
+    """Show a run that another command started, until it ends."""
+    directory = RunDirectory(run)
+    status = directory.status.read() if directory.is_run else None
+    if status is None:
+        raise InputError(f"{run} is not the directory of a run in progress: it has no status.json")
+    if status.state != "running":
+        raise InputError(f"{run} is {status}: see codedfedl report {run}")
+    with served(directory, serve):
+        _follow(directory, lambda: False, 0)
+    _finish(directory)
+
+
+def _follow(directory: RunDirectory, ended: Callable[[], bool], told: int) -> None:
+    try:
+        watch(directory, ended, told)
+    except KeyboardInterrupt:
+        status = directory.status.read()
+        if status is not None and status.state == "stopped":
+            sentence = f"stopped: continue with codedfedl federate run --out {directory.path}"
+        else:
+            again = f"codedfedl federate follow {directory.path}"
+            sentence = f"the run goes on; show it again with {again}"
+        messages.print(sentence, soft_wrap=True)
+        raise
+
+
+def _finish(directory: RunDirectory) -> None:
+    for sentence in advice(look(directory).conduct):
+        messages.print(f"advice: {sentence}", soft_wrap=True)
+    wrote(directory.write_text("report.html", render_report(directory)))

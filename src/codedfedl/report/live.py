@@ -1,0 +1,246 @@
+"""The report of a federation while it runs, on a port of this machine.
+
+The server answers GET alone, on loopback, under the names of loopback (so that no page of another
+site can reach it by a name of its own), and has no files: `/` is the report, `/state` what the run
+is doing as JSON, `/metrics` the same for Prometheus.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+from codedfedl.errors import InputError
+from codedfedl.report.html import render_report, render_waiting
+from codedfedl.report.metrics import metrics_text
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.status import Status
+from codedfedl.runs.watching import Sight, look
+
+__all__ = ["Admits", "LivePage", "LiveView"]
+
+HOST = "127.0.0.1"
+_NAMES = ("127.0.0.1", "localhost")
+_SLOWEST = 10.0  # seconds that a request may take to arrive
+_QUIET = 2.5  # seconds without a question after which no page is open, or all have the end
+_FAREWELL = 15.0  # seconds in which open pages may take the last state
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Admits = Callable[[tuple[str, int], tuple[str, int]], bool]
+"""Says whether a connection, by its two ends, may be answered."""
+
+
+class LiveView:
+    """What the server shows of a run: a page for every state of it, made once."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._page: tuple[str, str] = "", ""
+        self._facts: tuple[str, dict[str, Any]] = "", {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the run is doing; `page` is another where the page is."""
+        sight = look(self.directory)
+        status = sight.status or Status("running", "waiting for the server")
+        with self._lock:
+            if self._facts[0] != _tag(sight):
+                self._facts = _tag(sight), _facts(sight)
+            facts = self._facts[1]
+        return {
+            "state": status.state,
+            "text": status.details,
+            "updated": status.updated,
+            "page": _tag(sight),
+            "rounds": status.rounds,
+            "metric": status.metric,
+            **facts,
+        }
+
+    def page(self) -> tuple[str, str]:
+        """Return the page and its tag."""
+        sight = look(self.directory)
+        with self._lock:  # figures are drawn one at a time
+            tag = _tag(sight)
+            if self._page[0] != tag:
+                begun = any(not record.is_setup for record in sight.records)
+                render = render_report if begun else render_waiting
+                self._page = tag, render(self.directory, live=tag)
+            return self._page[1], tag
+
+    def metrics(self) -> str:
+        """Return the state for Prometheus."""
+        return metrics_text(look(self.directory))
+
+
+def _facts(sight: Sight) -> dict[str, Any]:
+    """Return what changes with the exchanges alone."""
+    last = [one.facts for one in sight.named(len(sight.happened) - 1) if one.round]
+    return {
+        "round": len(sight.conduct.rounds),
+        "suggested_deadline_s": sight.conduct.suggested,
+        "last": last[0] if last else None,
+    }
+
+
+def _tag(sight: Sight) -> str:
+    state = "running" if sight.status is None else sight.status.state
+    return f"{state}-{len(sight.records)}"
+
+
+class LivePage:
+    """A server of a run's page on loopback, from when it is made until it is closed.
+
+    Parameters
+    ----------
+    port
+        0 for any that is free.
+    admits
+        Refuses connections, such as those of other users; by default none.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, port: int, admits: Admits = lambda _client, _server: True
+    ) -> None:
+        self.view, self.admits = LiveView(directory), admits
+        self._asked, self._open = -_QUIET, 0
+        self._lock = threading.Lock()
+        self._server = _listening(port, _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://{HOST}:{self._server.server_address[1]}/"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if not isinstance(error, KeyboardInterrupt):
+                self.farewell()
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def farewell(self) -> None:
+        """Wait until all open pages have the last state: then they do not ask again."""
+        until = time.monotonic() + _FAREWELL
+        while time.monotonic() < until:
+            with self._lock:
+                if not self._open and time.monotonic() - self._asked > _QUIET:
+                    return
+            time.sleep(0.1)
+
+    def answer(self, path: str) -> tuple[str, str, str] | None:
+        """Return the type, text and tag of what a path stands for; None where it is nothing."""
+        if path == "/":
+            with self._visit():
+                text, tag = self.view.page()
+                return "text/html", text, tag
+        if path == "/state":
+            with self._visit():
+                return "application/json", json.dumps(self.view.state(), allow_nan=False), ""
+        if path == "/metrics":
+            return "text/plain; version=0.0.4", self.view.metrics(), ""
+        return None
+
+    @contextmanager
+    def _visit(self) -> Iterator[None]:
+        """Note a browser's question: until a moment after it the page is being read."""
+        with self._lock:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+                self._asked = time.monotonic()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over browsers that went away in the middle of an answer."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    if not 0 <= port <= 65535:
+        raise InputError(f"--serve {port}: a port is a number from 1 to 65535, or 0 for a free one")
+    try:
+        return _Server((HOST, port), handler)
+    except PermissionError:
+        raise InputError(
+            f"--serve {port}: ports below 1024 are the superuser's; choose another, such as 8080"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"--serve {port}: the port is in use ({error.strerror}); end the process that listens "
+            "there, or choose another, or 0 for a free one"
+        ) from None
+
+
+def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _SLOWEST
+        server_version, sys_version = "codedfedl", ""
+
+        def do_GET(self) -> None:
+            host = self.headers.get("Host", "").rpartition(":")
+            name = host[0] if host[1] and host[2].isdigit() else host[2]
+            here = self.connection.getsockname()
+            if name not in _NAMES or not page.admits(self.client_address, here):
+                self._send(HTTPStatus.FORBIDDEN, "text/plain", "forbidden\n")
+                return
+            try:
+                answer = page.answer(self.path)
+            except InputError as error:
+                self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
+                return
+            if answer is None:
+                self._send(HTTPStatus.NOT_FOUND, "text/plain", "not found\n")
+                return
+            kind, text, tag = answer
+            if tag and self.headers.get("If-None-Match") == f'"{tag}"':
+                self._send(HTTPStatus.NOT_MODIFIED, kind, "", tag)
+            else:
+                self._send(HTTPStatus.OK, kind, text, tag)
+
+        def _send(self, status: HTTPStatus, kind: str, text: str, tag: str = "") -> None:
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            if tag:
+                self.send_header("ETag", f'"{tag}"')
+            for header, value in _HEADERS.items():
+                self.send_header(header, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing: a question a second is no news."""
+
+    return Handler

@@ -1,0 +1,126 @@
+"""A round of a federation with names: who answered, who did not, and why the server went on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
+
+__all__ = ["NamedRound", "ended", "listed"]
+
+_MOST_NAMES = 8  # in a sentence
+_AT_DEADLINE = 0.999  # of the deadline: clocks differ by less
+
+
+@dataclass(frozen=True)
+class NamedRound:
+    """What became of an exchange, by the clients' names.
+
+    Attributes
+    ----------
+    round
+        Counted from 1; 0 for the set-up.
+    deadline_s, seconds
+        How long the server would have waited at most, and how long it did.
+    ended
+        Why it waited no longer.
+    arrived
+        Seconds until each answer that counts was there.
+    late, dropped
+        Who had not answered in time, and from whom nothing will come, refused answers aside.
+    refused
+        Whose answer does not count, and why.
+    suspected
+        Whose answers lie so far from their parity on average that they are almost refused.
+    late_answers
+        Seconds that answers to earlier questions took, where they came in this round.
+    metric
+        On the test points; None where there are none.
+    """
+
+    round: int
+    deadline_s: float
+    seconds: float
+    ended: str
+    arrived: Mapping[str, float]
+    late: Sequence[str]
+    dropped: Sequence[str]
+    refused: Mapping[str, str]
+    suspected: Sequence[str]
+    late_answers: Mapping[str, float]
+    metric: float | None
+
+    @classmethod
+    def of(cls, record: Record, names: Sequence[str]) -> "NamedRound":
+        """Give the clients of a record their names."""
+        refused = {names[j]: why for j, why in record.refusals}
+        dropped = [names[j] for j in np.flatnonzero(record.outcome == DROPPED).tolist()]
+        times = np.zeros(len(names)) if record.arrival_times is None else record.arrival_times
+        there = np.flatnonzero(record.outcome == ARRIVED).tolist()
+        metric = float(record.metric)
+        return cls(
+            round=record.round + 1,
+            deadline_s=record.deadline,
+            seconds=round(record.seconds, 3),
+            ended=ended(record),
+            arrived={names[j]: round(float(times[j]), 3) for j in there},
+            late=[names[j] for j in np.flatnonzero(record.outcome == LATE).tolist()],
+            dropped=[name for name in dropped if name not in refused],
+            refused=refused,
+            suspected=[names[j] for j in record.suspects],
+            late_answers={names[j]: round(seconds, 3) for j, seconds in record.late_answers},
+            metric=metric if np.isfinite(metric) else None,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON; a deadline that is none is null."""
+        known = {"deadline_s": self.deadline_s if np.isfinite(self.deadline_s) else None}
+        return asdict(self) | known
+
+    def sentence(self, rounds: int) -> str:
+        """Say it to people.
+
+        Parameters
+        ----------
+        rounds
+            How many the run has.
+        """
+        where = f"round {self.round} of {rounds}" if self.round else "set-up"
+        groups = {
+            "arrived": self.arrived,
+            "late": self.late,
+            "dropped": self.dropped,
+            "refused": self.refused,
+        }
+        told = [
+            f"{len(who)} {what}" + (f" ({listed(list(who))})" if who else "")
+            for what, who in groups.items()
+            if who or what == "arrived"
+        ]
+        result = "" if self.metric is None else f"; {self.metric:.4f} on the test points"
+        return (
+            f"{where}: {self.seconds:.2f} s of {self.deadline_s:.4g} s, {self.ended}; "
+            f"{', '.join(told)}{result}"
+        )
+
+
+def ended(record: Record) -> str:
+    """Say why the server waited no longer."""
+    if record.seconds >= _AT_DEADLINE * record.deadline:
+        return "until the deadline"
+    late = set(np.flatnonzero(record.outcome == LATE).tolist())
+    if late - set(record.busy):
+        return f"ended early: {record.count(ARRIVED)} answers were enough"
+    if record.count(DROPPED) or late:
+        return "ended early: nobody else could answer"
+    return "ended early: every answer was in"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write names in a sentence, of many the first few."""
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} others"

@@ -1,0 +1,125 @@
+"""A federation as another process sees it while it runs: read, never locked and never changed.
+
+Every file of a run directory is written whole, beside its place, and moved there. A file that
+cannot be read all the same, on a disk that does not keep this promise, counts as not there yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from codedfedl.core.record import Record
+from codedfedl.errors import InputError
+from codedfedl.fitting.traces import read_traces
+from codedfedl.fleet.devices import Fleet, read_fleet
+from codedfedl.runs.advice import Conduct
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.ending import Ending, record_tables
+from codedfedl.runs.journal import Exchange, Journal, Members, exchange_columns
+from codedfedl.runs.named import NamedRound
+from codedfedl.runs.status import Status
+
+__all__ = ["Sight", "look", "probed_seconds"]
+
+_REMEMBERED = 4096  # exchanges
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """A federation at one moment.
+
+    Attributes
+    ----------
+    status
+        What it is doing; None before it has said anything.
+    members
+        Who takes part; None before that is known.
+    happened
+        Records of the exchanges that are finished, as they were when each ended.
+    records
+        The same with what was known later, as tables have them.
+    """
+
+    directory: RunDirectory
+    status: Status | None
+    members: Members | None
+    happened: list[Record]
+    records: list[Record]
+
+    def named(self, first: int = 0) -> list[NamedRound]:
+        """Return the exchanges from some place on with the clients' names, the set-up too."""
+        names = [] if self.members is None else self.members.names
+        return [NamedRound.of(record, names) for record in self.happened[first:]]
+
+    @cached_property
+    def conduct(self) -> Conduct:
+        """How the clients have answered."""
+        names = [] if self.members is None else self.members.names
+        return Conduct(self.records, names, probed_seconds(Journal(self.directory.path)))
+
+    def tables(self) -> dict[str, dict[str, Any]] | None:
+        """Return the tables that the run would leave if it ended now; None before a round.
+
+        What only the server knows, such as its plan, is not in them.
+        """
+        if self.members is None or not any(not record.is_setup for record in self.records):
+            return None
+        clients = len(self.members.names)
+        fleet = _fleet(self.directory.path / "fleet.csv", self.members)
+        unknown = np.full(clients, np.nan)
+        ending = Ending(self.members, fleet, unknown, {}, np.zeros(0))
+        return record_tables(self.directory.experiment(), self.records, ending)
+
+
+def look(directory: RunDirectory) -> Sight:
+    """Return a federation as it is now; each exchange is read once."""
+    journal = Journal(directory.path)
+    status, members = directory.status.read(), journal.members()
+    records: list[Record] = []
+    for path in journal.paths() if members is not None else []:
+        try:
+            found = path.stat()
+            records.append(_record(path, found.st_mtime_ns, found.st_size))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            break  # not whole yet: it is read the next time
+    return Sight(directory, status, members, records, journal.told(records))
+
+
+@lru_cache(_REMEMBERED)
+def _record(path: Path, _changed: int, _size: int) -> Record:
+    """Read the record of an exchange; a file that was changed since is another."""
+    with path.open("rb") as file:
+        return Exchange.of(exchange_columns(file, gradients=False)).record
+
+
+def probed_seconds(journal: Journal) -> Mapping[str, float]:
+    """Return the longest time that each client took when it was measured, in seconds."""
+    if not journal.traces.is_file():
+        return {}
+    traces = read_traces(journal.traces)
+    longest: dict[str, float] = {}
+    for client, seconds in zip(traces.client.tolist(), traces.seconds.tolist(), strict=True):
+        if np.isfinite(seconds):
+            longest[str(client)] = max(seconds, longest.get(str(client), 0.0))
+    return longest
+
+
+def _fleet(path: Path, members: Members) -> Fleet:
+    """Return the fleet as it was measured, or one of which only the points are known."""
+    try:
+        return read_fleet(path)
+    except InputError:
+        ones = np.ones(len(members.names))
+        return Fleet(
+            client=members.names,
+            points=members.points,
+            rate=ones,
+            alpha=ones,
+            packet_time=ones,
+            erasure=0 * ones,
+        )
