@@ -375,6 +375,24 @@ class TestCommands:
         assert "advice: 12 of 16 answers met the deadline of 6 s" in err
         assert (growing.directory.path / "report.html").is_file()
 
+    def test_a_status_that_lags_behind_is_no_news(
+        self, growing: GrowingRun, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server writes the journal first, and its status after."""
+        sentences = [one.sentence(ROUNDS) for one in look(growing.source).named()]
+        growing.grow()
+
+        def grow() -> None:
+            more = growing.grow()
+            growing.status.running(sentences[growing.rounds - 1])
+            if not more:
+                growing.finish()
+
+        after_every_look(monkeypatch, grow)
+        _, _, err = run("federate", "follow", growing.directory.path)
+        for sentence in sentences:
+            assert err.count(sentence) == 1
+
     def test_following_what_does_not_run(
         self, growing: GrowingRun, run: Run, tmp_path: Path
     ) -> None:

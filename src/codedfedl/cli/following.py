@@ -60,17 +60,18 @@ def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> 
     told
         How many exchanges are no news.
     """
-    last = ""
+    said: set[str] = set()  # the status may still be that of an exchange before the last
     with _shown() as show:
         while True:
             time.sleep(_LOOK)
             over, sight = ended(), look(directory)
-            for last in _sentences(sight, told):
-                show(last, True)
+            for sentence in _sentences(sight, told):
+                show(sentence, True)
+                said.add(sentence)
             told = len(sight.happened)
             status = sight.status
             if status is not None:
-                if status.doing != last:
+                if status.doing not in said:
                     show(status.doing, False)
                 if status.state == "failed":
                     raise InputError(str(status.error))

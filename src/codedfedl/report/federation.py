@@ -101,8 +101,10 @@ def _arrivals(record: Record) -> FloatArray:
 
 
 def _beyond(record: Record, kind: int | None) -> FloatArray:
-    """Return places behind the deadline for clients of which no answer came."""
-    return np.asarray(record.deadline * (1 + 0.02 * np.arange(1, _missing(record, kind) + 1)))
+    """Return places behind the deadline for clients of which no answer came, late ones first."""
+    before = 0 if kind is not None else _missing(record, LATE)
+    places = before + np.arange(1, _missing(record, kind) + 1)
+    return np.asarray(record.deadline * (1 + 0.02 * places))
 
 
 def _missing(record: Record, kind: int | None) -> int:
