@@ -22,7 +22,7 @@ from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.simulation.replay import _clients, replay
 from tests.loopback import FIRST_NODE, Script
 from tests.test_plain_sums import PlainSumming, secure
-from tests.test_sums import run, uniform
+from tests.test_sums import run, run_killed, uniform
 
 NEWTON = {"name": "coded-newton"}
 
@@ -98,12 +98,7 @@ class TestRuns:
     @pytest.mark.parametrize("asks", range(4, 16))
     def test_the_server_dies_at_any_question(self, asks: int, tmp_path: Path) -> None:
         grid = nodes(experiment := secure(NEWTON, 3, 3), tmp_path)
-        grid.crash_after = asks
-        try:
-            run(grid, experiment, tmp_path)
-        except KeyboardInterrupt:
-            grid.crash_after = None
-            run(grid, experiment, tmp_path)
+        run_killed(grid, experiment, tmp_path, asks)
         assert all(len(set(sent)) == 1 for sent in grid.sent.values())
         assert Journal(tmp_path / "run").rounds() == 3
         assert replay(RunDirectory(tmp_path / "run")).same

@@ -37,7 +37,7 @@ from codedfedl.runs.federation import scheme_of
 from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
-from tests.test_sums import HELPER, Summing, refusal, run, uniform
+from tests.test_sums import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
 
 SCHEMES: list[dict[str, Any]] = [
     {"name": "uncoded"},
@@ -168,12 +168,7 @@ class TestKills:
     def test_the_server_dies_at_any_question(self, name: str, asks: int, tmp_path: Path) -> None:
         """Whoever is asked again sends the same bytes: never two answers under one mask."""
         grid = summing(experiment := secure({"name": name}, 3), tmp_path)
-        grid.crash_after = asks
-        try:
-            run(grid, experiment, tmp_path)
-        except KeyboardInterrupt:
-            grid.crash_after = None
-            run(grid, experiment, tmp_path)
+        run_killed(grid, experiment, tmp_path, asks)
         assert all(len(set(sent)) == 1 for sent in grid.sent.values())
         exchanges = list(Journal(tmp_path / "run").exchanges())
         assert sum(not one.record.is_setup for one in exchanges) == 3
@@ -183,18 +178,7 @@ class TestKills:
         self, tmp_path: Path
     ) -> None:
         grid = summing(experiment := secure({"name": "partial"}, 3), tmp_path)
-        answers: list[Any] = []
-
-        def change(client: int, kind: str, answer: Answered) -> Answered:
-            if kind == "sum":
-                answers.append(answer[1]["sum"])
-                if len(answers) == 2:
-                    raise KeyboardInterrupt
-            return answer
-
-        grid.script = Script(change=change)
-        with pytest.raises(KeyboardInterrupt):
-            run(grid, experiment, tmp_path)
+        answers = run_until_sum(2, grid, experiment, tmp_path)
         grid.online.remove(FIRST_NODE)  # who was in the sum is not there any more
         exchanges, _ = run(grid, experiment, tmp_path)
         np.testing.assert_array_equal(answers[1], answers[2])
@@ -316,15 +300,7 @@ class TestNode:
     ) -> tuple[PlainSumming, dict[str, Any], Any]:
         """Return nodes, what the first was asked for the first sum, and the model of round 1."""
         grid = summing(experiment := secure({"name": name}, 3), tmp_path)
-
-        def change(client: int, kind: str, answer: Answered) -> Answered:
-            if kind == "sum":
-                raise KeyboardInterrupt
-            return answer
-
-        grid.script = Script(change=change)
-        with pytest.raises(KeyboardInterrupt):
-            run(grid, experiment, tmp_path)
+        run_until_sum(1, grid, experiment, tmp_path)
         (facts,) = [facts for node, _, facts in grid.asked if node == FIRST_NODE and "sum" in facts]
         return grid, facts, np.zeros((64, 10), dtype=np.float32)
 

@@ -15,7 +15,17 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script
-from tests.test_sums import HELPER, Summing, ledger_of, private, run, share_spent, summing
+from tests.test_sums import (
+    HELPER,
+    Summing,
+    ledger_of,
+    private,
+    run,
+    run_killed,
+    run_until_sum,
+    share_spent,
+    summing,
+)
 
 CLIENTS = 10  # four shares are the noise, and sums are over five clients or more
 
@@ -76,12 +86,7 @@ class TestRuns:
     @pytest.mark.parametrize("asks", range(5, 19))
     def test_the_server_dies_at_any_question(self, asks: int, tmp_path: Path) -> None:
         grid = summing(experiment := shared(), tmp_path, silent(6, 2))
-        grid.crash_after = asks
-        try:
-            run(grid, experiment, tmp_path)
-        except KeyboardInterrupt:
-            grid.crash_after = None
-            run(grid, experiment, tmp_path)
+        run_killed(grid, experiment, tmp_path, asks)
         assert share_spent(tmp_path / "run") == pytest.approx(1.0)
         assert Journal(tmp_path / "run").rounds() == 4
         assert ledger_of(grid, 9)["entries"][0]["sums"] == [0, 1, 2, 3]
@@ -92,15 +97,7 @@ class TestNode:
     def question(self, tmp_path: Path) -> tuple[Summing, dict[str, Any], dict[str, Any]]:
         """Return the nodes before the helper's first sum, and what the first was asked."""
         grid = summing(experiment := shared(), tmp_path)
-
-        def change(client: int, kind: str, answer: Any) -> Any:
-            if kind == "sum":
-                raise KeyboardInterrupt
-            return answer
-
-        grid.script = Script(change=change)
-        with pytest.raises(KeyboardInterrupt):
-            run(grid, experiment, tmp_path)
+        run_until_sum(1, grid, experiment, tmp_path)
         (facts,) = [facts for node, _, facts in grid.asked if node == FIRST_NODE and "sum" in facts]
         return grid, facts, {"model": np.zeros((64, 10), dtype=np.float32)}
 

@@ -108,6 +108,33 @@ def run(grid: Summing, experiment: Experiment, tmp_path: Path) -> tuple[list[Exc
     return list(Journal(tmp_path / "run").exchanges()), said
 
 
+def run_killed(grid: Summing, experiment: Experiment, tmp_path: Path, asks: int) -> None:
+    """Kill the server at a question, and run it again."""
+    grid.crash_after = asks
+    try:
+        run(grid, experiment, tmp_path)
+    except KeyboardInterrupt:
+        grid.crash_after = None
+        run(grid, experiment, tmp_path)
+
+
+def run_until_sum(number: int, grid: Summing, experiment: Experiment, tmp_path: Path) -> list[Any]:
+    """Kill the server when the helper has answered for a sum; return all that it answers."""
+    answers: list[Any] = []
+
+    def change(client: int, kind: str, answer: Answered) -> Answered:
+        if kind == "sum":
+            answers.append(answer[1]["sum"])
+            if len(answers) == number:
+                raise KeyboardInterrupt
+        return answer
+
+    grid.script = Script(change=change)
+    with pytest.raises(KeyboardInterrupt):
+        run(grid, experiment, tmp_path)
+    return answers
+
+
 def share_spent(run: Path) -> float:
     """Return what the journal says was spent, as a share of what was announced beforehand."""
     (told,) = json.loads((run / "privacy.json").read_text())["runs"]
@@ -220,12 +247,7 @@ class TestKills:
         self, asks: int, tmp_path: Path
     ) -> None:
         grid = summing(experiment := private(3, 4), tmp_path)
-        grid.crash_after = asks
-        try:
-            run(grid, experiment, tmp_path)
-        except KeyboardInterrupt:
-            grid.crash_after = None
-            run(grid, experiment, tmp_path)
+        run_killed(grid, experiment, tmp_path, asks)
         exchanges = list(Journal(tmp_path / "run").exchanges())
         assert sum(bool(one.sums) for one in exchanges) == 4
         assert share_spent(tmp_path / "run") == pytest.approx(1.0)
@@ -238,18 +260,7 @@ class TestKills:
     ) -> None:
         """Killed between the helper's answer and the journal; then other clients are there."""
         grid = summing(experiment := private(3, 4), tmp_path)
-        answers: list[np.ndarray[Any, Any]] = []
-
-        def change(client: int, kind: str, answer: Answered) -> Answered:
-            if kind == "sum":
-                answers.append(answer[1]["sum"])
-                if len(answers) == 2:
-                    raise KeyboardInterrupt
-            return answer
-
-        grid.script = Script(change=change)
-        with pytest.raises(KeyboardInterrupt):
-            run(grid, experiment, tmp_path)
+        answers = run_until_sum(2, grid, experiment, tmp_path)
         before = answers_sent(grid)
         grid.online.remove(FIRST_NODE)  # who was in the sum is not there any more
         exchanges, _ = run(grid, experiment, tmp_path)
