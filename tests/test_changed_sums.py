@@ -18,7 +18,8 @@ from codedfedl.federate.vault import Vault
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import _clients, replay
 from tests.loopback import FIRST_NODE, Script
 from tests.test_plain_sums import PlainSumming, secure

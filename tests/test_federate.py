@@ -27,7 +27,8 @@ from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.run import simulate
 from tests.loopback import (

@@ -15,7 +15,7 @@ from codedfedl.federate.judging import Judge, coherent, suspects_of
 from codedfedl.federate.transport import Answered
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange
+from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, fresh_lies, lied_to
 from tests.loopback import Script, experiment_of, transport_of

@@ -38,8 +38,9 @@ from codedfedl.privacy.masks import Binding, mask, shared_seed
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
+from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import fitted, scheme_of, start
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import _clients, replay
 from tests.loopback import FIRST_NODE, Loopback, Script, experiment_of
 

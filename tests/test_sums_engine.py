@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
 from tests.test_engine import MARK, Running, _failed, federate_local, flowers_of

@@ -29,7 +29,8 @@ from codedfedl.federate.node import Job
 from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrays, Arrival, Transport
 from codedfedl.runs.config import FederationConfig
-from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal, Members
 
 if TYPE_CHECKING:
     from codedfedl.privacy.accounting import Account

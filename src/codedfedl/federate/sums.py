@@ -31,7 +31,7 @@ from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account
 from codedfedl.privacy.contract import AnyContract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
-from codedfedl.runs.journal import Exchange
+from codedfedl.runs.exchange import Exchange
 
 __all__ = ["SummedFederation"]
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -24,8 +24,9 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder
 from codedfedl.learning.parity import Parity
 from codedfedl.runs.chain import Chain, Hashing, digest
+from codedfedl.runs.exchange import Exchange, exchange_columns
 
-__all__ = ["Exchange", "Journal", "Members", "exchange_columns"]
+__all__ = ["Journal", "Members"]
 
 _FORMAT = 3
 
@@ -55,114 +56,6 @@ class Members:
     classes: bool
     scaling: Mapping[str, list[float]] = field(default_factory=dict)
     format: int = _FORMAT
-
-
-@dataclass(frozen=True, eq=False)
-class Exchange:
-    """A question to the clients and what they answered.
-
-    Attributes
-    ----------
-    points
-        Points behind the answers.
-    sums
-        What was added up, for a scheme that uses nothing else.
-    replies
-        Single answers, for a scheme that does; without the models that they are for.
-    stored
-        Whose answer lies beside the journal, in a folder of its own, and its points: what clients
-        send once may be large.
-    spent
-        μ² of all noisy sums that were given out, this one included.
-    counted : array of shape (n,), optional
-        Points of each client's part in a secure sum; 0 of those who have none in it.
-    excluded
-        Who is left out from then on.
-    """
-
-    record: Record
-    points: float = 0.0
-    sums: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    replies: tuple[Reply, ...] = ()
-    stored: Mapping[int, int] = field(default_factory=dict)
-    spent: float = 0.0
-    excluded: tuple[int, ...] = ()
-    counted: npt.NDArray[np.int64] | None = None
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything as arrays, for a file."""
-        record = self.record
-        numbers = ("round", "deadline", "seconds", "loads", "outcome", "arrival_times", "metric")
-        kept = {name: np.asarray(getattr(record, name)) for name in numbers}
-        unknown = np.full(len(record.loads), np.nan)
-        kept["compute"] = unknown if record.compute is None else record.compute
-        both = np.array([unknown, unknown])
-        kept["distances"] = both if record.distances is None else record.distances
-        kept["refusals"] = np.array(json.dumps(record.refusals))
-        kept["suspects"] = np.array(record.suspects, dtype=np.int64)
-        kept["busy"] = np.array(record.busy, dtype=np.int64)
-        kept["late_answers"] = np.array(record.late_answers, dtype=np.float64).reshape(-1, 2)
-        kept["points"], kept["spent"] = np.asarray(self.points), np.asarray(self.spent)
-        kept["has_model"] = np.asarray(record.has_model)
-        kept |= {f"sum/{name}": array for name, array in self.sums.items()}
-        facts = [(r.client, r.round, r.points) for r in self.replies]
-        kept["replies"] = np.array(facts, dtype=np.int64).reshape(-1, 3)
-        for k, reply in enumerate(self.replies):
-            kept |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
-        kept["stored"] = np.array(list(self.stored.items()), dtype=np.int64).reshape(-1, 2)
-        kept["excluded"] = np.array(self.excluded, dtype=np.int64)
-        if self.counted is not None:
-            kept["counted"] = self.counted
-        return kept
-
-    @classmethod
-    def of(cls, kept: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
-        """Return what `arrays` were made of; of earlier versions, what a report needs."""
-        record = Record(
-            round=kept["round"].item(),
-            deadline=kept["deadline"].item(),
-            seconds=kept["seconds"].item(),
-            loads=kept["loads"],
-            outcome=kept["outcome"],
-            arrival_times=kept["arrival_times"] if "arrival_times" in kept else kept["when"],
-            compute=kept["compute"],
-            refusals=tuple((c, why) for c, why in json.loads(str(kept["refusals"]))),
-            has_model=bool(kept.get("has_model", kept["round"] != SETUP)),
-            metric=kept["metric"].item(),
-            distances=kept.get("distances"),
-            suspects=tuple(kept.get("suspects", np.empty(0)).tolist()),
-            busy=tuple(kept.get("busy", np.empty(0)).tolist()),
-            late_answers=tuple(
-                (int(j), seconds) for j, seconds in kept.get("late_answers", np.empty(0)).tolist()
-            ),
-        )
-        replies = tuple(
-            Reply(client, round_, points, _named(kept, f"reply/{k}/"))
-            for k, (client, round_, points) in enumerate(kept.get("replies", np.empty(0)).tolist())
-        )
-        stored = kept.get("stored", kept.get("blocks", np.empty((0, 2))))
-        points, spent = (kept.get(name, np.zeros(())).item() for name in ("points", "spent"))
-        return cls(
-            record,
-            points,
-            _named(kept, "sum/"),
-            replies,
-            dict(stored.tolist()),
-            spent=spent,
-            excluded=tuple(kept.get("excluded", np.empty(0, np.int64)).tolist()),
-            counted=kept.get("counted"),
-        )
-
-
-def exchange_columns(file: BinaryIO, *, gradients: bool) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of an exchange from its file; without gradients where nobody needs them."""
-    large = () if gradients else ("sum/", "reply", "total")
-    with np.load(file) as stored:
-        return {name: stored[name] for name in stored.files if not name.startswith(large)}
-
-
-def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
-    return {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)}
 
 
 class Journal:

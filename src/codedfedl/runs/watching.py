@@ -20,7 +20,8 @@ from codedfedl.fleet.devices import Fleet, read_fleet
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.ending import Ending, record_tables
-from codedfedl.runs.journal import Exchange, Journal, Members, exchange_columns
+from codedfedl.runs.exchange import Exchange, exchange_columns
+from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.named import NamedRound
 from codedfedl.runs.status import Status
 
