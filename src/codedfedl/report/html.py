@@ -134,7 +134,7 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
         stories=stories,
         panels={metric: _panels(some, target, unit) for metric, target, some in by_metric},
         grids={
-            story.name: _svg(sweep_figure(story.experiment, story.outcomes))
+            story.name: _svg(sweep_figure(story.experiment, story.outcomes, unit))
             for story in stories
             if story.experiment.grid
         },
@@ -182,7 +182,7 @@ def main_figure(directory: RunDirectory) -> Figure:
     if story.records:
         return federation_figure(story.records, story.curves[0].metric_name)
     if story.experiment.grid:
-        return sweep_figure(story.experiment, story.outcomes)
+        return sweep_figure(story.experiment, story.outcomes, _unit([story]))
     return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
 
 

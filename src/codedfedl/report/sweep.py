@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from codedfedl.report.curves import COLOURS, log_axis
 from codedfedl.report.figures import PAGE
 from codedfedl.report.results import Outcome, median_of_all
+from codedfedl.report.units import UNITS, Unit
 from codedfedl.report.verdict import CLOCKS, best, races, span, verdict
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import RESULTS, SCHEME, Cell, cells, names
@@ -80,8 +81,10 @@ def sweep_verdict(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[s
     return sentences
 
 
-def sweep_figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Figure:
-    """Draw the hours to the target against the grid's first axis, a line for all else."""
+def sweep_figure(
+    experiment: Experiment, outcomes: Sequence[Outcome], unit: Unit = UNITS[0]
+) -> Figure:
+    """Draw the time to the target against the grid's first axis, a line for all else."""
     placed = _placed(experiment, outcomes)
     axes = {key: dict.fromkeys(p.values[key] for p in placed) for key in placed[0].values}
     chosen = next((key for key, values in axes.items() if len(values) > 1), next(iter(axes)))
@@ -91,9 +94,9 @@ def sweep_figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Figure:
         figure = Figure(figsize=(11, 4.6 + 0.2 * below), layout="constrained")
         panels = figure.subplots(1, 2)
         for ax, (clock, name) in zip(panels, CLOCKS.items(), strict=True):
-            _draw(ax, lines, clock)
+            _draw(ax, lines, clock, unit)
             ax.set(xlabel=names(axes)[chosen], title=name.capitalize())
-        panels[0].set_ylabel("hours to the target")
+        panels[0].set_ylabel(f"{unit.name} to the target")
         figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
@@ -144,18 +147,20 @@ def _label(place: _Place, chosen: str) -> str:
     return ", ".join([place.outcome.scheme, *others])
 
 
-def _draw(ax: Axes, lines: Mapping[str, _Line], clock: str) -> None:
+def _draw(ax: Axes, lines: Mapping[str, _Line], clock: str, unit: Unit) -> None:
     ticks = list(dict.fromkeys(x for line in lines.values() for x, _ in line if x is not None))
     numbers = all(isinstance(tick, int | float) for tick in ticks)
     where = {str(tick): tick if numbers else place for place, tick in enumerate(ticks)}
     for colour, (label, line) in zip(COLOURS, lines.items(), strict=False):
         if line[0][0] is None:  # a scheme without such a setting
-            hours = median_of_all(getattr(line[0][1], clock))
+            middle = unit.of_hours(median_of_all(getattr(line[0][1], clock)))
             ax.plot([], [], color=colour, ls="--", label=label)
-            if hours:
-                ax.axhline(hours, color=colour, lw=1.2, ls="--")
+            if middle:
+                ax.axhline(middle, color=colour, lw=1.2, ls="--")
             continue
-        points = sorted((where[str(x)], getattr(o, clock)) for x, o in line)
+        points = sorted(
+            (where[str(x)], [unit.of_hours(hours) for hours in getattr(o, clock)]) for x, o in line
+        )
         _draw_line(ax, points, colour, label)
     if not numbers:
         ax.set_xticks(list(where.values()), list(where))
@@ -169,16 +174,16 @@ def _draw_line(
     ax: Axes, points: Sequence[tuple[float, list[float | None]]], colour: str, label: str
 ) -> None:
     """Draw the median over seeds where all met the target, and a hollow point where some did."""
-    whole = [(x, hours) for x, hours in points if median_of_all(hours)]
-    for x, hours in points:
-        met = [hour for hour in hours if hour]
-        if met and len(met) < len(hours):
+    whole = [(x, times) for x, times in points if median_of_all(times)]
+    for x, times in points:
+        met = [time for time in times if time]
+        if met and len(met) < len(times):
             ax.plot(x, np.median(met), "o", mfc="none", mec=colour, ms=5, alpha=0.6)
     ax.plot([], [], "o-", color=colour, ms=5, label=label)
     if not whole:
         return
     places = [x for x, _ in whole]
-    every = np.array([hours for _, hours in whole], dtype=float)
+    every = np.array([times for _, times in whole], dtype=float)
     middle = np.median(every, axis=1)
     ax.plot(places, middle, "o-", color=colour, ms=5)
     ax.fill_between(places, every.min(1), every.max(1), color=colour, alpha=0.15, lw=0)
