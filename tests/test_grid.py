@@ -16,6 +16,7 @@ from codedfedl import Fleet, InputError
 from codedfedl.report.figures import save_figure
 from codedfedl.report.results import outcomes
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
+from codedfedl.report.units import UNITS
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import axis, cells
@@ -320,6 +321,12 @@ class TestSweep:
         figure = sweep_figure(experiment, found)
         labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
         assert labels == ["iid", "sorted"]
+        minutes = sweep_figure(experiment, found, UNITS[1]).axes[0]
+        assert minutes.get_ylabel() == "minutes to the target"
+        heights = [line.get_ydata() for line in figure.axes[0].lines]
+        assert any(np.size(height) for height in heights)
+        for height, line in zip(heights, minutes.lines, strict=True):
+            np.testing.assert_allclose(np.asarray(line.get_ydata()), 60 * np.asarray(height))
 
     def test_nobody_meets_the_target(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
