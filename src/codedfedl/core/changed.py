@@ -29,7 +29,7 @@ class Anchor:
     Attributes
     ----------
     round
-        The round that it was counted in.
+        The round that it answers.
     gradient : array of shape (q, c), optional
         The answer itself, where a device has kept it.
     """

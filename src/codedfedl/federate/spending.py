@@ -60,7 +60,7 @@ class Plain:
         """Return what all parties agree on; the arguments are those of the contract."""
         return PlainContract(federation, helper, clients)
 
-    def number(self, ask: Ask, contract: AnyContract, round_: int) -> int:
+    def number(self, ask: Ask, contract: AnyContract) -> int:
         """Return the number of the sum that an ask is for."""
         if not isinstance(ask.work, Masked):
             raise InputError(f"{ask.work.kind} does not add up in integers: ask for it as Masked")
@@ -98,7 +98,7 @@ class Noisy:
         least = max(LEAST_SUMMED, self.account.shares + 1)
         return Contract(federation, self.account, _private(work).scale, helper, clients, least)
 
-    def number(self, ask: Ask, contract: AnyContract, round_: int) -> int:
+    def number(self, ask: Ask, contract: AnyContract) -> int:
         """Return the number of the sum that an ask is for, if its noise is what is paid for."""
         assert isinstance(contract, Contract)
         what = _private(ask.work).name
@@ -123,10 +123,8 @@ class Noisy:
         """Say what is spent, and against whom that holds."""
         account = self.account
         given = [replace(one, count=self._given[one.what]) for one in account.releases]
-        spent, sums = (
-            replace(account, releases=given).epsilon,
-            sum(r.count for r in account.releases),
-        )
+        spent = replace(account, releases=given).epsilon
+        sums = sum(one.count for one in account.releases)
         return (
             f"sum {number + 1} of {sums}: epsilon {spent:.4g} of {account.epsilon:.4g} is spent, "
             f"at delta {account.delta:g}, {ADJACENCY}, while server and helper do not collude"

@@ -74,7 +74,7 @@ class SummedFederation(Federation):
         if ask.noise is None:
             return super().exchange(ask, model, round_)
         work, contract = ask.work, self._agreed(ask.work)
-        number = self._terms.number(ask, contract, round_)
+        number = self._terms.number(ask, contract)
         place = {"number": number, "attempt": round_}
         self._remember(ask, model, round_)
         path = self.journal.folder / "sums" / f"{number:06d}.npz"

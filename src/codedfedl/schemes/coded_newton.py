@@ -285,7 +285,8 @@ class CodedNewton(Scheme):
                 )
             if reply.round not in models:
                 models[reply.round] = double(reply.model)
-            now, before = Anchor(models[reply.round], reply.points), state.anchors.get(j)
+            now = Anchor(models[reply.round], reply.points, reply.round)
+            before = state.anchors.get(j)
             if self.damped and before is not None and before.points == now.points:
                 moved, damping = now.model - before.model, client_damping(state, j)
                 true = (moved * (gradient - gradients[j])).sum(0)

@@ -222,8 +222,8 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
 def _weighted(state: NewtonState) -> Iterator[tuple[FloatArray, float, float]]:
     """Yield every model that clients are anchored at, with Σ ρ_j and what stands in for parity."""
     together: dict[int, tuple[FloatArray, list[int]]] = {}
-    for client, anchor in state.anchors.items():  # those who answered in one round share a model
-        together.setdefault(id(anchor.model), (anchor.model, []))[1].append(client)
+    for client, anchor in state.anchors.items():  # those who answered one round share its model
+        together.setdefault(anchor.round, (anchor.model, []))[1].append(client)
     for model, clients in together.values():
         without = sum(client_share(state, j) for j in clients if j not in state.places)
         yield model, sum(client_damping(state, j) for j in clients), without
