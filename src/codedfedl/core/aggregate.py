@@ -30,12 +30,20 @@ class RunningSum:
 
     def __init__(self) -> None:
         self._totals: dict[str, Array] = {}
+        self._own: set[str] = set()  # what no answer refers to, and may be added to in place
 
     def add(self, arrays: Mapping[str, Array]) -> None:
         """Add an answer."""
         for name, array in arrays.items():
             before = self._totals.get(name)
-            self._totals[name] = array if before is None else before + array
+            if before is None:
+                self._totals[name] = array
+            elif name in self._own and before.dtype == array.dtype:
+                before += array
+                self._totals[name] = before
+            else:
+                self._totals[name] = before + array
+                self._own.add(name)
 
     def result(self) -> dict[str, Array]:
         """Return the sums; empty where nothing was added."""

@@ -180,7 +180,11 @@ def _products(parts: Sequence[Array], width: int, code: Callable[[slice], Array]
         part = slice(start, min(start + width, parts[0].shape[0]))
         columns = code(part)
         mixed = [columns @ matrix[part] for matrix in parts]
-        totals = [t + m for t, m in zip(totals, mixed, strict=True)] if totals else mixed
+        for k, more in enumerate(mixed):
+            if start == 0:
+                totals.append(more)
+            else:
+                totals[k] += more  # in place: a copy of all rows costs as much as a product
     return totals
 
 

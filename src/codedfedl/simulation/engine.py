@@ -17,15 +17,18 @@ from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
 from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
 from codedfedl.core.record import SHOWN_ROUNDS, Record
+from codedfedl.core.work import Answer
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.training import accuracy, r_squared
+from codedfedl.simulation.ahead import two_at_a_time
 from codedfedl.simulation.clock import NEEDS_A_FLEET, Clock
 from codedfedl.simulation.evaluate import Evaluator, Query, SimulatedClient, stacked_predictions
 from codedfedl.simulation.objective import Objective
 from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
+from codedfedl.simulation.scoring import Scores
+from codedfedl.simulation.timeline import Assignment, Exchange, Timeline, has_own_pace
 from codedfedl.streams import stream
 
 __all__ = ["Entry", "Listener", "Progress", "Setting", "Simulation", "entries"]
@@ -135,6 +138,7 @@ class Simulation:
         self.rounds = max(entry.task.rounds for entry in entries)
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
+        self._scores = Scores.of(problem)
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
         clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
         self.settings = []
@@ -249,10 +253,14 @@ class Simulation:
             sums = {"hessian": gram.hessian, "moment": gram.moment}
             return Inbox(exchange.arrived, points, sums)
         total, replies = RunningSum(), []
-        for job in done:
+
+        def answer_to(job: Assignment) -> tuple[Answer, Array]:
             client = SimulatedClient(self.problem.batches, job.client, self.seed)
             model = setting.models[job.round] if ask.keep_late else setting.driver.question
-            answer = job.work.for_client(job.client).answer(client, job.load, model)
+            return job.work.for_client(job.client).answer(client, job.load, model), model
+
+        answers = two_at_a_time(answer_to, done) if ask.setup else map(answer_to, done)
+        for job, (answer, model) in zip(done, answers, strict=True):
             if ask.combine is SUM:
                 total.add(answer.arrays)
             else:
@@ -296,7 +304,11 @@ class Simulation:
         some = [setting for setting in settings if setting.records[-1].has_model]
         if not some:
             return
-        metrics = self._metrics([setting.state.model for setting in some])
+        metrics = (
+            self._metrics([setting.state.model for setting in some])
+            if self._scores is None
+            else self._scores.accuracies({s.label: s.state.model for s in some})
+        )
         for place, setting in enumerate(some):
             setting.records[-1] = replace(setting.records[-1], metric=metrics[place])
 

@@ -86,7 +86,7 @@ def _some_points(simulation: Simulation, model: Array) -> Iterator[tuple[Any, An
     for place, batch in enumerate(batches):
         order = stream(simulation.seed, "subset", place).permutation(len(batch.targets))
         rows = np.sort(order[: -(-_CALIBRATED // len(batches))])
-        scores = to_host(batch.features @ model)[rows]
+        scores = to_host(batch.features[rows] @ model)
         yield scores.astype(np.float64), to_host(batch.targets)[rows]
 
 

@@ -11,6 +11,8 @@ from codedfedl.learning.gradients import Quadratic
 
 __all__ = ["Objective"]
 
+_LEAST_RIDGE = 1e-10  # of the trace: with more, no digit that matters is lost to a plain solution
+
 
 @dataclass(frozen=True, eq=False)
 class Objective:
@@ -30,7 +32,9 @@ class Objective:
         moment = to_host(everything.moment).astype(np.float64)
         constant = float(sum((part.astype(np.float64) ** 2).sum() for part in targets)) / 2
         regular = hessian + ridge * np.eye(len(hessian))
-        best = np.asarray(np.linalg.lstsq(regular, moment)[0])  # may be singular without a ridge
+        regular_enough = ridge > _LEAST_RIDGE * float(np.trace(hessian))
+        solve = np.linalg.solve if regular_enough else _least_squares
+        best = np.asarray(solve(regular, moment), dtype=np.float64)
         smallest = constant - float((best * moment).sum()) / 2
         return cls(hessian, moment, constant, ridge, best, smallest)
 
@@ -53,3 +57,8 @@ class Objective:
     def excess(self, model: Array) -> float:
         """Return how far the objective lies above its smallest value, relative to that."""
         return self.value(model) / max(self.smallest, np.finfo(float).tiny) - 1
+
+
+def _least_squares(hessian: FloatArray, moment: FloatArray) -> FloatArray:
+    """Solve what may be singular."""
+    return np.asarray(np.linalg.lstsq(hessian, moment)[0], dtype=np.float64)
