@@ -73,3 +73,24 @@ def test_bad_codes_are_refused() -> None:
         Code().mix((np.eye(5), np.eye(6)), np.ones(5), 2, np.random.default_rng(0))
     with pytest.raises(InputError, match="dealt code of 5 points has no 6 rows"):
         _matrix(Code("dealt"), 5, 6, 0)
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("held", [[40, 40, 40], [3000, 50, 1200]])
+def test_clients_together_are_the_sum_of_each(name: str, held: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal((sum(held), k)).astype(np.float32) for k in (6, 2)]
+    weights = [rng.uniform(0.2, 1.0, points) for points in held]
+    code, rows = Code(name, 3), 30
+    ends = np.cumsum(held)
+    each = [
+        code.mix([part[end - len(own) : end] for part in parts], own, rows, _stream(j))
+        for j, (own, end) in enumerate(zip(weights, ends, strict=True))
+    ]
+    together = code.mix_all(parts, weights, rows, [_stream(j) for j in range(len(held))])
+    for k, found in enumerate(together):
+        np.testing.assert_allclose(found, sum(one[k] for one in each), rtol=0, atol=2e-4)
+
+
+def _stream(client: int) -> np.random.Generator:
+    return np.random.default_rng([7, client])

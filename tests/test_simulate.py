@@ -11,15 +11,23 @@ from hypothesis import strategies as st
 
 from codedfedl import Fleet, InputError
 from codedfedl.core.client import Gradient
+from codedfedl.core.encoding import Parity
 from codedfedl.core.waiting import Everyone, Fastest, Next, Until, Wait, arrivals
 from codedfedl.data import Dataset, load_dataset
+from codedfedl.learning.codes import Code
 from codedfedl.learning.features import RandomFourier
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.engine import Setting, Simulation, entries
-from codedfedl.simulation.evaluate import Batch, Evaluator, Query, SimulatedClient
+from codedfedl.simulation.evaluate import (
+    Batch,
+    Evaluator,
+    Query,
+    SimulatedClient,
+    composite_parity,
+)
 from codedfedl.simulation.run import prepare, simulate
 
 KILLED_AFTER = (1, 3, 8, 9, 14)  # rounds, of eight for each seed
@@ -139,6 +147,27 @@ class TestEvaluator:
             if some:
                 one, other = (way(some, missed) for way in _ways(evaluator))
                 np.testing.assert_allclose(other, one, atol=1e-10)
+
+    @pytest.mark.parametrize("code", [Code(), Code("sparse", 2), Code("dealt", 2)])
+    def test_composite_parity_is_the_sum_of_answers(self, code: Code) -> None:
+        rng = np.random.default_rng(0)
+        batches, held = [], np.array([[5, 7, 4], [9, 4, 6]])
+        for points in held:
+            offsets = np.concatenate([[0], np.cumsum(points)])
+            features = rng.standard_normal((offsets[-1], 6)).astype(np.float32)
+            targets = rng.standard_normal((offsets[-1], 2)).astype(np.float32)
+            batches.append(Batch(features, targets, offsets))
+        loads, chances = rng.integers(0, held + 1), rng.random(held.shape)
+        work = Parity([4, 3], loads, chances, code)
+        found = composite_parity(work, batches, 5)
+        answers = [
+            work.for_client(j).answer(SimulatedClient(batches, j, 5), 0, None).arrays
+            for j in range(3)
+        ]
+        assert found.keys() == answers[0].keys()
+        for name, total in found.items():
+            expected = sum(answer[name] for answer in answers)
+            np.testing.assert_allclose(total, expected, atol=1e-5)
 
     def test_float32_gradients_are_within_1e_5_of_float64(self) -> None:
         """Relative to the gradient at the start, on a model half-way to the optimum."""

@@ -13,16 +13,18 @@ as many points as every other.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.ahead import two_at_a_time
+from codedfedl.arrays import Array, beside
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 
@@ -35,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 _SLICE = 1 << 20  # entries of a dense code that exist at one time
 _COLUMNS = 1 << 12  # of a sparse one: at least so many
+_WIDE = 1 << 11  # columns that make a product fast
 
 Entries = npt.NDArray[np.float32]
 
@@ -93,9 +96,53 @@ class Code:
             if rows > points:
                 raise InputError(f"a dealt code of {points} points has no {rows} rows")
             return _deal(parts, weights, rows, rng, self.operations(rows))
-        if self.name == "sparse":
-            return _scatter(parts, weights, rows, rng, self.operations(rows))
-        return _multiply(parts, weights, rows, rng, _ENTRIES[self.name])
+        return _added(_products(parts, self._columns(parts[0], weights, rows, rng)))
+
+    def mix_all(
+        self,
+        parts: Sequence[Array],
+        weights: Sequence[FloatArray],
+        rows: int,
+        rngs: Sequence[np.random.Generator],
+    ) -> list[Array]:
+        """Σ_j G_j·W_j·X_j of clients whose points lie one after the other: the sum of their `mix`.
+
+        Codes of several clients go into one product, which is faster than one for each.
+
+        Parameters
+        ----------
+        weights, rngs
+            Of each client.
+        """
+        if self.name == "dealt":
+            ends = np.cumsum([len(own) for own in weights]).tolist()
+            each = (
+                self.mix([part[end - len(own) : end] for part in parts], own, rows, rng)
+                for own, rng, end in zip(weights, rngs, ends, strict=True)
+                if len(own)
+            )
+            return _added(each)
+
+        def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
+            return list(self._columns(parts[0], client[0], rows, client[1]))
+
+        drawn = two_at_a_time(draw, zip(weights, rngs, strict=True))
+        return _added(_products(parts, _wide(chain.from_iterable(drawn))))
+
+    def _columns(
+        self, like: Array, weights: FloatArray, rows: int, rng: np.random.Generator
+    ) -> Iterator[Array]:
+        """Draw G·W, some columns at a time."""
+        sparse = self.name == "sparse"
+        width = max(_COLUMNS, rows) if sparse else max(1, _SLICE // rows)
+        for start in range(0, len(weights), width):
+            own = weights[start : start + width]
+            if sparse:
+                yield _scattered(like, own, rows, rng, self.operations(rows))
+            else:
+                entries = _ENTRIES[self.name](rng, rows, len(own))
+                entries *= own.astype(np.float32)
+                yield beside(entries, like)
 
 
 @cache
@@ -126,66 +173,65 @@ GAUSSIAN = Code()
 """The paper's own."""
 
 
-def _multiply(
-    parts: Sequence[Array],
-    weights: FloatArray,
-    rows: int,
-    rng: np.random.Generator,
-    entries: Callable[[np.random.Generator, int, int], Entries],
-) -> list[Array]:
-    """Draw a slice of the code's columns at a time, and never keep it."""
-    xp, where = array_namespace(parts[0]), device(parts[0])
+def _scattered(
+    like: Array, weights: FloatArray, rows: int, rng: np.random.Generator, nonzeros: int
+) -> Array:
+    """Draw the places and signs of the entries.
 
-    def code(part: slice) -> Array:
-        draws = entries(rng, rows, part.stop - part.start)
-        draws *= weights[part].astype(np.float32)
-        return xp.asarray(draws, device=where)
-
-    return _products(parts, max(1, _SLICE // rows), code)
-
-
-def _scatter(
-    parts: Sequence[Array],
-    weights: FloatArray,
-    rows: int,
-    rng: np.random.Generator,
-    nonzeros: int,
-) -> list[Array]:
-    """Draw the places and signs of the entries, and add every point to its rows.
-
-    A GPU multiplies with the dense matrix instead, which has the same entries.
+    A GPU multiplies with the dense matrix, which has the same entries.
     """
-    xp, where = array_namespace(parts[0]), device(parts[0])
+    places = _places(rng, rows, len(weights), nonzeros)
+    signs = (1 - 2 * rng.integers(0, 2, places.shape, dtype=np.int8)) / np.sqrt(nonzeros)
+    values = (signs * weights[:, None]).astype(np.float32)
+    if is_numpy_array(like):
+        from scipy.sparse import csc_array
 
-    def code(part: slice) -> Array:
-        places = _places(rng, rows, part.stop - part.start, nonzeros)
-        signs = (1 - 2 * rng.integers(0, 2, places.shape, dtype=np.int8)) / np.sqrt(nonzeros)
-        values = (signs * weights[part, None]).astype(np.float32)
-        if is_numpy_array(parts[0]):
-            from scipy.sparse import csc_array
-
-            ends = np.arange(0, values.size + 1, nonzeros)
-            return csc_array((values.ravel(), places.ravel(), ends), (rows, len(places)))
-        entries = np.zeros((rows, len(places)), dtype=np.float32)
-        np.put_along_axis(entries, places.T, values.T, axis=0)
-        return xp.asarray(entries, device=where)
-
-    return _products(parts, max(_COLUMNS, rows), code)
+        ends = np.arange(0, values.size + 1, nonzeros)
+        return csc_array((values.ravel(), places.ravel(), ends), (rows, len(places)))
+    entries = np.zeros((rows, len(places)), dtype=np.float32)
+    np.put_along_axis(entries, places.T, values.T, axis=0)
+    return beside(entries, like)
 
 
-def _products(parts: Sequence[Array], width: int, code: Callable[[slice], Array]) -> list[Array]:
-    """Add up the products of slices of the code's columns with the points that they mix."""
-    totals: list[Array] = []
-    for start in range(0, parts[0].shape[0], width):
-        part = slice(start, min(start + width, parts[0].shape[0]))
-        columns = code(part)
-        mixed = [columns @ matrix[part] for matrix in parts]
-        for k, more in enumerate(mixed):
-            if start == 0:
-                totals.append(more)
-            else:
-                totals[k] += more  # in place: a copy of all rows costs as much as a product
+def _products(parts: Sequence[Array], columns: Iterable[Array]) -> Iterator[list[Array]]:
+    """Multiply columns of a code with the points that they mix."""
+    begin = 0
+    for some in columns:
+        end = begin + some.shape[1]
+        yield [some @ matrix[begin:end] for matrix in parts]
+        begin = end
+
+
+def _added(mixed: Iterable[list[Array]]) -> list[Array]:
+    """Add up, in place: a copy of all rows costs as much as a product."""
+    mixed = iter(mixed)
+    totals = next(mixed)
+    for more in mixed:
+        for k, array in enumerate(more):
+            totals[k] += array
     return totals
+
+
+def _wide(columns: Iterable[Array]) -> Iterator[Array]:
+    """Put columns side by side until there are enough for a fast product."""
+    some: list[Array] = []
+    for block in columns:
+        some.append(block)
+        if sum(one.shape[1] for one in some) >= _WIDE:
+            yield _side_by_side(some)
+            some = []
+    if some:
+        yield _side_by_side(some)
+
+
+def _side_by_side(blocks: Sequence[Array]) -> Array:
+    if len(blocks) == 1:
+        return blocks[0]
+    if hasattr(blocks[0], "tocsc"):
+        from scipy.sparse import hstack
+
+        return hstack(blocks, format="csc")
+    return array_namespace(blocks[0]).concat(list(blocks), axis=1)
 
 
 def _places(rng: np.random.Generator, rows: int, points: int, nonzeros: int) -> IntArray:

@@ -15,20 +15,25 @@ from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.aggregate import SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
+from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
 from codedfedl.core.record import SHOWN_ROUNDS, Record
-from codedfedl.core.work import Answer
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.training import accuracy, r_squared
-from codedfedl.simulation.ahead import two_at_a_time
 from codedfedl.simulation.clock import NEEDS_A_FLEET, Clock
-from codedfedl.simulation.evaluate import Evaluator, Query, SimulatedClient, stacked_predictions
+from codedfedl.simulation.evaluate import (
+    Evaluator,
+    Query,
+    SimulatedClient,
+    composite_parity,
+    stacked_predictions,
+)
 from codedfedl.simulation.objective import Objective
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.scoring import Scores
-from codedfedl.simulation.timeline import Assignment, Exchange, Timeline, has_own_pace
+from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
 from codedfedl.streams import stream
 
 __all__ = ["Entry", "Listener", "Progress", "Setting", "Simulation", "entries"]
@@ -252,15 +257,14 @@ class Simulation:
             gram = self.evaluator.gram()
             sums = {"hessian": gram.hessian, "moment": gram.moment}
             return Inbox(exchange.arrived, points, sums)
+        if isinstance(ask.work, Parity) and ask.combine is SUM and exchange.arrived.all():
+            sums = composite_parity(ask.work, self.problem.batches, self.seed)
+            return Inbox(exchange.arrived, points, sums)
         total, replies = RunningSum(), []
-
-        def answer_to(job: Assignment) -> tuple[Answer, Array]:
+        for job in done:
             client = SimulatedClient(self.problem.batches, job.client, self.seed)
             model = setting.models[job.round] if ask.keep_late else setting.driver.question
-            return job.work.for_client(job.client).answer(client, job.load, model), model
-
-        answers = two_at_a_time(answer_to, done) if ask.setup else map(answer_to, done)
-        for job, (answer, model) in zip(done, answers, strict=True):
+            answer = job.work.for_client(job.client).answer(client, job.load, model)
             if ask.combine is SUM:
                 total.add(answer.arrays)
             else:

@@ -16,12 +16,22 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array, beside
+from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.parity import point_weights
 from codedfedl.streams import stream
 
-__all__ = ["Batch", "Evaluator", "Fused", "Query", "SimulatedClient", "stacked_predictions"]
+__all__ = [
+    "Batch",
+    "Evaluator",
+    "Fused",
+    "Query",
+    "SimulatedClient",
+    "composite_parity",
+    "stacked_predictions",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,6 +265,27 @@ class Evaluator:
         xp = array_namespace(batch.features)
         left_out = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
         return batch.everything - Quadratic.of(*left_out)
+
+
+def composite_parity(work: Parity, batches: Sequence[Batch], seed: int) -> dict[str, Array]:
+    """Return the sum of all clients' parity (eq. 6), which is that of their answers.
+
+    All points of a mini-batch go through wide products; no client's own parity is ever there.
+    """
+    sums: dict[str, Array] = {}
+    loads, chances = np.asarray(work.loads), np.asarray(work.return_probabilities)
+    for b, (batch, rows) in enumerate(zip(batches, work.rows, strict=True)):
+        held = np.diff(batch.offsets).tolist()
+        weights = [
+            point_weights(points, int(load), float(chance))
+            for points, load, chance in zip(held, loads[b], chances[b], strict=True)
+        ]
+        clients = (SimulatedClient(batches, j, seed) for j in range(batch.clients))
+        streams = [client.code_stream(b, rows) for client in clients]
+        parts = (batch.features, batch.targets)
+        mixed = work.code.mix_all(parts, weights, rows, streams)
+        sums |= {f"features{b}": mixed[0], f"targets{b}": mixed[1]}
+    return sums
 
 
 def _grouped(quadratics: Sequence[Quadratic]) -> list[list[int]]:

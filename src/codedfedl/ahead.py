@@ -1,4 +1,4 @@
-"""Answers of clients, computed a little ahead of their use."""
+"""Results computed a little ahead of their use."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 def two_at_a_time(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Apply a function to all items and yield the results in order, one ahead of the other.
 
-    While one client's points are multiplied on all cores, the code of the next is drawn on one. No
-    more than two results wait in memory.
+    Such as draws: while one client's points are multiplied, the code of the next is drawn. No more
+    than two results wait in memory.
     """
     with ThreadPoolExecutor(2) as pool:
         ahead: deque[Future[Result]] = deque()
