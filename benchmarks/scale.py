@@ -58,9 +58,7 @@ def measure(scheme: str, clients: int) -> dict[str, float]:
     del data
     simulation = Simulation(problem, entries(task, fleet, experiment.build_schemes()), 0)
     ready = time.perf_counter()
-    times = [time.perf_counter()]
-    for _ in simulation.run():
-        times.append(time.perf_counter())
+    times = [time.perf_counter(), *(time.perf_counter() for _ in simulation.run())]
     setting = simulation.settings[0]
     return {
         "data_s": made - begin,
