@@ -2,10 +2,12 @@
 
 Run with `python -m benchmarks.peers`. 30 clients with 400 points of 2,000 features and ten labels
 each: a round is everybody's gradient and a step. Every peer has a process and the same threads.
-One whose packages are not there is left out: `pip install jax fedjax torch==2.13.0`. What is
+One whose packages are not there is left out: `pip install jax fedjax
+pfl torch==2.13.0 'flwr[simulation]'`. What is
 compiled or multiplied once is charged, spread over the rounds; imports and data are not.
 """
 
+import itertools
 import json
 import resource
 import subprocess
@@ -94,6 +96,97 @@ def fedjax_loop(sizes: Sizes, rounds: int) -> Play:
     return play
 
 
+def pfl_loop(sizes: Sizes, rounds: int) -> Play:
+    """Let pfl-research average one local step of every client."""
+    torch: Any = import_module("torch")
+    data, algorithm = import_module("pfl.data.dataset"), import_module("pfl.algorithm.base")
+    federated, averaging = import_module("pfl.data"), import_module("pfl.algorithm")
+    hyperparam, simulate = import_module("pfl.hyperparam"), import_module("pfl.aggregate.simulate")
+    models = import_module("pfl.model.pytorch")
+    x, y = map(torch.from_numpy, shards(sizes))
+    clients, points = sizes[:2]
+
+    class Linear(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Parameter(torch.zeros(sizes[2:]))
+
+        def loss(self, features: Any, targets: Any) -> Any:
+            return ((features @ self.model - targets) ** 2).sum() / 2
+
+        def metrics(self, features: Any, targets: Any) -> dict[str, Any]:
+            return {}
+
+    linear = Linear()
+    turns = itertools.cycle(range(clients))
+    training = federated.FederatedDataset(lambda j: data.Dataset([x[j], y[j]]), lambda: next(turns))
+    arguments = {"local_num_epochs": 1, "local_batch_size": None}
+    local = hyperparam.NNTrainHyperParams(
+        local_learning_rate=STEP * clients, local_max_grad_norm=None, **arguments
+    )
+    every = algorithm.NNAlgorithmParams(
+        central_num_iterations=rounds,
+        evaluation_frequency=rounds + 1,
+        train_cohort_size=clients,
+        val_cohort_size=None,
+    )
+
+    def play() -> None:
+        averaging.FederatedAveraging().run(
+            algorithm_params=every,
+            backend=simulate.SimulatedBackend(training_data=training, val_data=None),
+            model=models.PyTorchModel(
+                linear,
+                local_optimizer_create=torch.optim.SGD,
+                central_optimizer=torch.optim.SGD(linear.parameters(), lr=1.0),
+            ),
+            model_train_params=local,
+            model_eval_params=hyperparam.NNEvalHyperParams(local_batch_size=points),
+            send_metrics_to_platform=False,
+        )
+
+    return play
+
+
+def flower_simulation(sizes: Sizes, rounds: int) -> Play:
+    """Let Flower's simulation, on Ray, ask every client for its gradient."""
+    flwr: Any = import_module("flwr")
+    clientapp, serverapp = import_module("flwr.clientapp"), import_module("flwr.serverapp")
+    simulation: Any = import_module("flwr.simulation")
+    app = clientapp.ClientApp()
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def gradient(message: Any, context: Any) -> Any:
+        if not _SHARDS:  # a worker of Ray makes the data once
+            _SHARDS.append(shards(sizes))
+        j = int(context.node_config["partition-id"])
+        features, targets = (part[j] for part in _SHARDS[0])
+        (model,) = message.content["model"].to_numpy_ndarrays()
+        total = features.T @ (features @ model - targets)
+        record = flwr.app.ArrayRecord(numpy_ndarrays=[total])
+        return flwr.app.Message(flwr.app.RecordDict({"gradient": record}), reply_to=message)
+
+    server = serverapp.ServerApp()
+
+    @server.main()  # type: ignore[untyped-decorator]
+    def train(grid: Any, context: Any) -> None:
+        model = np.zeros(sizes[2:], np.float32)
+        while len(nodes := list(grid.get_node_ids())) < sizes[0]:
+            time.sleep(0.01)
+        for _ in range(rounds):
+            record = flwr.app.ArrayRecord(numpy_ndarrays=[model])
+            content = flwr.app.RecordDict({"model": record})
+            asks = [flwr.app.Message(content, node, "train") for node in nodes]
+            for reply in grid.send_and_receive(asks):
+                model -= STEP * reply.content["gradient"].to_numpy_ndarrays()[0]
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    return lambda: simulation.run_simulation(server, app, sizes[0], backend_config=resources)
+
+
+_SHARDS: list[Any] = []
+
+
 def ours(sizes: Sizes, rounds: int, settings: int = 1) -> Play:
     """Play `uncoded`, or a sweep of settings on the same data, without test accuracy."""
     from codedfedl import Experiment
@@ -135,6 +228,8 @@ PEERS: dict[str, tuple[str, Callable[[Sizes, int], Play], int]] = {
     "NumPy loop": ("numpy", numpy_loop, 1),
     "PyTorch loop": ("torch", pytorch_loop, 1),
     "fedjax": ("fedjax", fedjax_loop, 1),
+    "pfl-research": ("pfl", pfl_loop, 1),
+    "Flower's simulation": ("ray", flower_simulation, 1),
 }
 
 

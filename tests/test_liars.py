@@ -214,13 +214,27 @@ def test_a_metric_of_many_features_is_that_of_each(monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(Metric.of([rows], 3, 0.1).whitened(np.ones((3, 1))), whole)
 
 
+ALL, BUT_ONE = np.array([True, True, True]), np.array([True, False, True])
+
+
 def test_accuracy_that_falls_stops_the_run_and_names_suspects() -> None:
-    watch = Watch(0.1)
-    assert [watch.fell(m) for m in (0.5, 0.9, 0.7, 0.85, 0.7, 0.7)] == [False] * 6
-    assert not watch.fell(float("nan"))
-    assert watch.fell(0.7)
+    watch = Watch(0.1, np.array([5, 5, 5]))
+    assert [watch.fell(m, ALL) for m in (0.5, 0.9, 0.7, 0.85, 0.7, 0.7)] == [False] * 6
+    assert not watch.fell(float("nan"), ALL)
+    assert watch.fell(0.7, ALL)
     assert "node-b are furthest" in watch.alarm([1], ["node-a", "node-b"])
     assert "smaller step" in watch.alarm([], ["node-a"])
+
+
+def test_accuracy_may_fall_by_the_share_of_those_who_are_missing() -> None:
+    watch = Watch(0.1, np.array([5, 5, 5]))
+    assert not watch.fell(0.9, ALL)
+    assert not any(watch.fell(0.5, BUT_ONE) for _ in range(10))
+    assert not any(watch.fell(0.5, ALL) for _ in range(4))  # it comes back, and recovers
+    assert watch.fell(0.5, ALL)
+    other = Watch(0.1, np.array([5, 5, 5]))
+    assert not other.fell(0.9, ALL)
+    assert [other.fell(0.4, BUT_ONE) for _ in range(3)] == [False, False, True]
 
 
 # What nodes say of themselves.

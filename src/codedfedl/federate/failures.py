@@ -1,10 +1,12 @@
 """What goes wrong in an exchange: answers that are refused, and silence that ends a run."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
+from codedfedl._types import IntArray, Mask
 from codedfedl.core.client import Prepare
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Ask
@@ -119,26 +121,40 @@ def nobody_arrived(records: Sequence[Record]) -> str:
 
 
 class Watch:
-    """Accuracy on the test points, as it goes: a run that is led astray is stopped.
+    """Stops a run whose accuracy on the test points falls, unless absent clients explain it.
+
+    With shards sorted by class, a model forgets the classes of clients that do not answer. The
+    accuracy may therefore fall further by the share of points that are missing since its best
+    round. A liar gains little by staying away: its own share.
 
     Parameters
     ----------
     fall
-        How far below its best it may be for a few rounds.
+        How far below its best the accuracy may stay for a few rounds while nobody is missing.
+    points : array of shape (n,)
+        Points of each client.
     """
 
-    def __init__(self, fall: float) -> None:
-        self.fall, self.best, self.last, self.low = fall, -np.inf, np.nan, 0
+    def __init__(self, fall: float, points: IntArray) -> None:
+        self.fall, self.points = fall, points
+        self.best, self.last, self.low = -np.inf, np.nan, 0
+        self._heard = np.zeros(len(points), dtype=bool)  # in the best round
+        self._missing: deque[float] = deque(maxlen=_ROUNDS)  # a model needs rounds to recover, too
 
-    def fell(self, metric: float) -> bool:
-        """Take a round's metric in; say whether it has been low for too long.
+    def fell(self, metric: float, arrived: Mask) -> bool:
+        """Take in a round's metric, and say whether it has been too low for too long.
 
         An R² that was never above 0 has nothing to lose.
         """
         if np.isnan(metric):
             return False
-        self.best, self.last = max(self.best, metric), metric
-        self.low = self.low + 1 if 0 < self.best > metric + self.fall else 0
+        self.last = metric
+        if metric >= self.best:
+            self.best, self._heard = metric, arrived.copy()
+        missing = self.points[self._heard & ~arrived].sum() / self.points.sum()
+        self._missing.append(float(missing))
+        allowed = self.fall + max(self._missing)
+        self.low = self.low + 1 if 0 < self.best > metric + allowed else 0
         return self.low >= _ROUNDS
 
     def alarm(self, suspects: Sequence[int], names: Sequence[str]) -> str:

@@ -84,7 +84,8 @@ def federate(
         elif only_private(scheme.disclosure):
             raise InputError("the scheme does not declare what it releases: give it a privacy()")
         federation.begin(account)
-        driver, watch = Driver(scheme, state, config.rounds), Watch(config.fall)
+        driver = Driver(scheme, state, config.rounds)
+        watch = Watch(config.fall, state.task.held)
         for exchange in _played(driver, federation, journal):
             metric = evaluation.metric(np.asarray(driver.state.model), Scaling(**members.scaling))
             has_model = driver.state.model is not zero
@@ -99,7 +100,7 @@ def federate(
                 say(f"stopped: {directory.path} is kept; run it again to continue")
                 status.stopped()
                 return
-            if not record.is_setup and watch.fell(metric):
+            if not record.is_setup and watch.fell(metric, record.arrived):
                 raise InputError(watch.alarm(suspects_of(federation.judge), members.names))
         model = np.asarray(driver.state.model)
         ending = Ending(
