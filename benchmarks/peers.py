@@ -106,7 +106,7 @@ def pfl_loop(sizes: Sizes, rounds: int) -> Play:
     x, y = map(torch.from_numpy, shards(sizes))
     clients, points = sizes[:2]
 
-    class Linear(torch.nn.Module):  # type: ignore[misc, name-defined]
+    class Linear(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = torch.nn.Parameter(torch.zeros(sizes[2:]))

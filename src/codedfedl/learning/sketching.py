@@ -73,31 +73,27 @@ class Sketch:
         """Return the ridge regression on the parity, shape (q, c)."""
         return self.divide(self.features.T @ self.targets, 1.0, ridge)
 
+    def turned(self, vector: FloatArray) -> FloatArray:
+        """Return Vᵀ·vector: a vector in the basis of the eigenvectors."""
+        return np.asarray(self.vectors.T @ vector)
+
     def times(self, vector: FloatArray) -> FloatArray:
         """Return X̃ᵀX̃·vector."""
-        return np.asarray(self.vectors @ (self.values[:, None] * (self.vectors.T @ vector)))
+        return np.asarray(self.vectors @ (self.values[:, None] * self.turned(vector)))
 
     def divide(self, vector: FloatArray, scale: float, ridge: float) -> FloatArray:
         """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector."""
-        return np.asarray(self.vectors @ self._divided(vector, scale, ridge)[1])
+        return np.asarray(self.vectors @ self.divided(self.turned(vector), scale, ridge))
 
-    def squared_length(self, vector: FloatArray, scale: float, ridge: float) -> float:
-        """Return tr(vectorᵀ(scale·X̃ᵀX̃ + ridge)⁻¹·vector)."""
-        turned, divided = self._divided(vector, scale, ridge)
-        return float((turned * divided).sum())
-
-    def _divided(
-        self, vector: FloatArray, scale: float, ridge: float
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return a vector, and its quotient, in the basis of the eigenvectors."""
+    def divided(self, turned: FloatArray, scale: float, ridge: float) -> FloatArray:
+        """Return the same of a vector that is turned, still turned."""
         weights = scale * self.values + ridge
         if not weights.min() > len(weights) * np.finfo(float).eps * weights.max():
             raise InputError(
                 f"the parity's Hessian is singular: {self.rows} rows for {len(weights)} features "
                 "and no ridge; give training.ridge a value above 0"
             )
-        turned = self.vectors.T @ vector
-        return turned, turned / weights[:, None]
+        return turned / weights[:, None]
 
     def leave_one_out(self, ridge: float) -> float:
         """Squared error on every row of the model fitted without it (PRESS), summed.

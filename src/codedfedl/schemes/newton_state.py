@@ -209,14 +209,17 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     for anchor, damping, share in _weighted(state):
         total += damping * (model - anchor)
         curved += share * (model - anchor)
-    total += sketch.times(curved)
+    columns = total.shape[1]
+    turned = sketch.turned(np.hstack([total, curved]))  # in the eigenbasis, in one product
+    turned = turned[:, :columns] + sketch.values[:, None] * turned[:, columns:]
     everybody = float(state.task.held.sum()) / state.represented_points
     more = sum(
         client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised
     )
-    step = sketch.divide(total, everybody, everybody * state.damping + more + ridge)
+    divided = sketch.divided(turned, everybody, everybody * state.damping + more + ridge)
     least = max(ridge, 1e-9 * sketch.values[-1])
-    return step, sketch.squared_length(total, everybody, least) / 2
+    decrement = float((turned * sketch.divided(turned, everybody, least)).sum()) / 2
+    return np.asarray(sketch.vectors @ divided), decrement
 
 
 def _weighted(state: NewtonState) -> Iterator[tuple[FloatArray, float, float]]:
