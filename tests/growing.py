@@ -1,5 +1,6 @@
 """A federation's run directory that grows exchange by exchange, as its server would write it."""
 
+import fcntl
 import shutil
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def _delay(client: int, _kind: str, facts: dict[str, object]) -> float:
 
 
 class GrowingRun:
-    """A copy of a finished run, at first without an exchange."""
+    """A copy of a finished run, at first without an exchange; locked, as by a server."""
 
     def __init__(self, source: RunDirectory, path: Path) -> None:
         self.source, self.directory = source, RunDirectory(path)
@@ -40,6 +41,8 @@ class GrowingRun:
         self.exchanges.mkdir(parents=True)
         for name in ("config.toml", "environment.json", "members.json", "traces.parquet"):
             shutil.copy(source.path / name, path / name)
+        self.lock = (path / ".lock").open("w")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.status = self.directory.status
         self.status.running("probe 2 of 2 done")
 
@@ -70,3 +73,4 @@ class GrowingRun:
         for name in ("beginning.json", "gone.json"):
             shutil.copy(self.source.path / name, self.directory.path / name)
         self.status.done()
+        self.lock.close()

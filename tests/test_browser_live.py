@@ -21,8 +21,10 @@ MARKS = "td.marks"
 
 
 @pytest.fixture
-def growing(tmp_path: Path) -> GrowingRun:
-    return GrowingRun(finished_run(tmp_path / "source"), tmp_path / "run")
+def growing(tmp_path: Path) -> Iterator[GrowingRun]:
+    run = GrowingRun(finished_run(tmp_path / "source"), tmp_path / "run")
+    yield run
+    run.lock.close()
 
 
 @pytest.fixture

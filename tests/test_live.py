@@ -1,9 +1,13 @@
 """A federation watched while it runs: its journal from outside, the page's server, the commands."""
 
+import fcntl
 import http.client
 import json
 import re
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +39,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture
-def growing(finished: RunDirectory, tmp_path: Path) -> GrowingRun:
-    return GrowingRun(finished, tmp_path / "run")
+def growing(finished: RunDirectory, tmp_path: Path) -> Iterator[GrowingRun]:
+    run = GrowingRun(finished, tmp_path / "run")
+    yield run
+    run.lock.close()
 
 
 class TestLook:
@@ -412,6 +418,77 @@ class TestCommands:
         code, _, err = run("federate", "follow", growing.directory.path)
         assert code == 2
         assert "no parity from ada: look at its log" in err
+
+    def test_a_dead_server_is_told_with_the_remedy(
+        self, growing: GrowingRun, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The kernel gives the lock of a killed process back."""
+        growing.grow()
+        looks = iter(range(3))
+
+        def live_and_die() -> None:
+            growing.grow() if next(looks, 2) < 2 else growing.lock.close()
+
+        after_every_look(monkeypatch, live_and_die)
+        path = growing.directory.path
+        code, _, err = run("federate", "follow", path)
+        assert code == 2
+        assert f"the server of {path} is dead" in err
+        assert "running after round 2 of 4" in err
+        assert f"federate run {path}/config.toml --out {path}" in err
+        assert "round 2 of 4: " in err  # what it did before is shown
+
+    def test_a_killed_process_is_a_dead_server(self, growing: GrowingRun, run: Run) -> None:
+        growing.lock.close()
+        path = growing.directory.path
+        program = (
+            "import sys, time\n"
+            "from codedfedl.runs.directory import RunDirectory\n"
+            "directory = RunDirectory(sys.argv[1])\n"
+            "with directory.opened(directory.experiment()) as status:\n"
+            "    status.running('asking')\n"
+            "    print('asking', flush=True)\n"
+            "    time.sleep(600)\n"
+        )
+        server = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE)
+        with server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"asking\n"
+            assert growing.directory.is_worked_on
+            server.kill()
+        code, _, err = run("federate", "follow", path)
+        assert code == 2
+        assert f"the server of {path} is dead" in err
+
+    def test_a_server_that_is_about_to_start_is_not_dead(
+        self, growing: GrowingRun, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the announcement of a run and its server's first step nobody has the lock."""
+        growing.lock.close()
+        growing.status.running("starting")
+        looks = iter(range(5))
+
+        def start_late() -> None:
+            if next(looks, None) is None:
+                growing.finish()
+
+        after_every_look(monkeypatch, start_late)
+        code, _, err = run("federate", "follow", growing.directory.path)
+        assert code == 0
+        assert "is dead" not in err
+        growing.status.running("starting")
+        monkeypatch.setattr(following, "_START", 0.0)
+        code, _, err = run("federate", "follow", growing.directory.path)
+        assert code == 2
+        assert "is dead" in err
+
+
+def test_a_glance_at_the_lock_keeps_no_server_out(growing: GrowingRun) -> None:
+    """A follower has the lock for an instant when it looks, perhaps when a server takes it."""
+    fcntl.flock(growing.lock, fcntl.LOCK_SH)
+    threading.Timer(0.05, growing.lock.close).start()
+    growing.directory.announce("round 1")
+    assert not growing.directory.is_worked_on
 
 
 def test_the_state_is_plain_json(finished: RunDirectory) -> None:

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from codedfedl.fleet.mixed import MixedDelays
     from codedfedl.fleet.paper import paper_devices, paper_fleet
     from codedfedl.fleet.phones import phone_devices, phone_fleet
+    from codedfedl.fleet.server import Server
     from codedfedl.models import Model, load_model
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
-    from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
+    from codedfedl.planning.plan import Plan, cheapest_plan, plan
     from codedfedl.runs.config import Experiment
     from codedfedl.schemes.cfl import CFL
     from codedfedl.schemes.coded import Coded
@@ -136,10 +137,11 @@ _MODULES = {
     "fleet.mixed": ("MixedDelays",),
     "fleet.paper": ("paper_devices", "paper_fleet"),
     "fleet.phones": ("phone_devices", "phone_fleet"),
+    "fleet.server": ("Server",),
     "models": ("Model", "load_model"),
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
-    "planning.plan": ("Plan", "Server", "cheapest_plan", "plan"),
+    "planning.plan": ("Plan", "cheapest_plan", "plan"),
     "runs.config": ("Experiment",),
     "schemes.cfl": ("CFL",),
     "schemes.coded": ("Coded",),

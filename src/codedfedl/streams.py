@@ -4,7 +4,18 @@ import numpy as np
 
 __all__ = ["stream"]
 
-_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit")
+_PURPOSES = (
+    "fleet",
+    "partition",
+    "delays",
+    "setup",
+    "subset",
+    "code",
+    "order",
+    "noise",
+    "audit",
+    "server",
+)
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:

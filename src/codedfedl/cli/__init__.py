@@ -37,6 +37,11 @@ class Commands(LazyGroup):
             _PLAN,
             "Estimate a fleet from measured times, with intervals, and test the fit.",
         ),
+        "fleet": LazyCommand(
+            "codedfedl.cli.fleet:fleet_command",
+            _PLAN,
+            "Draw a fleet of real devices from public traces: FedScale's, and mahimahi's.",
+        ),
         "simulate": LazyCommand(
             "codedfedl.cli.simulate:simulate_command",
             _SIMULATE,
@@ -101,6 +106,7 @@ def tour(
       codedfedl demo                      all schemes on embedded data; a report
       codedfedl plan paper                how long rounds wait, who does what
       codedfedl fit times.csv             your own fleet, from measured times
+      codedfedl fleet --help              a fleet from public traces
       codedfedl plan fleet.csv            its plan
       codedfedl sweep --fleet fleet.csv   which redundancy is best for it
       codedfedl simulate my.toml          your own data, fleet and schemes

@@ -69,12 +69,12 @@ def run_command(
 
     scheme_of(read_experiment(experiment))
     link = link_of(home, superlink, authority)
-    if follow or serve is not None:
-        from codedfedl.cli.operating import run_and_follow
+    from codedfedl.cli.operating import run_and_follow, submit
 
+    if follow or serve is not None:
         run_and_follow(link, experiment.resolve(), out.resolve(), serve)
         return
-    number = link.submit(experiment.resolve(), out.resolve())
+    number = submit(link, experiment.resolve(), out.resolve())
     messages.print(
         f"run {number} started; follow it with codedfedl federate follow {out}", soft_wrap=True
     )

@@ -1,5 +1,6 @@
 """A federation as it happens, from when it is submitted to its end."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,12 @@ from codedfedl.runs.watching import Sight, look
 if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
 
-__all__ = ["ended_by_signals", "engine_check", "followed", "served", "watch"]
+__all__ = ["ended_by_signals", "engine_check", "followed", "served", "server_check", "watch"]
 
 _LOOK = 0.5  # seconds
 _ASK_ENGINE = 5.0  # seconds
 _FAILURES = 3
+_START = 60.0  # seconds from when a run is announced until its server has the lock
 
 
 def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> dict[int, int]:
@@ -128,6 +130,36 @@ def engine_check(
         return over
 
     return ended
+
+
+def server_check(directory: RunDirectory) -> Callable[[], bool]:
+    """Return a function that raises `InputError` once a run's server is dead, and else says False.
+
+    A server has the run's lock while it works, and writes how the run ended before it gives the
+    lock back. A run that is unlocked and still says that it runs has lost its server, unless that
+    is only about to start.
+    """
+    unlocked = math.inf  # since when, in seconds
+
+    def check() -> bool:
+        nonlocal unlocked
+        if directory.is_worked_on:  # before the status is read: the end is written first
+            unlocked = math.inf
+            return False
+        status, now = directory.status.read(), time.monotonic()
+        if status is None or status.state != "running":
+            return False
+        unlocked = min(unlocked, now)
+        if status.doing == "starting" and now - unlocked < _START:
+            return False
+        path = directory.path
+        raise InputError(
+            f"the server of {path} is dead: no process works on the run any more, and it has not "
+            f"ended ({status}); finished rounds are kept, continue with codedfedl federate run "
+            f"{path}/config.toml --out {path}, or with federate local --resume"
+        )
+
+    return check
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codedfedl.cli.following import engine_check, served, watch
+from codedfedl.cli.following import engine_check, served, server_check, watch
 from codedfedl.cli.output import messages, wrote
 from codedfedl.errors import InputError
 from codedfedl.report.html import render_report
@@ -15,7 +15,16 @@ from codedfedl.runs.watching import look
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
 
-__all__ = ["follow_run", "run_and_follow"]
+__all__ = ["follow_run", "run_and_follow", "submit"]
+
+
+def submit(link: "Superlink", experiment: Path, out: Path) -> int:
+    """Start or continue a run, and return its number."""
+    directory = RunDirectory(out)
+    if directory.is_run:
+        directory.announce("starting")  # an earlier end of this run is not that of this one
+    with directory.failures_noted():
+        return link.submit(experiment, out)
 
 
 def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | None) -> None:
@@ -23,10 +32,7 @@ def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | 
     directory = RunDirectory(out)
     with served(directory, serve):
         told = len(look(directory).happened)
-        if directory.is_run:
-            directory.announce("starting")  # an earlier end of this run is not that of this one
-        with directory.failures_noted():
-            number = link.submit(experiment, out)
+        number = submit(link, experiment, out)
         messages.print(f"run {number} started", soft_wrap=True)
 
         def finished() -> bool:
@@ -35,7 +41,8 @@ def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | 
                 raise InputError(f"the run failed ({details or status}): see {directory.log}")
             return status.startswith("finished")
 
-        _follow(directory, engine_check(finished), told)
+        ended, alive = engine_check(finished), server_check(directory)
+        _follow(directory, lambda: alive() or ended(), told)
     _finish(directory)
 
 
@@ -48,7 +55,7 @@ def follow_run(run: Path, serve: int | None) -> None:
     if status.state != "running":
         raise InputError(f"{run} is {status}: see codedfedl report {run}")
     with served(directory, serve):
-        _follow(directory, lambda: False, 0)
+        _follow(directory, server_check(directory), 0)
     _finish(directory)
 
 

@@ -11,7 +11,8 @@ from codedfedl.fleet.delays import DelaysWithPoints
 from codedfedl.fleet.devices import Fleet, Workload, read_fleet
 from codedfedl.fleet.maximum import expected_maximum
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
-from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
+from codedfedl.fleet.server import Server
+from codedfedl.planning.plan import Plan, cheapest_plan, plan
 from codedfedl.report.plan_table import plan_view
 
 __all__ = ["show_plan"]

@@ -18,6 +18,7 @@ from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.training import Schedule, step
 
@@ -131,6 +132,10 @@ class Ask:
         adds Gaussian noise with this standard deviation to every value of it, in integer steps.
     least
         With noise, there is no sum over fewer clients than this.
+    server_work
+        What the server itself computes meanwhile, if that takes time; `Inbox.server_done` says
+        whether it finished while it waited. Only a simulation plays it: a real server's time is
+        what it is.
     """
 
     work: "Work"
@@ -143,6 +148,7 @@ class Ask:
     model: Array = None
     noise: float | None = None
     least: int = LEAST_SUMMED
+    server_work: ServerWork | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +189,8 @@ class Inbox:
     loads : array of shape (n,), optional
         Points that each client's answer covers, under a secure sum; 0 for clients that did not
         arrive.
+    server_done
+        Whether the server finished the ask's `server_work`; True if there was none.
     """
 
     arrived: Mask
@@ -190,6 +198,7 @@ class Inbox:
     sums: Mapping[str, Array] = field(default_factory=dict)
     replies: tuple[Reply, ...] = ()
     loads: IntArray | None = None
+    server_done: bool = True
 
     def total(self, name: str = "gradient") -> Array:
         """Return the sum of an array over the clients that arrived; 0 if none did."""

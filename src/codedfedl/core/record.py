@@ -51,6 +51,7 @@ SHOWN_ROUNDS = 8
 FACTS = (
     "parity_rows",
     "expected_return",
+    "server_return_probability",
     "points_per_parity_row",
     "embedded_points",
     "unrepresented_points",

@@ -21,7 +21,7 @@ from codedfedl.runs.watching import probed_seconds
 
 __all__ = [
     "Watch",
-    "check_loads",
+    "check_ask",
     "check_setup",
     "check_somebody",
     "nobody_arrived",
@@ -89,8 +89,13 @@ def check_somebody(ask: Ask, tally: Tally, round_: int, deadline: float, journal
         )
 
 
-def check_loads(ask: Ask, tally: Tally, members: Members, journal: Journal) -> None:
-    """Refuse a round in which nobody is asked for anything: nothing would be learnt."""
+def check_ask(ask: Ask, tally: Tally, members: Members, journal: Journal) -> None:
+    """Refuse what a federation cannot play, and a round in which nobody is asked for anything."""
+    if ask.server_work is not None:
+        raise InputError(
+            "the scheme asks how long the server itself takes, which only a simulation plays: a "
+            "real server computes when the round has ended; leave server_work out of the ask"
+        )
     if not ask.setup and not tally.loads.any():
         raise InputError(
             f"none of {len(members.names)} clients is asked for any points: the plan found no "

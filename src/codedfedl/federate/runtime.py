@@ -22,7 +22,7 @@ from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer
 from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
-from codedfedl.federate.failures import check_loads, check_setup, check_somebody, refusals_noted
+from codedfedl.federate.failures import check_ask, check_setup, check_somebody, refusals_noted
 from codedfedl.federate.judging import Judge, coherent
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.node import Job
@@ -162,7 +162,7 @@ class Federation:
         if not ask.keep_late:
             self._pending.clear()  # whoever is late with an earlier round need not answer it
         deadline, tally = self._longest(ask), self._tally(ask)
-        check_loads(ask, tally, self.members, self.journal)
+        check_ask(ask, tally, self.members, self.journal)
         before = dict(self._pending)
         asked = self._ask(ask, tally, round_, deadline, model)
         fresh = {self._pending[number].client for number in asked}

@@ -22,7 +22,7 @@ from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import MASKED, ask_digest, taken_apart
 from codedfedl.federate.checks import RefusedError
-from codedfedl.federate.failures import check_loads, check_setup, refusals_noted
+from codedfedl.federate.failures import check_ask, check_setup, refusals_noted
 from codedfedl.federate.helper_link import HelperLink
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.spending import Noisy, Plain
@@ -127,7 +127,7 @@ class SummedFederation(Federation):
     def _gathered(self, ask: Ask, model: Array, round_: int, facts: Mapping[str, Any]) -> Exchange:
         """Return the sum of the masked answers that came in time."""
         deadline, tally = self._longest(ask), self._tally(ask)
-        check_loads(ask, tally, self.members, self.journal)
+        check_ask(ask, tally, self.members, self.journal)
         self._check_common(ask.work, np.flatnonzero(tally.loads).tolist())
         self._pending.clear()
         numbers = sum(math.prod(shape) for shape in self._shapes(ask.work).values())

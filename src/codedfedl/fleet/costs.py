@@ -11,7 +11,7 @@ once:
 | `gram` | q(q + 1)/2 + q·c a point | q(q + 1)/2 + q·c |
 | `raw` | – | the points themselves, as many bits as they have |
 
-What the server computes is free, as in the paper.
+What the server computes is free, as in the paper; `fleet.server` is for where it is not.
 """
 
 from collections.abc import Sequence

@@ -18,12 +18,12 @@ import numpy as np
 from codedfedl._types import FloatArray
 from codedfedl.fleet.devices import Devices, Fleet, Workload, check_drawn
 
-__all__ = ["phone_devices", "phone_fleet"]
+__all__ = ["MEDIAN_MAC_RATE", "phone_devices", "phone_fleet"]
 
 _SHARES = np.array([0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0])
 _SCORES = np.array([105.0, 213, 274, 568, 1548, 2154, 3304, 3689, 4310])  # at these shares
 _SIZES = np.array([25.0, 29, 31, 38, 60, 126, 251, 393, 2858])
-_MEDIAN_MAC_RATE = 1e9  # multiply-accumulates per second of the median phone
+MEDIAN_MAC_RATE = 1e9  # multiply-accumulates per second of the median phone
 _WIFI_DOWN, _WIFI_UP = 8 * 5172e3, 8 * 3103e3  # bits per second, medians
 _SPREAD_DOWN, _SPREAD_UP = 0.48, 0.70  # standard deviations of their logarithms
 _CORRELATION = 0.45  # of the two logarithms
@@ -44,7 +44,7 @@ def phone_devices(
     up = _CORRELATION * down + np.sqrt(1 - _CORRELATION**2) * own
     slower = np.where(radio < _LTE_SHARE, _LTE_UP / _WIFI_UP, 1.0)
     return Devices(
-        mac_rate=_MEDIAN_MAC_RATE * _drawn(_SCORES, score) / np.median(_SCORES),
+        mac_rate=MEDIAN_MAC_RATE * _drawn(_SCORES, score) / np.median(_SCORES),
         bit_rate=slower * _WIFI_DOWN * np.exp(_SPREAD_DOWN * down),
         bit_rate_up=slower * _WIFI_UP * np.exp(_SPREAD_UP * up),
         alpha=alpha,

@@ -49,6 +49,10 @@ class Quadratic:
         """Return the quadratic of the points that are not the other's."""
         return Quadratic(self.hessian - other.hessian, self.moment - other.moment)
 
+    def __truediv__(self, divisor: float) -> "Quadratic":
+        """Return the quadratic over a number."""
+        return Quadratic(self.hessian / divisor, self.moment / divisor)
+
     def gradient(self, model: Array) -> Array:
         """XᵀXβ − XᵀY."""
         return self.hessian @ model - self.moment

@@ -14,36 +14,10 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution, Delays, FleetDelays, delays_and_points
 from codedfedl.fleet.devices import DelayParameters, Fleet
+from codedfedl.fleet.server import Server
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
 
-__all__ = ["Plan", "Server", "cheapest_plan", "plan"]
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server as an additional node, which has no link and computes the coded gradient.
-
-    Parameters
-    ----------
-    rate : points per second
-        Parity rows that it processes per second.
-    max_rows
-        Maximum number of parity rows (the paper's u_max).
-    alpha
-        As for a client.
-    """
-
-    rate: float
-    max_rows: int
-    alpha: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "alpha", "max_rows"):
-            value = getattr(self, name)
-            if not 0 < value < np.inf:
-                raise InputError(f"the server's {name} is {value:g}: must be finite and above 0")
-        if self.max_rows != int(self.max_rows):
-            raise InputError(f"the server's max_rows is {self.max_rows}: must be a whole number")
+__all__ = ["Plan", "cheapest_plan", "plan", "rows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +37,7 @@ class Plan:
     parity_rows : int
         Rows of parity data at the server (u).
     server_return_probability : float
-        Probability that the coded gradient is done by the deadline; divide it by this.
+        Probability that the coded gradient is done by the deadline; `coded` divides it by this.
     """
 
     client: npt.NDArray[Any]
@@ -171,7 +145,7 @@ def plan(
             raise InputError("deadline and server both set the deadline: give one of them")
         return _plan_with_server(model, held, server)
     total = int(held.sum())
-    rows = _rows_of(redundancy, total) if redundancy is not None else parity_rows
+    rows = rows_of(redundancy, total) if redundancy is not None else parity_rows
     if rows is None or rows != int(rows) or not 1 <= rows <= total:
         raise InputError(f"parity_rows is {rows}: must be a whole number from 1 to m = {total}")
     if deadline is None:
@@ -222,7 +196,8 @@ def cheapest_plan(
     return plan(fleet, parity_rows=round(rows)), min(costs[around], fine.fun)
 
 
-def _rows_of(redundancy: float, total: int) -> int:
+def rows_of(redundancy: float, total: int) -> int:
+    """Return u = ⌈redundancy·m⌉ for a number of points m."""
     if not 0 < redundancy < 1:
         raise InputError(
             f"redundancy is {redundancy:g}: must lie between 0 and 1, both excluded; "
@@ -261,6 +236,10 @@ def _plan_with_server(model: DelayDistribution, points: FloatArray, server: Serv
             f"the server's max_rows is {server.max_rows}: too few for clients who return "
             f"{points @ model.availability:g} of {total} points; raise it"
         )
+    most = int(held[-1])
+    plain = _as_plan(model, points, _allocate(model, points, total - most), most)
+    if server.return_probability(most, plain.deadline) == 1:  # so fast that it takes no time
+        return plain
     found = minimum_deadline(nodes, total, points=held)
     clients = Allocation(found.t, found.loads[:-1], found.return_probabilities[:-1], 0.0)
     sure = float(found.return_probabilities[-1])

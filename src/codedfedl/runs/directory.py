@@ -7,6 +7,7 @@ disk, leaves the last good one.
 import fcntl
 import json
 import platform
+import time
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -130,25 +131,35 @@ class RunDirectory:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            for patience in (0.1, 0.2, 0.4, 0.0):  # whoever only looks has it for an instant
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    time.sleep(patience)
+            else:
                 raise InputError(
                     f"{self.path} is being worked on by another process: wait for it, or end it"
-                ) from None
+                )
             yield
+
+    @property
+    def is_worked_on(self) -> bool:
+        """Whether a process works on this run; one that was killed does not."""
+        with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
 
     def stop(self) -> None:
         """Ask whoever works on this run to end it after the current round."""
         if not self.is_run:
             raise InputError(f"{self.path} is not a run directory: it has no config.toml")
-        with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                (self.path / _STOP).touch()
-                return
-        raise InputError(f"no process is working on {self.path}: there is nothing to stop")
+        if not self.is_worked_on:
+            raise InputError(f"no process is working on {self.path}: there is nothing to stop")
+        (self.path / _STOP).touch()
 
     def stop_wanted(self) -> bool:
         """Say whether the run is to end now, and forget it."""

@@ -15,11 +15,12 @@ from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
-from codedfedl.planning.plan import Plan, plan
+from codedfedl.planning.plan import Plan, plan, rows_of
 
 __all__ = ["Coded", "CodedState"]
 
@@ -30,6 +31,8 @@ class CodedState(Descent):
 
     Attributes
     ----------
+    parity
+        Of every mini-batch, divided by the probability that the server finishes its gradient.
     promised
         Hours and excess, where the plan is for hours.
     """
@@ -52,7 +55,7 @@ class Coded(Scheme):
     Parameters
     ----------
     redundancy
-        Parity rows per point, in (0, 1).
+        Parity rows per point, in (0, 1); with `server_rate`, the most that the server takes.
     code
         How parity mixes points: ``gaussian``, ``sign`` or ``sparse``.
     nonzeros
@@ -67,6 +70,12 @@ class Coded(Scheme):
         the measured excess is a fraction of it.
     optimiser
         ``gd`` or ``nesterov``.
+    server_rate : rows per second
+        The server as a node (last remark of section 3.3): how many parity rows it processes, which
+        also chooses their number. A coded gradient that is not done by the deadline is missing, and
+        one that is done is divided by the probability of that. By default it takes no time.
+    server_alpha
+        The server's α.
     """
 
     redundancy: float = 0.1
@@ -76,6 +85,8 @@ class Coded(Scheme):
     optimiser: str = "gd"
     planned: str = "rule"
     excess: float = 1.0
+    server_rate: float | None = None
+    server_alpha: float = 2.0
 
     name: ClassVar[str] = "coded"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
@@ -95,6 +106,19 @@ class Coded(Scheme):
         optimiser(self.name, self.optimiser, same_points=False)
         if self.planned not in ("rule", "hours"):
             raise InputError(f"{self.name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
+        self._check_server()
+
+    def _check_server(self) -> None:
+        for key in ("server_rate", "server_alpha"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < np.inf:
+                raise InputError(f"{self.name}.{key} is {value:g}: must be finite and above 0")
+        rival = "deadline" if self.deadline is not None else "planned"
+        if self.server_rate is not None and (rival == "deadline" or self.planned == "hours"):
+            raise InputError(
+                f"{self.name}.server_rate is {self.server_rate:g} and {self.name}.{rival} is "
+                f"{getattr(self, rival)!r}: both set the deadline; leave one out"
+            )
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
@@ -107,15 +131,30 @@ class Coded(Scheme):
             code = Code(self.code, max(one.nonzeros for one in by_hours.values()))
             promised = (first.seconds / 3600, first.excess)
         else:
-            plans = {
-                key: plan(fleet, self.redundancy, points=points, deadline=self.deadline)
-                for key, points in held.items()
-            }
+            plans = {key: self._by_rule(fleet, points) for key, points in held.items()}
             code, promised = Code(self.code, self.nonzeros), (np.nan, np.nan)
         mine = tuple(plans[p.tobytes()] for p in task.points)
         rows = max(p.parity_rows for p in mine)
         warn_of_thin_rows(self.name, code.points_per_row(int(task.points.min()), rows))
         return CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
+
+    def _server(self, points: IntArray) -> Server | None:
+        """Return the server as a node, which takes `redundancy` of these points at most."""
+        if self.server_rate is None:
+            return None
+        most = rows_of(self.redundancy, int(points.sum()))
+        return Server(self.server_rate, most, self.server_alpha)
+
+    def _by_rule(self, fleet: Fleet | DelayDistribution, points: IntArray) -> Plan:
+        server = self._server(points)
+        if server is None:
+            return plan(fleet, self.redundancy, points=points, deadline=self.deadline)
+        if not isinstance(fleet, Fleet):
+            raise InputError(
+                f"{self.name}.server_rate is {self.server_rate:g}, which needs a Fleet: measured "
+                "delays have no node for the server; leave it out"
+            )
+        return plan(fleet, points=points, server=server)
 
     def _for_hours(
         self, task: Task, fleet: Fleet | DelayDistribution, points: IntArray
@@ -140,6 +179,12 @@ class Coded(Scheme):
 
     def within(self, limits: Limits) -> "Coded":
         """Take the operator's deadline; without one, enough clients must be present to plan it."""
+        if self.server_rate is not None:
+            raise InputError(
+                f"{self.name}.server_rate is {self.server_rate:g}, which only a simulation plays: "
+                "a real server computes the coded gradient when the round has ended, and it is "
+                "never missing; leave server_rate out"
+            )
         deadline = limits.deadline if self.deadline is None else self.deadline
         if deadline is None and self.redundancy <= 1 - limits.availability:
             raise InputError(
@@ -168,20 +213,31 @@ class Coded(Scheme):
             return Ask(work, Everyone(), setup=True)
         batch = state.task.batch(state.round)
         chosen = state.plans[batch]
-        wait = Until(chosen.deadline)
+        server = self._server(state.task.points[batch])
         return Ask(
-            Gradient(batch), wait, chosen.loads, adds=state.parity[batch], model=state.question
+            Gradient(batch),
+            Until(chosen.deadline),
+            chosen.loads,
+            adds=state.parity[batch],
+            model=state.question,
+            server_work=None if server is None else ServerWork(server, chosen.parity_rows),
         )
 
     def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
-        """Keep the parity, or take a step along g_M = (g_C + g_U)/m (section 3.5)."""
+        """Keep the parity, or take a step along g_M = (g_C + g_U)/m (section 3.5).
+
+        Where the server is a node, g_C is 1{T_C ≤ t*}·g_C/P(T_C ≤ t*), whose expectation is g_C.
+        """
         task = state.task
         if not state.parity:
             names = [(f"features{b}", f"targets{b}") for b in range(task.batches)]
             parts = [(inbox.total(x), inbox.total(y)) for x, y in names]
-            return replace(state, parity=tuple(Quadratic.of(*part) for part in parts))
+            sure = [p.server_return_probability for p in state.plans]
+            made = (Quadratic.of(*part) for part in parts)
+            parity = tuple(one if p == 1 else one / p for one, p in zip(made, sure, strict=True))
+            return replace(state, parity=parity)
         batch = task.batch(state.round)
-        total = inbox.plus(state.parity[batch], state.asked)
+        total = inbox.plus(state.parity[batch], state.asked) if inbox.server_done else inbox.total()
         return state.descended(total, float(task.points[batch].sum()))
 
     def plan(self, state: CodedState) -> Plan:
@@ -199,4 +255,5 @@ class Coded(Scheme):
             "planned_excess": state.promised[1],
             "round_deadline_s": state.plans[0].deadline,
             "expected_return": state.plans[0].expected_return,
+            "server_return_probability": state.plans[0].server_return_probability,
         }

@@ -14,6 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.server import ServerWork
 from codedfedl.streams import stream
 
 __all__ = ["NEEDS_A_FLEET", "Clock"]
@@ -62,6 +63,10 @@ class Clock:
             luck = stream(self.seed, "setup", _MORE_PACKETS, round_)
             seconds = seconds + self.model.upload(np.maximum(more, 0), luck)
         return np.asarray(seconds)
+
+    def server_seconds(self, round_: int, work: ServerWork) -> float:
+        """Say when the server has finished its own work of a round."""
+        return work.seconds(stream(self.seed, "server", round_ + 1).standard_exponential())
 
     def embedding(self, cost: Cost) -> FloatArray:
         """Draw what embedding takes the processors."""

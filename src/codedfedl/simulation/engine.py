@@ -244,9 +244,13 @@ class Simulation:
             for place in stacked
         ]
         found = dict(zip(stacked, self.evaluator.inboxes(queries), strict=True))
-        return [
+        inboxes = [
             found[place] if place in found else self._answers(setting, one)
             for place, (setting, one) in enumerate(zip(settings, exchanges, strict=True))
+        ]
+        return [
+            inbox if one.server_done else replace(inbox, server_done=False)
+            for inbox, one in zip(inboxes, exchanges, strict=True)
         ]
 
     def _answers(self, setting: Setting, exchange: Exchange) -> Inbox:

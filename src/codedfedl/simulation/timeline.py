@@ -43,6 +43,8 @@ class Exchange:
     arrived, outcome, loads, arrival_times : arrays of shape (n,)
     kept
         The jobs whose answers came, those to earlier asks too, where late ones are kept.
+    server_done
+        Whether the server finished its own work while it waited.
     """
 
     ask: Ask
@@ -53,6 +55,7 @@ class Exchange:
     loads: IntArray
     arrival_times: FloatArray
     kept: Sequence[Assignment] | None = None
+    server_done: bool = True
 
     def jobs(self, clients: Mask, now: float = 0.0) -> list[Assignment]:
         """Return this ask as the work of some clients."""
@@ -118,6 +121,9 @@ class Timeline:
         outcome[came & started] = ARRIVED
         outcome[wanted & ~started] = DROPPED
         new = Exchange(ask, round_, length, came & started, outcome, loads, remaining)
+        if ask.server_work is not None:
+            seconds_of_server = self.clock.server_seconds(round_, ask.server_work)
+            new = replace(new, server_done=seconds_of_server <= length)
         if ask.keep_late:
             self._jobs |= {job.client: job for job in new.jobs(started, self.now)}
             self._idle_since[started] = np.inf
