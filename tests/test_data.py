@@ -62,7 +62,10 @@ class TestDataset:
             ({"inputs": [[0, 0], [0, np.nan], [0, 0]]}, r"inputs, row 1, column 1 .* is nan"),
             ({"test_inputs": [[np.inf, 0]]}, r"test_inputs, row 0, column 0 .* is inf"),
             ({"inputs": [[0, 0], [0, 0], [1e300, 0]]}, r"as float32, row 2, column 0"),
-            ({"inputs": [["a", "b"]] * 3}, "inputs holds <U1, not real numbers"),
+            (
+                {"inputs": [["a", "b"]] * 3},
+                r"inputs has shape \(3, 2\) and holds <U1: give one text",
+            ),
             ({"inputs": [[1], [1, 2], [3]]}, "inputs has rows of unequal length"),
             ({"inputs": [[0, 0]]}, "inputs has 1 rows and labels has 3"),
             ({"test_labels": [1, 1]}, "test_inputs has 1 rows and test_labels has 2"),
