@@ -199,7 +199,7 @@ class TestArrays:
             ({"labels": [["a", "b"]] * 4}, "labels holds <U1"),
             ({"inputs": [1, 2, 3, 4]}, r"inputs has shape \(4,\): give a row"),
             ({"inputs": [[0], [0], [0], [np.inf]]}, r"inputs, row 3, column 0 .* is inf"),
-            ({"inputs": [["x"]] * 4}, "inputs holds <U1"),
+            ({"inputs": [["x"]] * 4}, "inputs holds texts: say data.text"),
             ({"test_inputs": [[1]]}, "holds inputs, labels, test_inputs: it needs"),
             ({"other": [1]}, "holds inputs, labels, other: it needs"),
             ({"test_inputs": [[1]], "test_labels": ["a"]}, "differ in kind"),

@@ -34,6 +34,7 @@ _FORM = {
     "fingerprint": list,
 }
 _MOST_POINTS = 2**40
+_MOST_INPUTS = 10**7  # of a point, some of which an encoder is tried on
 _MOST_NUMBERS = 10**8  # of a feature map or a model: what a server holds without trouble
 
 Say = Callable[[str], None]
@@ -151,8 +152,10 @@ def _greeted(
     node = f"{facts['name']} ({node})"
     if not batches <= facts["points"] <= _MOST_POINTS:
         raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
+    if not 1 <= facts["inputs"] <= _MOST_INPUTS:
+        raise RefusedError(f"{node} has inputs = {facts['inputs']}, which is impossible")
     try:
-        width = features.size(min(max(facts["inputs"], 1), _MOST_NUMBERS))
+        width = features.size(facts["inputs"])
     except InputError as error:  # other images than ours, or none
         raise RefusedError(f"{node}: {error}") from None
     for key in ("inputs", "columns"):
