@@ -25,6 +25,7 @@ from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
+from codedfedl.simulation.replay import replay
 from tests import encoders
 from tests.conftest import Run
 from tests.loopback import Loopback
@@ -162,6 +163,21 @@ class TestCache:
         np.testing.assert_allclose(encoder.remembered(points[::-1]), ones[::-1])
         raw = load_encoder(LETTERS, text=True, normalise=False)
         assert raw.remembered(points).max() > 1
+
+    def test_a_cache_that_cannot_be_used_is_not_needed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        points = np.array(texts_and_labels(50)[0])[:, None]
+        encoder = load_encoder(LETTERS, text=True)
+        wanted = encoder.transform(points)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        (tmp_path / "file").write_text("not a folder", "utf-8")
+        np.testing.assert_array_equal(encoder.remembered(points), wanted)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        encoder.remembered(points)
+        (kept,) = (tmp_path / "cache").rglob("*.npy")
+        kept.write_bytes(b"broken")
+        np.testing.assert_array_equal(encoder.remembered(points), wanted)
 
     def test_a_run_of_several_seeds_encodes_once(self, tmp_path: Path) -> None:
         """Of 240 points 48 are for tests: each part is encoded in one go, for all seeds."""
@@ -314,6 +330,7 @@ class TestFederation:
         model = load_model(directory.path / "model.npz", LETTERS)
         assert model.columns == ("note",)
         assert model.card["test_metric"] > 0.8
+        assert replay(directory).same
         assert all("tests.encoders" not in json.dumps(facts) for _, _, facts in grid.asked)
 
     @pytest.mark.parametrize(
@@ -354,6 +371,13 @@ class TestFederation:
         node = Node("ada", lambda: read_shard(tmp_path / "own.npz"), tmp_path, encoder=LETTERS)
         with pytest.raises(InputError, match="ada has numbers, and the federation trains on texts"):
             node.answer("hello", {"job": job}, {})
+
+    def test_a_node_tries_its_encoder_before_it_greets(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "own.npz", inputs=["a", "b"], labels=[0, 1])
+        load = lambda: read_shard(tmp_path / "own.npz", text="note")  # noqa: E731
+        Node("ada", load, tmp_path, encoder=LETTERS).ready()
+        with pytest.raises(InputError, match="fails' failed"):
+            Node("ada", load, tmp_path, encoder="tests.encoders:fails").ready()
 
     def test_texts_have_no_scale(self, tmp_path: Path) -> None:
         table = a_table(tmp_path)

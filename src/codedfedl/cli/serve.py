@@ -160,6 +160,8 @@ def node_command(
     paths = {"data": data, "cache": cache, "helper": helper, "vault": vault}
     config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}
     given = {"label": label, "text": text, "loader": loader, "works": works, "name": name}
+    if encoder is not None and encoder.endswith(".onnx"):
+        encoder = str(Path(encoder).resolve())
     given["encoder"] = encoder
     numbers = {"least": least, "epsilon_cap": epsilon_cap, "parity": parity or None}
     config |= {what: value for what, value in (given | numbers).items() if value is not None}

@@ -35,10 +35,7 @@ from codedfedl.federate.nested import Nested
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
-from codedfedl.learning.features import (
-    FeatureMap,
-    fingerprint,
-)
+from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
 from codedfedl.learning.gradients import gradient
 
 if TYPE_CHECKING:
@@ -103,6 +100,12 @@ class Node:
         asked = {name: value for name, value in facts.items() if name != "job"}
         answer: Answered = getattr(desk, kind)(**asked, **arrays)
         return answer
+
+    def ready(self) -> None:
+        """Read the data, and try the encoder where there is one: what is wrong shows here."""
+        shard = self.load()
+        if self.encoder is not None:
+            load_encoder(self.encoder, text=shard.is_text).size(shard.inputs.shape[1])
 
     def allowed(self, kind: str) -> type[Work] | None:
         """Return a kind of work that is not the package's, ``module:Class``, if it may be done."""

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -135,13 +136,14 @@ class Encoder:
     def remembered(self, points: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return `transform` of points, from the user's cache where they were encoded before."""
         path = cache_folder("embeddings") / f"{self._key(points)}.npy"
-        if path.is_file():
-            return np.asarray(np.load(path))
+        with suppress(OSError, ValueError):  # it is not there, or broken
+            return np.asarray(np.load(path, allow_pickle=False))
         found = self.transform(points)
-        make_folder(path.parent)
-        path.parent.chmod(0o700)
-        with replacing(path) as partial, partial.open("wb") as file:
-            np.save(file, found)
+        with suppress(OSError, InputError):  # a cache that cannot be written is not needed
+            make_folder(path.parent)
+            path.parent.chmod(0o700)
+            with replacing(path) as partial, partial.open("wb") as file:
+                np.save(file, found)
         return found
 
     def _key(self, points: npt.NDArray[Any]) -> str:
