@@ -12,10 +12,14 @@ CALLS: list[int] = []
 NUMBER = 3
 
 
+def counted(texts: list[str]) -> Floats:
+    return np.array([[text.count(letter) for letter in ALPHABET] for text in texts], dtype=float)
+
+
 def letters(texts: list[str]) -> Floats:
     """Count the letters of every text."""
     CALLS.append(len(texts))
-    return np.array([[text.count(letter) for letter in ALPHABET] for text in texts], dtype=float)
+    return counted(texts)
 
 
 def nearly_letters(texts: list[str]) -> Floats:
@@ -25,7 +29,7 @@ def nearly_letters(texts: list[str]) -> Floats:
 
 def other_letters(texts: list[str]) -> Floats:
     """Count the letters, and one of them wrongly."""
-    return letters([text.replace("k", "c") for text in texts])
+    return counted([text.replace("k", "c") for text in texts])
 
 
 def squares(points: Floats) -> Floats:

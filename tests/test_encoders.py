@@ -264,6 +264,18 @@ class TestSimulation:
         assert extra[-1] > 0
         np.testing.assert_allclose(extra, extra[-1])
 
+    def test_a_run_is_continued_with_the_same_encoder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        experiment = an_experiment(a_table(tmp_path))
+        (before,) = simulate(experiment, tmp_path / "run")
+        (again,) = simulate(experiment, tmp_path / "run", resume=True)
+        assert again.final == before.final
+        monkeypatch.setattr(encoders, "letters", encoders.other_letters)
+        load_encoder.cache_clear()
+        with pytest.raises(InputError, match="is not the encoder that this run began with"):
+            simulate(experiment, tmp_path / "run", resume=True)
+
     def test_an_encoder_without_a_cost_is_refused_first(self, tmp_path: Path) -> None:
         table = a_table(tmp_path)
         experiment = an_experiment(table)
@@ -443,15 +455,17 @@ class TestEstimators:
     def test_what_is_refused(self) -> None:
         texts, labels = texts_and_labels(20)
         unfitted = make_pipeline(TfidfVectorizer(), TruncatedSVD(2))
-        for features, points, message in (
+        for features, points, message in [
             (unfitted, texts, "Pipeline that is not fitted: fit it on public data first"),
             (3, texts, "the encoder is 3: give an .onnx file"),
             (self.pipeline(), [*texts[:19], 3.5], "X holds words and other things"),
             ("fouriere", np.ones((20, 2)), "did you mean 'fourier'"),
-        ):
+        ]:
             given = np.array(points, dtype=object) if isinstance(points, list) else points
             with pytest.raises(InputError, match=message):
                 CodedFedLClassifier(features=features).fit(given, labels)
+        with pytest.raises(InputError, match="operations is -1: must be a whole number"):
+            CodedFedLClassifier(features=self.pipeline(), operations=-1).fit(texts, labels)
 
 
 @pytest.mark.extras

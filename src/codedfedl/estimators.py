@@ -174,6 +174,12 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             if not known and not (name == "sigma" and value is None):
                 least_said = "at least" if name == "ridge" else "above"
                 raise InputError(f"{name} is {value!r}: must be a finite number {least_said} 0")
+        if self.operations is not None and (
+            not isinstance(self.operations, int | np.integer) or self.operations < 0
+        ):
+            raise InputError(
+                f"operations is {self.operations!r}: must be a whole number, 0 or more, or None"
+            )
         if isinstance(self.random_state, int | np.integer):
             if not 0 <= self.random_state < 2**32:
                 raise InputError(f"random_state is {self.random_state}: must be in [0, 2^32)")

@@ -55,6 +55,5 @@ class Job:
                 "the federation trains on the outputs of an encoder, and this node has none: start "
                 "it with --encoder, an .onnx file or module:function"
             )
-        return load_encoder(
-            encoder, text=bool(self.encoder["text"]), normalise=bool(self.encoder["normalise"])
-        )
+        text, normalise = self.encoder.get("text", False), self.encoder.get("normalise", True)
+        return load_encoder(encoder, text=bool(text), normalise=bool(normalise))
