@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from sklearn.pipeline import Pipeline, make_pipeline  # type: ignore[import-unty
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
 from codedfedl import CodedFedLClassifier, load_dataset, load_model, simulate
-from codedfedl.data.shards import read_shard
+from codedfedl.data.shards import Shard, read_shard
 from codedfedl.errors import InputError
+from codedfedl.federate.cache import Cache
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
@@ -363,6 +365,13 @@ class TestFederation:
         with pytest.raises(InputError, match=f"2 of 3 nodes are ready.*{reason}"):
             federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
 
+    def test_operations_are_wanted_before_anybody_is_asked(self, tmp_path: Path) -> None:
+        more = {"features": {"operations": None}}
+        experiment, grid = self.federation(a_table(tmp_path), tmp_path, **more)
+        with pytest.raises(InputError, match="features.operations is not given"):
+            federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+        assert not grid.asked
+
     def test_a_node_uses_no_encoder_that_a_server_names(self, tmp_path: Path) -> None:
         job = asdict(Job("0" * 32, "encoder", 1, 1.0, 0, 1, encoder={"text": True}))
         job["encoder"] |= {"normalise": True, "source": "os:system", "encoder": "os:system"}
@@ -390,6 +399,16 @@ class TestFederation:
         Node("ada", load, tmp_path, encoder=LETTERS).ready()
         with pytest.raises(InputError, match="fails' failed"):
             Node("ada", load, tmp_path, encoder="tests.encoders:fails").ready()
+
+    def test_a_slow_encoder_looks_at_the_clock(self, tmp_path: Path) -> None:
+        """Of 600 points 256 are encoded before the first look, at which the time is up."""
+        points = np.array(texts_and_labels(600)[0])
+        ticks = count()
+        load = lambda: Shard(points, np.zeros(600, np.int64))  # noqa: E731
+        cache = Cache(tmp_path / "cache", "ada", load, lambda: float(next(ticks)))
+        encoder = load_encoder(LETTERS, text=True)
+        features, _, embedded = cache.embed(encoder, 1, 0, seconds=1.5)
+        assert (features.shape, embedded) == ((600, 26), 256)
 
     def test_texts_have_no_scale(self, tmp_path: Path) -> None:
         table = a_table(tmp_path)

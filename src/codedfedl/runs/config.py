@@ -283,9 +283,12 @@ class Experiment(_Table):
         how, text = self.features, self.data.text is not None
         if how.encoder is None:
             return None
-        return load_encoder(
+        found = load_encoder(
             how.encoder, text=text, normalise=how.normalise, operations=how.operations
         )
+        if not found.digest:
+            found.macs(1)  # refuses a function whose operations are not given, before any work
+        return found
 
     def with_sigma(self, sigma: float) -> "Experiment":
         """Return the experiment with a σ, if it is to be chosen from the data."""
