@@ -417,6 +417,26 @@ class TestFederation:
             federate(Loopback(tmp_path, []), experiment, RunDirectory(tmp_path / "run"), print)
 
 
+@pytest.mark.engine
+def test_real_nodes_train_on_their_texts(tmp_path: Path, run: Run) -> None:
+    settings = {
+        "data.text": "note",
+        "features.kind": "encoder",
+        "features.encoder": LETTERS,
+        "features.operations": 500,
+    }
+    changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    how = ("--clients", 3, "--rounds", 1, "--scheme", "one-shot", *changes, "--json")
+    code, out, error = run(
+        "federate", "local", "--dataset", a_table(tmp_path), *how, "--out", tmp_path / "run"
+    )
+    assert code == 0, error
+    assert json.loads(out)["accuracy"] > 0.8
+    asked = ["cook pork leek", "sail ship tide"]
+    model = load_model(tmp_path / "run" / "model.npz", LETTERS)
+    assert model.predict(asked).tolist() == [1, 2]  # words are numbered in sorted order
+
+
 class TestEstimators:
     def pipeline(self, components: int = 12) -> Pipeline:
         """Return a pipeline that was fitted on other texts of the same words."""
