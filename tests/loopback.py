@@ -44,6 +44,8 @@ class Loopback(MemoryTransport):
 
     def __init__(self, folder: Path, shards: list[Path], script: Script | None = None) -> None:
         self.folder, self.shards, self.script = folder, shards, script or Script()
+        self.encoders: dict[int, str] = {}  # those of nodes that have one
+        self.text: str | None = None
         self.crash_after: int | None = None  # asks
         nodes = {FIRST_NODE + j: self._respond(j) for j in range(len(shards))}
         super().__init__(nodes, self._delay)
@@ -70,9 +72,10 @@ class Loopback(MemoryTransport):
         vault = self.vault(client)
         return Node(
             name,
-            lambda: read_shard(shard),
+            lambda: read_shard(shard, text=self.text),
             self.folder / "caches" / name,
             works=("tests.own_scheme", "examples.buffered"),
+            encoder=self.encoders.get(client),
             entropy=stream(SEED, "code", client).bytes,
             clock=lambda: TICK * next(ticks),
             vault=vault,

@@ -20,6 +20,7 @@ from codedfedl import schemes
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("docs/tutorials/*.md"))]
+NEED_EXTRAS = ("docs/tutorials/text-classifier.md",)
 SECONDS = 120
 
 _FENCE = re.compile(
@@ -44,8 +45,13 @@ def blocks(page: str) -> list[Block]:
     return [Block(m["language"], m["text"], m["reason"], m["file"]) for m in _FENCE.finditer(text)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+def marked(page: str) -> Any:
+    """Run a page with those that take long, or with those that need optional packages."""
+    mark = pytest.mark.extras if page in NEED_EXTRAS else pytest.mark.slow
+    return pytest.param(page, marks=mark)
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(schemes, "SCHEMES", dict(schemes.SCHEMES))  # a page may add its own

@@ -39,7 +39,8 @@ from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate import cache
-from codedfedl.federate.node import Job, Node
+from codedfedl.federate.job import Job
+from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Arrays
 from codedfedl.fleet.costs import Cost
@@ -97,7 +98,7 @@ def do(
 
 def features_and_targets() -> tuple[Any, Any]:
     data, order = shard(), processing_order(101, 0)
-    return JOB.features.transform(data.inputs[order]), data.targets(order, 3)
+    return JOB.features().transform(data.inputs[order]), data.targets(order, 3)
 
 
 def model() -> np.ndarray[Any, Any]:
@@ -333,7 +334,7 @@ def test_regression_targets(tmp_path: Path) -> None:
     assert (hello["columns"], hello["classes"], hello["points"]) == (3, False, 101)
     _, arrays = do(node, Gradient(0), 9)
     order = processing_order(101, 0)[:9]
-    expected = gradient(JOB.features.transform(data.inputs[order]), data.labels[order], model())
+    expected = gradient(JOB.features().transform(data.inputs[order]), data.labels[order], model())
     np.testing.assert_allclose(arrays["gradient"], expected, rtol=2e-5, atol=1e-4)
 
 
@@ -391,7 +392,7 @@ def test_a_node_and_the_simulator_give_the_same_answer(
     job = replace(JOB, batches=batches)
     own = Shard(rng.random((held, 5)), rng.integers(0, 3, held))
     order = processing_order(held, job.seed)
-    features, targets = job.features.transform(own.inputs[order]), own.targets(order, 3)
+    features, targets = job.features().transform(own.inputs[order]), own.targets(order, 3)
     parts = [part[0] for part in mini_batches([np.arange(held)], batches)]
     work = _some(rng, np.array([len(part) for part in parts]))[kind]
     chooses = type(work).load is not Work.load
@@ -518,7 +519,8 @@ from dataclasses import asdict
 from pathlib import Path
 import numpy as np
 from codedfedl.data.shards import read_shard
-from codedfedl.federate.node import Job, Node
+from codedfedl.federate.job import Job
+from codedfedl.federate.node import Node
 
 folder = Path(sys.argv[1])
 job = asdict(Job("0" * 32, "fourier", 500, 2.0, 0, 1, columns=10))

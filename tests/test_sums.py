@@ -23,7 +23,7 @@ from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import ask_digest
 from codedfedl.federate.helper import HelperNode
-from codedfedl.federate.node import Job
+from codedfedl.federate.job import Job
 from codedfedl.federate.server import federate
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
@@ -464,7 +464,7 @@ class TestNode:
         plain = arrays["masked"] - mask(seed, binding, len(arrays["masked"]))
         shard = read_shard(desk.grid.shards[0])
         order = processing_order(len(shard.inputs), 0)
-        embedded = Job(**desk.job).features.transform(shard.inputs[order])
+        embedded = Job(**desk.job).features().transform(shard.inputs[order])
         client = ArrayClient(embedded, shard.targets(order, 10), 1, lambda *_: None)  # type: ignore[arg-type]
         expected = work.answer(client, 100, model).arrays[work.name].ravel()
         assert facts["points"] == 100

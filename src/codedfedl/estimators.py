@@ -16,7 +16,11 @@ from sklearn.base import (  # type: ignore[import-untyped]
     MultiOutputMixin,
     RegressorMixin,
 )
-from sklearn.utils import check_random_state  # type: ignore[import-untyped]
+from sklearn.utils import (  # type: ignore[import-untyped]
+    check_array,
+    check_consistent_length,
+    check_random_state,
+)
 from sklearn.utils.multiclass import (  # type: ignore[import-untyped]
     check_classification_targets,
 )
@@ -28,10 +32,19 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 from codedfedl._types import FloatArray
 from codedfedl.core.record import round_columns
 from codedfedl.data import Dataset, mini_batches
+from codedfedl.data.dataset import texts
 from codedfedl.data.owners import dealt, fleet_of, known_clients
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
-from codedfedl.learning.features import FeatureMap, Tiles, feature_map, typical_sigma
+from codedfedl.learning.features import (
+    Encoded,
+    Encoder,
+    FeatureMap,
+    Tiles,
+    encoder_of,
+    feature_map,
+    typical_sigma,
+)
 from codedfedl.learning.training import Schedule
 from codedfedl.models.files import map_settings, save_model
 from codedfedl.models.model import Model, fitted_temperature
@@ -59,7 +72,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         scheme: str | Scheme = "coded-newton",
         *,
         fleet: Fleet | Devices | str | Path | None = None,
-        features: str = "fourier",
+        features: Any = "fourier",
         n_components: int = 500,
         sigma: float | None = None,
         image: tuple[int, int, int] | None = None,
@@ -67,6 +80,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         epochs: int = 100,
         step: float = 1.0,
         batches: int = 1,
+        operations: int | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.scheme = scheme
@@ -79,6 +93,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.epochs = epochs
         self.step = step
         self.batches = batches
+        self.operations = operations
         self.random_state = random_state
 
     def _train(
@@ -88,7 +103,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         seed = self._check_parameters()
         # Far from 0, float32 would not tell points apart; an RBF kernel does not mind the move.
         tiles = Tiles(self.image)
-        kind = feature_map(self.features, self.n_components, 1.0, seed, tiles)
+        kind = self._drawn(1.0, seed, tiles)
         self.center_ = points.mean(axis=0) * kind.shift_invariant
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
@@ -98,8 +113,9 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         parts = mini_batches(shards, self.batches)
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
-        given = feature_map(self.features, self.n_components, self.sigma_, seed, tiles)
-        self.feature_map_: FeatureMap = scheme.features or given
+        given = self._drawn(self.sigma_, seed, tiles)
+        drawn = scheme.features or given
+        self.feature_map_: FeatureMap = drawn if self.encoder_ is None else given
         schedule = Schedule(self.step, 1.0, ())
         task = task_of(
             dataset,
@@ -118,6 +134,31 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self._keep(simulation.settings[0], fleet)
         self._calibrate(near[scored], labels[scored], classes)
 
+    def _inputs(self, points: Any, labels: Any, **checks: Any) -> tuple[FloatArray, Any]:
+        """Return points and labels, checked; points are embeddings where there is an encoder."""
+        self.encoder_: Encoder | None = None
+        named = isinstance(self.features, str)
+        if named and ":" not in self.features and not self.features.endswith(".onnx"):
+            found, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
+            return found, labels
+        text = np.asarray(points).dtype.kind in "OUT"
+        self.encoder_ = encoder_of(
+            self.features, text=text, normalise=named, operations=self.operations
+        )
+        if not text:
+            points, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
+        else:
+            points, labels = _texts(points), check_array(labels, ensure_2d=False, dtype=None)
+            check_consistent_length(points, labels)
+        return self.encoder_.transform(points).astype(np.float64), labels
+
+    def _drawn(self, sigma: float, seed: int, tiles: Tiles) -> FeatureMap:
+        """Return the feature map of the points that `_inputs` returns."""
+        if self.encoder_ is None:
+            return feature_map(self.features, self.n_components, sigma, seed, tiles)
+        known = self.operations is not None or self.encoder_.digest
+        return Encoded(self.encoder_.macs(getattr(self, "n_features_in_", 1)) if known else 0)
+
     def _check_parameters(self) -> int:
         """Refuse what cannot be, before any work, and return the seed.
 
@@ -133,6 +174,12 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             if not known and not (name == "sigma" and value is None):
                 least_said = "at least" if name == "ridge" else "above"
                 raise InputError(f"{name} is {value!r}: must be a finite number {least_said} 0")
+        if self.operations is not None and (
+            not isinstance(self.operations, int | np.integer) or self.operations < 0
+        ):
+            raise InputError(
+                f"operations is {self.operations!r}: must be a whole number, 0 or more, or None"
+            )
         if isinstance(self.random_state, int | np.integer):
             if not 0 <= self.random_state < 2**32:
                 raise InputError(f"random_state is {self.random_state}: must be in [0, 2^32)")
@@ -176,10 +223,11 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         classes = getattr(self, "classes_", None)
         if classes is not None and classes.dtype == object:
             classes = classes.astype(str)
+        features = self.feature_map_ if self.encoder_ is None else self.encoder_
         calibrated = f"{self._points_seen:,} of the training points"
         card = {
             "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.name,
-            "features": map_settings(self.feature_map_),
+            "features": map_settings(features),
             "clients": len(self.fleet_.points),
             "rounds": self.n_iter_,
             "training_hours": self.training_hours_,
@@ -190,12 +238,12 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             "temperature": self._temperature,
         }
         return Model(
-            features=self.feature_map_,
+            features=features,
             weights=self.coef_,
-            inputs=self.n_features_in_,
+            inputs=getattr(self, "n_features_in_", 1),
             classes=classes,
             columns=tuple(getattr(self, "feature_names_in_", ())),
-            center=self.center_,
+            center=self.center_ if self.encoder_ is None else None,
             offset=getattr(self, "offset_", None),
             scale=getattr(self, "scale_", None),
             temperature=self._temperature,
@@ -209,12 +257,29 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, points: Any) -> FloatArray:
         """Return the model's numbers for raw points, shape (n, c), some rows at a time."""
         check_is_fitted(self)
-        rows = validate_data(self, points, reset=False, dtype=np.float64) - self.center_
+        rows = self._checked(points)
         outputs = np.empty((len(rows), self.coef_.shape[1]))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             outputs[part] = self.feature_map_.transform(rows[part]) @ self.coef_
         return outputs
+
+    def _checked(self, points: Any) -> FloatArray:
+        """Return points to predict for, as `feature_map_` takes them."""
+        if self.encoder_ is not None and self.encoder_.text:
+            return self.encoder_.transform(_texts(points)).astype(np.float64)
+        raw = validate_data(self, points, reset=False, dtype=np.float64)
+        if self.encoder_ is not None:
+            return self.encoder_.transform(raw).astype(np.float64)
+        return np.asarray(raw - self.center_)
+
+
+def _texts(points: Any) -> npt.NDArray[np.str_]:
+    """Return texts of shape (n, 1), refusing cells that are no texts."""
+    held = np.asarray(points)
+    if not all(isinstance(cell, str) for cell in held.ravel()):
+        raise InputError("X holds words and other things: give numbers, or one text per point")
+    return texts("X", held.astype(np.str_))
 
 
 class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
@@ -231,7 +296,10 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         fastest processor and link to the slowest.
     features
         ``fourier``, ``structured`` (cheaper on the clients), ``patches`` (of images) or
-        ``identity`` (a linear model).
+        ``identity`` (a linear model). Or a frozen encoder that every client has: a fitted
+        transformer or pipeline, an ONNX file, or a function as ``module:function``, whose outputs
+        a linear model is trained on. A transformer's outputs are taken as they are, those of the
+        others are scaled to length 1.
     n_components
         Number of features; ``patches`` has at most as many as its grid allows.
     sigma
@@ -243,6 +311,9 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
     epochs, step, batches
         For schemes that descend along gradients: passes over the data, step size (at most 1 is safe
         for Fourier features), and mini-batches per pass. `coded-newton` plans its own rounds.
+    operations
+        Multiply-accumulates of the encoder for one point, which `total_hours_` charges; if None
+        they are counted for an ONNX file, and nothing is charged for any other encoder.
     random_state
         Seed of features, codes, delays and the partition of the points over clients.
 
@@ -260,6 +331,8 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         Simulated training time on the fleet: rounds only, and with the set-up.
     center_ : array of shape (d,)
         Subtracted from every point first.
+    encoder_ : Encoder or None
+        What X goes through first; None if `features` are not an encoder's.
     sigma_, feature_map_, fleet_, n_iter_, n_features_in_, feature_names_in_
         The values used.
 
@@ -278,12 +351,13 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         Parameters
         ----------
         X : array or data frame of shape (n, d)
+            Or texts, shape (n,), for an encoder that takes them.
         y : array of shape (n,)
             Classes of any kind.
         clients : array of shape (n,), optional
             The name of each point's client, as in the fleet; by default assigned at random.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
+        X, y = self._inputs(X, y)  # noqa: N806
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) == 1:
@@ -322,7 +396,7 @@ class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type:
         clients : array of shape (n,), optional
             The name of each point's client, as in the fleet; by default assigned at random.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)  # noqa: N806
+        X, y = self._inputs(X, y, multi_output=True, y_numeric=True)  # noqa: N806
         columns = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
         self.offset_, spread = columns.mean(axis=0), columns.std(axis=0)
         self.scale_ = np.where(spread > 0, spread, 1.0)

@@ -87,7 +87,8 @@ def _trained(
     }
     given = {"data.name": dataset} | training.changes | places
     experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
-    loaded = load_dataset(dataset, data, label=experiment.data.label)
+    how = experiment.data
+    loaded = load_dataset(dataset, data, label=how.label, text=how.text)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
     cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
@@ -98,6 +99,7 @@ def _trained(
     shards = write_shards(experiment, loaded, folder / "data")
     keys = security.held(folder / "keys", training.clients, helper=cap is not None)
     settings: dict[str, Any] = {"keys": keys, "port": port, "works": training.modules}
+    settings |= {"encoder": experiment.features.encoder, "text": how.text is not None}
     with (
         with_resume_hint(out, resume),
         directory.failures_noted(),
@@ -134,6 +136,7 @@ def local_experiment(
     base |= {"federation": {"clients": 1}, "schemes": [dict(scheme)]}
     options = _OPTIONS | set_options(overrides)
     experiment = changed(base, {**given, **overrides}, "federate local", options)
+    experiment = experiment.with_whole_paths()  # processes start in other folders
     federation_config(experiment)
     scheme_of(experiment)
     return experiment

@@ -11,6 +11,13 @@ from codedfedl.io.files import check_destination
 
 __all__ = ["export_command", "predict_command"]
 
+EncoderName = Annotated[
+    str | None,
+    typer.Option(
+        help="The encoder that the model was trained on: an .onnx file, or module:function.",
+        show_default=False,
+    ),
+]
 ModelFile = Annotated[Path, typer.Argument(help="The model.npz of a run.", show_default=False)]
 
 
@@ -31,6 +38,7 @@ def predict_command(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also give the probability of every class.")
     ] = False,
+    encoder: EncoderName = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -44,23 +52,25 @@ def predict_command(
     """
     from codedfedl.cli.predicting import write_predictions
 
-    write_predictions(model, points, out, probabilities, data, as_json)
+    write_predictions(model, points, out, probabilities, encoder, data, as_json)
 
 
 def export_command(
     model: ModelFile,
     out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("model.onnx"),
+    encoder: EncoderName = None,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX: a graph from points to scores.
 
+    The graph of a model with an encoder begins at the encoder's outputs.
     It needs the extra: pip install 'codedfedl[onnx]'.
     """
     from codedfedl.models import load_model
     from codedfedl.models.onnx import export_onnx
 
     check_destination(out, (".onnx",))
-    known = load_model(model)
+    known = load_model(model, encoder)
     export_onnx(known, out)
     if as_json:
         print_json({"model": str(model), "onnx": str(out), "inputs": known.inputs})

@@ -21,13 +21,19 @@ Array = npt.NDArray[Any]
 
 
 def write_predictions(
-    model: Path, points: str, out: Path | None, probabilities: bool, data: str | None, as_json: bool
+    model: Path,
+    points: str,
+    out: Path | None,
+    probabilities: bool,
+    encoder: str | None,
+    data: str | None,
+    as_json: bool,
 ) -> None:
     """Predict the points of a file or a data set, and print or write the predictions."""
     if out is not None:
         check_destination(out, TABLE_SUFFIXES)
-    known = load_model(model)
-    found = read_unlabelled(points, known.columns, known.labels, data)
+    known = load_model(model, encoder)
+    found = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
     inputs = found.inputs if found.scaled else known.raw(found.inputs)
     predicted = known.predict(inputs)
     likely = known.predict_proba(inputs) if probabilities else None

@@ -100,8 +100,13 @@ def node_command(
         Path | None, typer.Option(help="The node's points: a file or a folder.")
     ] = None,
     label: Annotated[str | None, typer.Option(help="The label column of a table.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column of a table with texts.")] = None,
     loader: Annotated[
         str | None, typer.Option(help="Instead of --data: a function, as module:function.")
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="The node's own encoder: an .onnx file, or module:function."),
     ] = None,
     cache: Annotated[Path | None, typer.Option(help="The node's cache folder.")] = None,
     least: Annotated[
@@ -154,7 +159,10 @@ def node_command(
     config: dict[str, Any] = dict(_pair(text) for text in settings or [])
     paths = {"data": data, "cache": cache, "helper": helper, "vault": vault}
     config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}
-    given = {"label": label, "loader": loader, "works": works, "name": name}
+    given = {"label": label, "text": text, "loader": loader, "works": works, "name": name}
+    if encoder is not None and encoder.endswith(".onnx"):
+        encoder = str(Path(encoder).resolve())
+    given["encoder"] = encoder
     numbers = {"least": least, "epsilon_cap": epsilon_cap, "parity": parity or None}
     config |= {what: value for what, value in (given | numbers).items() if value is not None}
     leave_on_signals()

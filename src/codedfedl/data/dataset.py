@@ -10,7 +10,7 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
 
-__all__ = ["Dataset", "Origin", "chance_of", "check_finite", "real_numbers"]
+__all__ = ["Dataset", "Origin", "chance_of", "check_finite", "real_numbers", "texts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Dataset:
     name
         Name of the data in tables and figures.
     inputs, test_inputs : arrays of shape (n, d) and (n_test, d)
-        One point per row; kept as float32.
+        One point per row; kept as float32. Texts, for an encoder, have the shape (n, 1).
     labels, test_labels : arrays of shape (n,), or (n, c) for regression
         Class numbers from 0, kept as int64, or the numbers to predict, kept as float64.
     classes
@@ -68,9 +68,9 @@ class Dataset:
     """
 
     name: str
-    inputs: npt.NDArray[np.float32]
+    inputs: npt.NDArray[Any]
     labels: IntArray | FloatArray
-    test_inputs: npt.NDArray[np.float32]
+    test_inputs: npt.NDArray[Any]
     test_labels: IntArray | FloatArray
     classes: int | None
     image: tuple[int, int, int] | None = None
@@ -102,6 +102,10 @@ class Dataset:
                     f"test_{field} has rows of shape {test} where {field} has {shape}: "
                     "give both the same columns"
                 )
+        if self.is_text != (self.test_inputs.dtype.kind == "U"):
+            raise InputError(
+                "one of inputs and test_inputs holds texts, and the other numbers: give both alike"
+            )
 
     def check_classes(self) -> None:
         """Refuse to train on points that are all of one class."""
@@ -117,6 +121,19 @@ class Dataset:
     def is_classification(self) -> bool:
         """Whether the labels are classes."""
         return self.classes is not None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the inputs are texts, which only an encoder takes."""
+        return self.inputs.dtype.kind == "U"
+
+    @property
+    def input_bits(self) -> int:
+        """Bits of a point where it comes from; of a text, eight a character on average."""
+        if self.is_text:
+            characters = float(np.strings.str_len(self.inputs).mean())
+            return round(8 * characters)
+        return self.bits * int(self.inputs.shape[1])
 
     @property
     def label_columns(self) -> int:
@@ -170,8 +187,11 @@ def check_finite(name: str, values: npt.NDArray[Any]) -> None:
         )
 
 
-def _points(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    given = real_numbers(name, values)
+def _points(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    held = _array(name, values)
+    if held.dtype.kind == "U":
+        return texts(name, held)
+    given = real_numbers(name, held)
     if given.ndim != 2 or given.size == 0:
         raise InputError(f"{name} has shape {given.shape}: give at least one point and one feature")
     return _float32(name, given)
@@ -205,15 +225,29 @@ def _float32(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 def real_numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return values as an array, refusing what holds anything but real numbers."""
+    array = _array(name, values)
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{name} holds {array.dtype}, not real numbers: convert it first")
+    return array
+
+
+def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     try:
-        array = np.asarray(values)
+        return np.asarray(values)
     except ValueError:
         raise InputError(
             f"{name} has rows of unequal length: give every point the same length"
         ) from None
-    if array.dtype.kind not in "biuf":
-        raise InputError(f"{name} holds {array.dtype}, not real numbers: convert it first")
-    return array
+
+
+def texts(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
+    """Return texts in one column, shape (n, 1), refusing several columns and what is no text."""
+    one = values.reshape(len(values), -1) if values.ndim in (1, 2) and values.size else values
+    if one.ndim != 2 or one.shape[1] != 1 or one.dtype.kind != "U":
+        raise InputError(
+            f"{name} has shape {values.shape} and holds {values.dtype}: give one text per point"
+        )
+    return one
 
 
 def _targets(labels: IntArray | FloatArray, classes: int | None) -> npt.NDArray[np.float32]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from codedfedl.errors import InputError
 
-__all__ = ["CHECKSUMS", "MIRRORS", "cache_folder", "download"]
+__all__ = ["CHECKSUMS", "MIRRORS", "download"]
 
 MIRRORS = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/",),
@@ -30,13 +30,6 @@ CHECKSUMS = {  # MD5, as published with the data
 }
 
 
-def cache_folder(name: str) -> Path:
-    """Return the folder in the user's cache that holds the downloaded files of a data set."""
-    import pooch  # type: ignore[import-untyped]
-
-    return Path(pooch.os_cache("codedfedl")) / name
-
-
 def download(name: str, folder: Path, mirrors: Sequence[str], checksums: Mapping[str, str]) -> Path:
     """Download the files that a folder lacks, from the first mirror that has them all.
 
@@ -51,7 +44,7 @@ def download(name: str, folder: Path, mirrors: Sequence[str], checksums: Mapping
     checksums
         The MD5 of every file.
     """
-    import pooch
+    import pooch  # type: ignore[import-untyped]
 
     reasons = []
     for mirror in mirrors:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from codedfedl._types import FloatArray
-from codedfedl.data.dataset import check_finite, real_numbers
+from codedfedl.data.dataset import check_finite, real_numbers, texts
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.io.tables import check_columns, load_table
@@ -21,6 +21,7 @@ __all__ = [
     "TABLES",
     "Image",
     "Points",
+    "input_columns",
     "label_column",
     "label_names",
     "number_columns",
@@ -30,17 +31,18 @@ __all__ = [
 
 TABLES = (".csv", ".parquet")
 _ARRAYS = ("inputs", "labels", "test_inputs", "test_labels")
+_MOST_BYTES = 1 << 33  # of texts
 
 Array = npt.NDArray[Any]
 Image = tuple[int, int, int]
 """Height, width and channels."""
 
 
-def read_npz(path: Path) -> tuple[dict[str, Array], Image | None]:
+def read_npz(path: Path, *, text: bool = False) -> tuple[dict[str, Array], Image | None]:
     """Return the arrays of a file: finite inputs of shape (n, d), and as many labels.
 
     Inputs of shape (n, height, width) or (n, height, width, channels) are images, whose shape is
-    returned too.
+    returned too. With `text` they are texts, shape (n, 1).
     """
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
@@ -57,7 +59,8 @@ def read_npz(path: Path) -> tuple[dict[str, Array], Image | None]:
     image = _image(arrays["inputs"])
     for part in [name.removesuffix("labels") for name in arrays if name.endswith("labels")]:
         inputs, labels = f"{part}inputs", f"{part}labels"
-        arrays[inputs] = _rows(f"{path}: {inputs}", arrays[inputs])
+        as_rows = texts if text else _rows
+        arrays[inputs] = as_rows(f"{path}: {inputs}", arrays[inputs])
         if arrays[labels].shape[:1] != (len(arrays[inputs]),):
             raise InputError(
                 f"{path}: {inputs} has {len(arrays[inputs])} rows and {labels} has shape "
@@ -74,6 +77,8 @@ def _image(inputs: Array) -> Image | None:
 
 
 def _rows(name: str, values: Array) -> Array:
+    if values.dtype.kind == "U":
+        raise InputError(f"{name} holds texts: say data.text, for an encoder that takes texts")
     numbers = real_numbers(name, values)
     if numbers.ndim < 2 or numbers.size == 0:
         raise InputError(f"{name} has shape {numbers.shape}: give a row of features per point")
@@ -97,8 +102,11 @@ def label_names(label: str | Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in given))
 
 
-def read_points(path: Path, label: str | Sequence[str] | None) -> Points:
-    """Read the points of a table and their labels."""
+def read_points(path: Path, label: str | Sequence[str] | None, text: str | None = None) -> Points:
+    """Read the points of a table and their labels; `text` names the column that is all of a point.
+
+    With it, the other columns are not read.
+    """
     names = label_names(label)
     table = load_table(path)
     found = table.column_names
@@ -106,13 +114,36 @@ def read_points(path: Path, label: str | Sequence[str] | None) -> Points:
         if name not in found:
             raise InputError(f"{path} has no label column {name!r}: {nearest(name, found)}")
     check_columns(path, found, names, found)
-    features = [name for name in found if name not in names]
+    features = [name for name in found if name not in names] if text is None else [text]
     if table.num_rows == 0 or not features:
         raise InputError(f"{path} has no points or no features: add a line per point")
-    inputs = number_columns(path, table, features)
+    inputs = input_columns(path, table, features, text=text is not None)
     one = len(names) == 1
     labels = label_column(path, table, names[0]) if one else number_columns(path, table, names)
     return Points(inputs, labels, tuple(features), tuple(names))
+
+
+def input_columns(path: Path, table: pa.Table, names: Sequence[str], *, text: bool) -> Array:
+    """Return the inputs, shape (n, d): numbers, or the texts of the one column, shape (n, 1)."""
+    return _text_column(path, table, names[0]) if text else number_columns(path, table, names)
+
+
+def _text_column(path: Path, table: pa.Table, name: str) -> npt.NDArray[np.str_]:
+    if name not in table.column_names:
+        raise InputError(
+            f"{path} has no column of texts {name!r}: {nearest(name, table.column_names)}"
+        )
+    column = table[name]
+    cells = ["" if cell is None else str(cell) for cell in column.to_pylist()]
+    empty = np.array([not cell.strip() for cell in cells])
+    if empty.any():
+        raise _refusal(path, name, column, empty, "a text, or leave the point out")
+    if (needed := 4 * len(cells) * max(map(len, cells))) > _MOST_BYTES:
+        raise InputError(
+            f"{path}: {name} would take {needed:,} bytes of memory, since every text is given the "
+            "room of the longest: cut long texts"
+        )
+    return np.array(cells)[:, None]
 
 
 def number_columns(path: Path, table: pa.Table, names: Sequence[str]) -> FloatArray:

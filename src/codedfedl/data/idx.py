@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from codedfedl._types import IntArray
 from codedfedl.data.dataset import Dataset, Origin
-from codedfedl.data.download import CHECKSUMS, MIRRORS, cache_folder, download
+from codedfedl.data.download import CHECKSUMS, MIRRORS, download
 from codedfedl.errors import InputError
+from codedfedl.io.files import cache_folder
 
 __all__ = ["IDX_NAMES", "find_files", "load_idx", "read_idx"]
 

@@ -29,6 +29,7 @@ def load_dataset(
     directory: str | Path | None = None,
     *,
     label: str | Sequence[str] | None = None,
+    text: str | None = None,
     test_share: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
@@ -48,6 +49,9 @@ def load_dataset(
         Where the files of ``mnist`` and ``fashion-mnist`` are; see `find_files`.
     label
         The label column of a table, or several, separated by commas; by default ``label``.
+    text
+        The column of a table that holds texts, for an encoder: no other column is read. For an
+        ``.npz`` file any name says that its inputs are texts.
     test_share
         Share of the points held out for testing, if the data have no test part. The split is
         stratified by class.
@@ -65,6 +69,10 @@ def load_dataset(
     suffix = Path(name).suffix
     if label is not None and suffix not in TABLES:
         raise InputError(f"label is {label!r}, but only a .csv or .parquet table has label columns")
+    if text is not None and suffix not in (*TABLES, ".npz"):
+        raise InputError(
+            f"data.text is {text!r}, but only a .csv, .parquet or .npz file has texts: leave it out"
+        )
     if name in IDX_NAMES:
         return load_idx(str(name), directory)
     if name == "digits":
@@ -73,9 +81,9 @@ def load_dataset(
         upper, lower = np.split(_digits()[0], 2, axis=1)
         return _of_pixels(_split(name, upper, lower, test_share, seed, (4, 8, 1)))
     if suffix == ".npz":
-        return _load_npz(Path(name), test_share, seed)
+        return _load_npz(Path(name), test_share, seed, text=text is not None)
     if suffix in TABLES:
-        found = read_points(Path(name), label)
+        found = read_points(Path(name), label, text)
         origin = Origin(found.columns, found.label_columns)
         stem = Path(name).stem
         return _split(stem, found.inputs, found.labels, test_share, seed, origin=origin)
@@ -97,8 +105,8 @@ def _of_pixels(digits: Dataset) -> Dataset:
     return replace(digits, bits=8, origin=digits.origin.of_pixels(digits.inputs.shape[1], _WHITEST))
 
 
-def _load_npz(path: Path, test_share: float, seed: int) -> Dataset:
-    arrays, image = read_npz(path)
+def _load_npz(path: Path, test_share: float, seed: int, *, text: bool) -> Dataset:
+    arrays, image = read_npz(path, text=text)
     inputs, labels = arrays["inputs"], arrays["labels"]
     if "test_inputs" not in arrays:
         return _split(path.stem, inputs, labels, test_share, seed, image)
@@ -177,7 +185,9 @@ def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool
 
 
 def _unit_scale(inputs: Array, image: Image | None) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the lowest value of each column and its span; None where all are in [0, 1]."""
+    """Return the lowest value of each column and its span; None for texts, and in [0, 1]."""
+    if inputs.dtype.kind == "U":
+        return None, None
     low, high = inputs.min(axis=0).astype(np.float64), inputs.max(axis=0).astype(np.float64)
     if low.min() >= 0 and high.max() <= 1:
         return None, None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.data.dataset import texts
 from codedfedl.data.files import TABLES, read_npz, read_points
 from codedfedl.errors import InputError
 
@@ -25,6 +26,7 @@ class Shard:
     Parameters
     ----------
     inputs : array of shape (n, d)
+        Numbers; or texts, shape (n, 1), for an encoder.
     labels : array of shape (n,) or (n, c)
         Whole numbers in one column mean classes, and decimal numbers regression.
     """
@@ -34,7 +36,9 @@ class Shard:
 
     def __post_init__(self) -> None:
         inputs, labels = self.inputs, self.labels
-        if inputs.ndim != 2 or inputs.shape[0] == 0 or inputs.dtype.kind not in "biuf":
+        if inputs.dtype.kind == "U":
+            object.__setattr__(self, "inputs", texts("inputs", inputs))
+        elif inputs.ndim != 2 or inputs.shape[0] == 0 or inputs.dtype.kind not in "biuf":
             raise InputError(
                 f"inputs has shape {inputs.shape} and holds {inputs.dtype}: give a row of numbers "
                 "for every point"
@@ -58,6 +62,11 @@ class Shard:
         return self.labels.dtype.kind in "biu" and self.labels.ndim == 1
 
     @property
+    def is_text(self) -> bool:
+        """Whether the inputs are texts, which only an encoder takes."""
+        return self.inputs.dtype.kind == "U"
+
+    @property
     def columns(self) -> int:
         """Label columns that these points need: classes so far, or numbers to predict."""
         if self.is_classification:
@@ -74,7 +83,7 @@ class Shard:
         return one_hot
 
 
-def read_shard(path: str | Path, label: str | None = None) -> Shard:
+def read_shard(path: str | Path, label: str | None = None, text: str | None = None) -> Shard:
     """Read a client's data.
 
     Parameters
@@ -85,13 +94,16 @@ def read_shard(path: str | Path, label: str | None = None) -> Shard:
         memory-mapped.
     label
         The label column of a table, or several, separated by commas; ``label`` by default.
+    text
+        The column of a table that holds texts, for an encoder; any name for the texts of an
+        ``.npz`` file.
     """
     path = Path(path)
     if path.suffix == ".npz":
-        arrays, _ = read_npz(path)
+        arrays, _ = read_npz(path, text=text is not None)
         return Shard(arrays["inputs"], arrays["labels"])
     if path.suffix in TABLES:
-        found = read_points(path, label)
+        found = read_points(path, label, text)
         return Shard(found.inputs, found.labels)
     if not path.is_dir():
         raise InputError(

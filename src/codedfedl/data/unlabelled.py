@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.data.files import TABLES, label_column, label_names, number_columns
+from codedfedl.data.files import TABLES, input_columns, label_column, label_names, number_columns
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
@@ -39,6 +39,8 @@ def read_unlabelled(
     columns: Sequence[str],
     labels: Sequence[str],
     directory: str | Path | None = None,
+    *,
+    text: bool = False,
 ) -> Unlabelled:
     """Read points from a table, an ``.npz`` file, or the test points of a built-in data set.
 
@@ -50,6 +52,8 @@ def read_unlabelled(
         The columns that are labels, where they are there.
     directory
         Where the files of built-in data sets are.
+    text
+        Whether inputs are texts: of a table, in the first of `columns`.
     """
     if data in DATASET_NAMES:
         found = load_dataset(data, directory)
@@ -58,7 +62,7 @@ def read_unlabelled(
     if path.suffix == ".npz":
         return _npz(path)
     if path.suffix in TABLES:
-        return _table(path, columns, labels or label_names(None))
+        return _table(path, columns, labels or label_names(None), text)
     raise InputError(
         f"the data {str(data)!r} are neither a file that ends in .npz, .csv or .parquet nor a "
         f"known name: {nearest(str(data), DATASET_NAMES)}"
@@ -84,7 +88,7 @@ def _npz(path: Path) -> Unlabelled:
     return Unlabelled(inputs, labels)
 
 
-def _table(path: Path, columns: Sequence[str], labels: Sequence[str]) -> Unlabelled:
+def _table(path: Path, columns: Sequence[str], labels: Sequence[str], text: bool) -> Unlabelled:
     table = load_table(path)
     there = table.column_names
     for name in columns:
@@ -96,7 +100,7 @@ def _table(path: Path, columns: Sequence[str], labels: Sequence[str]) -> Unlabel
     inputs = list(columns) or [name for name in there if name not in labels]
     if table.num_rows == 0 or not inputs:
         raise InputError(f"{path} has no points or no inputs: add a line per point")
-    points = number_columns(path, table, inputs)
+    points = input_columns(path, table, inputs, text=text)
     if any(name not in there for name in labels):
         return Unlabelled(points, None)
     if len(labels) == 1:

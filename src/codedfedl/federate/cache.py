@@ -76,7 +76,8 @@ class Cache:
         if embedded < wanted:
             shard, order = self.load(), processing_order(len(targets), seed)
         while embedded < wanted and self.clock() < until:
-            rows = slice(embedded, min(embedded + _ROWS_AT_ONCE, wanted))
+            some = getattr(features, "rows_at_once", _ROWS_AT_ONCE)
+            rows = slice(embedded, min(embedded + some, wanted))
             rows_of_features[rows] = features.transform(scaling.inputs(shard.inputs[order[rows]]))
             targets[rows] = scaling.targets(shard.targets(order[rows], columns))
             if not (np.isfinite(rows_of_features[rows]).all() and np.isfinite(targets[rows]).all()):

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.transport import Arrays, Arrival, printable
-from codedfedl.learning.features import FeatureMap
 
 __all__ = ["Bounds", "RefusedError", "answer_bytes", "checked_answer", "norm"]
 
@@ -38,9 +37,9 @@ class Bounds:
     squared_targets: float = np.inf
 
     @classmethod
-    def of(cls, features: FeatureMap, classes: bool) -> "Bounds":
-        """Return those of a feature map, and of classes or regression."""
-        return cls(features.largest_square, 1.0 if classes else np.inf)
+    def of(cls, largest_square: float, classes: bool) -> "Bounds":
+        """Return those of a feature map, by its longest vector, and of classes or regression."""
+        return cls(largest_square, 1.0 if classes else np.inf)
 
     def check_gradient(
         self, gradient: npt.NDArray[np.float32], model: npt.NDArray[Any], points: int

@@ -26,7 +26,7 @@ class Evaluation:
             dataset = load_dataset(name)
             self._shard = Shard(dataset.test_inputs, dataset.test_labels)
         elif name is not None:
-            self._shard = read_shard(name, experiment.data.label)
+            self._shard = read_shard(name, experiment.data.label, experiment.data.text)
         self._map = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
 
     def facts(self) -> dict[str, float]:
@@ -47,7 +47,8 @@ class Evaluation:
             return float("nan")
         if self._features is None:
             inputs = scaling.inputs(np.asarray(self._shard.inputs))
-            self._features = self._map.transform(inputs.astype(np.float32))
+            points = inputs if self._shard.is_text else inputs.astype(np.float32)
+            self._features = self._map.transform(points)
         predictions = (self._features @ model)[:, None, :]
         if self._shard.is_classification:
             return float(accuracy(predictions, np.asarray(self._shard.labels))[0])

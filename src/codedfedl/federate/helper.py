@@ -11,7 +11,8 @@ from typing import Any
 from codedfedl import __version__
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
-from codedfedl.federate.node import NAME, Job
+from codedfedl.federate.job import Job
+from codedfedl.federate.node import NAME
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.files import Files
 from codedfedl.io.names import nearest

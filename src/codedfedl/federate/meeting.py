@@ -11,9 +11,10 @@ from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
 from codedfedl.federate.checks import RefusedError
 from codedfedl.federate.claims import unbelieved
-from codedfedl.federate.node import NAME, Job
+from codedfedl.federate.job import Job
+from codedfedl.federate.node import NAME
 from codedfedl.federate.transport import Arrival, Transport
-from codedfedl.learning.features import FeatureMap, fingerprint
+from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Members
 
@@ -33,6 +34,7 @@ _FORM = {
     "fingerprint": list,
 }
 _MOST_POINTS = 2**40
+_MOST_INPUTS = 10**7  # of a point, some of which an encoder is tried on
 _MOST_NUMBERS = 10**8  # of a feature map or a model: what a server holds without trouble
 
 Say = Callable[[str], None]
@@ -150,22 +152,42 @@ def _greeted(
     node = f"{facts['name']} ({node})"
     if not batches <= facts["points"] <= _MOST_POINTS:
         raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
+    if not 1 <= facts["inputs"] <= _MOST_INPUTS:
+        raise RefusedError(f"{node} has inputs = {facts['inputs']}, which is impossible")
     try:
-        width = features.size(max(facts["inputs"], 1))
+        width = features.size(facts["inputs"])
     except InputError as error:  # other images than ours, or none
         raise RefusedError(f"{node}: {error}") from None
     for key in ("inputs", "columns"):
         if not 1 <= facts[key] <= _MOST_NUMBERS // width:
             raise RefusedError(f"{node} has {key} = {facts[key]}, which is impossible")
-    own, other = fingerprint(features, facts["inputs"]).ravel(), facts["fingerprint"]
-    right = len(other) == len(own) and all(type(value) is float for value in other)
-    if not right or not np.allclose(other, own, rtol=1e-3, atol=1e-3):
-        raise RefusedError(
-            f"{node} computes other features: install the same version of codedfedl on all nodes"
-        )
+    _check_features(node, features, facts)
     if any(one["name"] == facts["name"] for one in others.values()):
         raise RefusedError(f"{node} has the name of another node: give each its own")
     return facts
+
+
+def _check_features(node: str, features: FeatureMap, facts: Mapping[str, Any]) -> None:
+    """Refuse a node whose feature map is not ours."""
+    digest = getattr(features, "digest", "")
+    if facts.get("encoder", "") != digest:
+        told = str(facts.get("encoder"))[:16] or "none, since it is not a file"
+        ours = digest[:16] or "none, since it is a function"
+        raise RefusedError(
+            f"{node} has another encoder, whose SHA-256 begins with {told} and ours with {ours}: "
+            "give it a copy of our file"
+        )
+    own, other = fingerprint(features, facts["inputs"]).ravel(), facts["fingerprint"]
+    if all(type(value) is float for value in other) and same_map(own, np.array(other)):
+        return
+    if isinstance(features, Encoder):
+        raise RefusedError(
+            f"{node} has another encoder: on the fixed probes its outputs are not those of "
+            f"{features.source!r}; install the same version with the same weights"
+        )
+    raise RefusedError(
+        f"{node} computes other features: install the same version of codedfedl on all nodes"
+    )
 
 
 def _check_bound(node: int, name: str, names: Mapping[int, str]) -> None:
@@ -240,14 +262,17 @@ def _met_again(
 def job_of(experiment: Experiment, key: str, members: Members | None = None) -> Job:
     """Return what all nodes must agree on; label columns and scale once they are known."""
     config, chosen = experiment.features, experiment.schemes[0]
+    kind = chosen.features or config.kind
+    encoder = {"text": experiment.data.text is not None, "normalise": config.normalise}
     return Job(
         key=key,
-        kind=chosen.features or config.kind,
+        kind=kind,
         n_components=config.n_components,
-        sigma=config.known_sigma,
+        sigma=1.0 if kind == "encoder" else config.known_sigma,
         seed=experiment.seeds[0],
         batches=experiment.data.batches,
         columns=0 if members is None else members.columns,
         tiles=asdict(config.tiles()),
         scaling={} if members is None else members.scaling,
+        encoder=encoder if kind == "encoder" else {},
     )

@@ -28,6 +28,7 @@ def trained_model(
         weights=ending.model,
         inputs=members.inputs,
         classes=np.arange(members.columns) if members.classes else None,
+        columns=() if experiment.data.text is None else (experiment.data.text,),
         labels=tuple((experiment.data.label or "label").split(",")),
         low=np.array(scaling.low) if scaling.low else None,
         span=np.array(scaling.span) if scaling.low else None,

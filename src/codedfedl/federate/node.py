@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import cache as once
 from functools import cached_property
 from pathlib import Path
@@ -30,60 +30,24 @@ from codedfedl.data.scaling import Scaling, moments
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.cache import Cache, clear_old
+from codedfedl.federate.job import Job
 from codedfedl.federate.nested import Nested
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
-from codedfedl.learning.features import FeatureMap, Tiles, feature_map, fingerprint
+from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
 from codedfedl.learning.gradients import gradient
 
 if TYPE_CHECKING:
     from codedfedl.federate.vault import Vault
 
-__all__ = ["NAME", "QUESTIONS", "Job", "Node"]
+__all__ = ["NAME", "QUESTIONS", "Node"]
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
 
 QUESTIONS = ("hello", "moments", "pair", "probe", "work", "goodbye")
 """All that a server may ask of a node."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all nodes of a federation must agree on.
-
-    Attributes
-    ----------
-    key
-        The federation's own name, which names the cache folder.
-    columns
-        Label columns (c), once all nodes have said what they hold; 0 until then.
-    tiles
-        How images are cut into patches, where the feature map does that: `Tiles` as a mapping.
-    scaling
-        How inputs and targets are scaled, where the clients have agreed on that: `Scaling`.
-    """
-
-    key: str
-    kind: str
-    n_components: int
-    sigma: float
-    seed: int
-    batches: int
-    columns: int = 0
-    tiles: Mapping[str, Any] = field(default_factory=dict)
-    scaling: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch("[0-9a-f]{32}", self.key):  # it becomes part of a path
-            raise InputError(f"the federation's key is {self.key!r}: must be 32 hexadecimal digits")
-
-    @cached_property
-    def features(self) -> FeatureMap:
-        """The feature map."""
-        tiles = Tiles(**self.tiles)
-        return feature_map(self.kind, self.n_components, self.sigma, self.seed, tiles)
 
 
 class Node:
@@ -101,6 +65,8 @@ class Node:
         It answers for no fewer points together, in a gradient or behind a parity row.
     works
         Modules whose own kinds of work it does, besides the package's.
+    encoder
+        Its own encoder, for federations that train on one: an ONNX file or ``module:function``.
     entropy
         Where the code's randomness comes from: the operating system, unless a test says otherwise.
     clock
@@ -117,12 +83,14 @@ class Node:
         *,
         least: int = LEAST_MIXING,
         works: Collection[str] = (),
+        encoder: str | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
         clock: Callable[[], float] = time.perf_counter,
         vault: "Vault | None" = None,
     ) -> None:
         self.name, self.load, self.cache, self.vault = name, once(load), cache, vault
         self.least, self.works, self.entropy, self.clock = least, works, entropy, clock
+        self.encoder = encoder
 
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answered:
         """Answer a question of the server, one of `QUESTIONS`."""
@@ -132,6 +100,12 @@ class Node:
         asked = {name: value for name, value in facts.items() if name != "job"}
         answer: Answered = getattr(desk, kind)(**asked, **arrays)
         return answer
+
+    def ready(self) -> None:
+        """Read the data, and try the encoder where there is one: what is wrong shows here."""
+        shard = self.load()
+        if self.encoder is not None:
+            load_encoder(self.encoder, text=shard.is_text).size(shard.inputs.shape[1])
 
     def allowed(self, kind: str) -> type[Work] | None:
         """Return a kind of work that is not the package's, ``module:Class``, if it may be done."""
@@ -150,18 +124,30 @@ class _Desk:
         self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock)
         self.given = Nested(self.cache.folder, node.least)
 
+    @cached_property
+    def features(self) -> FeatureMap:
+        """The feature map of this federation, with this node's own encoder where it is one."""
+        return self.job.features(self.node.encoder)
+
     def hello(self) -> Answered:
         """Say who this is and what it holds, with a fingerprint of its feature map."""
         clear_old(self.node.cache)
         shard = self.node.load()
-        width = shard.inputs.shape[1]
+        width, features = shard.inputs.shape[1], self.features
+        if shard.is_text != self.job.encoder.get("text", False):
+            has, wanted = ("texts", "numbers") if shard.is_text else ("numbers", "texts")
+            raise InputError(
+                f"{self.node.name} has {has}, and the federation trains on {wanted}: "
+                f"{'leave --text out' if shard.is_text else 'name the column of texts, --text'}"
+            )
         return {
             "name": self.node.name,
             "points": len(shard.inputs),
             "inputs": width,
             "columns": shard.columns,
             "classes": shard.is_classification,
-            "fingerprint": fingerprint(self.job.features, width).ravel().tolist(),
+            "fingerprint": fingerprint(features, width).ravel().tolist(),
+            "encoder": getattr(features, "digest", ""),
             "version": __version__,
         }, {}
 
@@ -272,7 +258,7 @@ class _Desk:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
         job = self.job
         found = self.cache.embed(
-            job.features,
+            self.features,
             job.columns,
             job.seed,
             points=points,

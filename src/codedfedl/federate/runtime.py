@@ -23,9 +23,9 @@ from codedfedl.errors import InputError
 from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer
 from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
 from codedfedl.federate.failures import check_ask, check_setup, check_somebody, refusals_noted
+from codedfedl.federate.job import Job
 from codedfedl.federate.judging import Judge, coherent
 from codedfedl.federate.meeting import Say
-from codedfedl.federate.node import Job
 from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrays, Arrival, Transport
 from codedfedl.runs.config import FederationConfig
@@ -85,7 +85,7 @@ class Federation:
         self.transport, self.config, self.members = transport, config, members
         self.task, self.journal, self.say = task, journal, say
         self.job = asdict(job)
-        self.bounds = Bounds.of(job.features, members.classes)
+        self.bounds = Bounds.of(task.largest_square, members.classes)
         self.evidence = Evidence(task, journal.parity, lambda j: journal.kept()[j])
         self._without = {j for j, name in enumerate(members.names) if name in config.without}
         self.excluded = set(self._without)

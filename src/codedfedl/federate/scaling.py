@@ -7,7 +7,7 @@ import numpy as np
 
 from codedfedl.data.scaling import Moments, Scaling, agreed_means, agreed_spreads
 from codedfedl.errors import InputError
-from codedfedl.federate.node import Job
+from codedfedl.federate.job import Job
 from codedfedl.federate.transport import Transport
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.journal import Members

@@ -12,6 +12,7 @@ __all__ = [
     "FIGURE_SUFFIXES",
     "TABLE_SUFFIXES",
     "Files",
+    "cache_folder",
     "check_destination",
     "durable",
     "make_folder",
@@ -75,6 +76,13 @@ def make_folder(path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {path}: {error.strerror}") from None
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder in the user's cache: of a data set that is downloaded, or of embeddings."""
+    import pooch  # type: ignore[import-untyped]
+
+    return Path(pooch.os_cache("codedfedl")) / name
 
 
 class Files(MutableMapping[str, bytes]):

@@ -16,7 +16,16 @@ import numpy.typing as npt
 from codedfedl import __version__
 from codedfedl.errors import InputError
 from codedfedl.io.files import replacing
-from codedfedl.learning.features import FEATURES, FeatureMap, Tiles, feature_map
+from codedfedl.learning.features import (
+    FEATURES,
+    Encoder,
+    FeatureMap,
+    Tiles,
+    encoder_of,
+    feature_map,
+    fingerprint,
+    same_map,
+)
 from codedfedl.models.model import Model
 
 __all__ = ["FORMAT", "load_model", "map_settings", "save_model"]
@@ -30,13 +39,21 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 def map_settings(features: FeatureMap) -> dict[str, Any] | None:
     """Return what makes a feature map anew; None for one that is not the package's."""
+    if isinstance(features, Encoder):
+        return _encoder_settings(features)
     names = ("n_components", "sigma", "seed")
     settings = {name: getattr(features, name, 1) for name in names}
     tiles = getattr(features, "tiles", Tiles())
-    for kind in FEATURES:
-        if feature_map(kind, **settings, tiles=tiles) == features:
+    for kind, made in FEATURES.items():
+        if made(settings["n_components"], settings["sigma"], settings["seed"], tiles) == features:
             return {"kind": kind, **settings, "tiles": asdict(tiles)}
     return None
+
+
+def _encoder_settings(encoder: Encoder) -> dict[str, Any]:
+    """Return what is known of an encoder, which is not part of a model: its name above all."""
+    names = ("source", "text", "normalise", "operations", "digest")
+    return {"kind": "encoder", **{name: getattr(encoder, name) for name in names}}
 
 
 def save_model(model: Model, path: str | Path) -> None:
@@ -47,6 +64,8 @@ def save_model(model: Model, path: str | Path) -> None:
             f"cannot write {path}: the feature map {type(model.features).__name__} is not one of "
             f"the package's, which are {', '.join(FEATURES)}"
         )
+    if isinstance(model.features, Encoder):
+        settings["fingerprint"] = fingerprint(model.features, model.inputs).tolist()
     versions = {"codedfedl": __version__, "numpy": np.__version__}
     versions["python"] = platform.python_version()
     card = {**model.card, "versions": versions}
@@ -73,8 +92,15 @@ def save_model(model: Model, path: str | Path) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def load_model(path: str | Path) -> Model:
+def load_model(path: str | Path, encoder: Any = None) -> Model:
     """Read a model that `save_model` or a run wrote.
+
+    Parameters
+    ----------
+    encoder
+        For a model that was trained on an encoder, which is not in the file: an ONNX file,
+        ``module:function``, or a fitted transformer. It must be the same one. A file's word is
+        never enough to import a module.
 
     Examples
     --------
@@ -86,10 +112,8 @@ def load_model(path: str | Path) -> Model:
     try:
         facts = json.loads(str(arrays["facts"]))
         how = facts["features"]
-        tiles = Tiles(**how["tiles"])
-        features = feature_map(how["kind"], how["n_components"], how["sigma"], how["seed"], tiles)
         return Model(
-            features=features,
+            features=_features(how, encoder, int(facts["inputs"])),
             weights=_floats(arrays["weights"]),
             inputs=int(facts["inputs"]),
             columns=tuple(facts["columns"]),
@@ -104,6 +128,29 @@ def load_model(path: str | Path) -> Model:
         raise InputError(
             f"{path} is a model that lacks or garbles {error}: copy it again, or train it again"
         ) from None
+
+
+def _features(how: Mapping[str, Any], encoder: Any, inputs: int) -> FeatureMap:
+    """Return the feature map that a file describes, with the encoder that the user gives."""
+    if how["kind"] != "encoder":
+        if encoder is not None:
+            raise InputError(f"the model has {how['kind']} features: leave the encoder out")
+        tiles = Tiles(**how["tiles"])
+        return feature_map(how["kind"], how["n_components"], how["sigma"], how["seed"], tiles)
+    if encoder is None:
+        raise InputError(
+            f"the model needs the encoder {how['source']!r}, which is not in the file: give it "
+            "with load_model(path, encoder=…), or --encoder"
+        )
+    settings = {name: how[name] for name in ("text", "normalise", "operations")}
+    found = encoder_of(encoder, **settings)
+    wanted = np.array(how["fingerprint"])
+    if found.digest != how["digest"] or not same_map(fingerprint(found, inputs), wanted):
+        raise InputError(
+            f"the encoder {found.source!r} is not the one that the model was trained on, "
+            f"{how['source']!r}: its {'file' if how['digest'] else 'output'} differs"
+        )
+    return found
 
 
 def _read(path: Path) -> Arrays:

@@ -10,9 +10,10 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from codedfedl._types import FloatArray
+from codedfedl.data.dataset import texts
 from codedfedl.data.loading import DATASET_NAMES
 from codedfedl.errors import InputError
-from codedfedl.learning.features import FeatureMap
+from codedfedl.learning.features import Encoder, FeatureMap
 
 __all__ = ["Model"]
 
@@ -26,7 +27,8 @@ class Model:
     """A linear model on the features of a map.
 
     It takes inputs in the form it was trained on: those of `load_dataset`, or of an estimator's
-    `fit`. `raw` converts the values of a file to that form.
+    `fit`. `raw` converts the values of a file to that form. Where it was trained on texts, points
+    are texts, shape (n,) or (n, 1).
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ class Model:
         The feature map.
     weights : array of shape (q, c)
     inputs
-        Number of values in a point.
+        Number of values in a point; 1 for a text.
     classes : array of shape (c,), optional
         Names of the classes, in the order of the outputs; None means regression.
     columns, labels
@@ -84,6 +86,11 @@ class Model:
     def is_classifier(self) -> bool:
         """Whether it predicts classes."""
         return self.classes is not None
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether its inputs are texts, which its encoder takes."""
+        return isinstance(self.features, Encoder) and self.features.text
 
     def raw(self, values: npt.ArrayLike) -> Array:
         """Return a file's values as inputs, scaled like the training data.
@@ -158,6 +165,8 @@ class Model:
 
     def _points(self, values: npt.ArrayLike) -> Array:
         given = np.asarray(values)
+        if self.takes_text:
+            return texts("inputs", given if given.dtype.kind == "U" else given.astype(str))
         if given.ndim > 2:  # images
             given = given.reshape(len(given), -1)
         if given.ndim != 2 or given.dtype.kind not in "biuf":

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import replacing
-from codedfedl.learning.features import Identity, Patches, RandomFourier, Structured
+from codedfedl.learning.features import Encoder, Identity, Patches, RandomFourier, Structured
 from codedfedl.models.model import Model
 
 __all__ = ["export_onnx"]
@@ -46,8 +46,9 @@ class _Graph:
 def export_onnx(model: Model, path: str | Path) -> None:
     """Write a model as ONNX: ``inputs`` (n, d) to ``scores`` (n, c) and, for classes, ``label``.
 
-    Inputs are as `Model.predict` takes them, in float32. A label is the class's place; the names
-    are in the file's metadata, with the model card.
+    Inputs are as `Model.predict` takes them, in float32; of a model with an encoder they are the
+    encoder's outputs, shape (n, q), before they are normalised. A label is the class's place; the
+    names are in the file's metadata, with the model card.
     """
     try:
         import onnx
@@ -69,7 +70,9 @@ def export_onnx(model: Model, path: str | Path) -> None:
     if model.is_classifier:
         graph.apply("ArgMax", "scores", axis=1, keepdims=0, output="label")
         outputs.append(_tensor("label", onnx.TensorProto.INT64))
-    inputs = [_tensor("inputs", onnx.TensorProto.FLOAT, model.inputs)]
+    encoded = isinstance(model.features, Encoder)
+    width = len(weights) if encoded else model.inputs
+    inputs = [_tensor("inputs", onnx.TensorProto.FLOAT, width)]
     built = onnx.helper.make_model(
         onnx.helper.make_graph(graph.nodes, "codedfedl", inputs, outputs, graph.constants),
         opset_imports=[onnx.helper.make_opsetid("", _OPSET)],
@@ -98,6 +101,8 @@ def _features(graph: _Graph, points: str, model: Model) -> str:
     features = model.features
     if isinstance(features, Identity):
         return points
+    if isinstance(features, Encoder):
+        return _normalised(graph, points) if features.normalise else points
     if isinstance(features, RandomFourier | Structured):
         omega, delta = features.frequencies(model.inputs)
         scale = (2 / features.n_components) ** 0.5
@@ -105,6 +110,13 @@ def _features(graph: _Graph, points: str, model: Model) -> str:
     if isinstance(features, Patches):
         return _patches(graph, points, features, model.inputs)
     raise InputError(f"the feature map {type(features).__name__} has no ONNX form: use another")
+
+
+def _normalised(graph: _Graph, points: str) -> str:
+    """Scale every row to length 1; a row of zeros stays."""
+    length = graph.apply("ReduceL2", points, axes=[1], keepdims=1)
+    least = graph.constant(np.finfo(np.float32).tiny)
+    return graph.apply("Div", points, graph.apply("Max", length, least))
 
 
 def _waves(graph: _Graph, points: str, omega: npt.NDArray[Any], delta: npt.NDArray[Any]) -> str:

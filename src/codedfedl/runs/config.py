@@ -1,5 +1,6 @@
 """Everything that a run depends on: the tables of an experiment, with their defaults."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,7 +19,15 @@ from codedfedl._types import IntArray
 from codedfedl.data import partition
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.features import FEATURES, FeatureMap, Tiles, feature_map, safe_step
+from codedfedl.learning.features import (
+    FEATURE_KINDS,
+    Encoder,
+    FeatureMap,
+    Tiles,
+    feature_map,
+    load_encoder,
+    safe_step,
+)
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
@@ -27,8 +36,8 @@ __all__ = ["Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
 
 
 def _known_features(kind: str) -> str:
-    if kind not in FEATURES:
-        raise ValueError(nearest(kind, list(FEATURES)))
+    if kind not in FEATURE_KINDS:
+        raise ValueError(nearest(kind, FEATURE_KINDS))
     return kind
 
 
@@ -40,10 +49,14 @@ class _Table(BaseModel):
 
 
 class DataConfig(_Table):
-    """The data, and their partition over the clients."""
+    """The data, and their partition over the clients.
+
+    `text` is the column of a table that holds texts, for an encoder.
+    """
 
     name: str = "digits"
     label: str | None = None
+    text: str | None = None
     partition: Literal["sorted", "iid", "dirichlet"] = "sorted"
     concentration: float = Field(0.5, gt=0)
     batches: int = Field(1, ge=1)
@@ -69,7 +82,8 @@ class FleetConfig(_Table):
 class FeaturesConfig(_Table):
     """The feature map; a `sigma` of ``auto`` is chosen from the data.
 
-    `image`, `patch`, `stride` and `pool` are for ``patches``: see `learning.features.Tiles`.
+    `image`, `patch`, `stride` and `pool` are for ``patches``: see `learning.features.Tiles`;
+    `encoder`, `operations` and `normalise` are for ``encoder``: see `learning.features.Encoder`.
     """
 
     kind: FeatureKind = "fourier"
@@ -79,6 +93,9 @@ class FeaturesConfig(_Table):
     patch: PositiveInt | None = None
     stride: PositiveInt | None = None
     pool: PositiveInt | None = None
+    encoder: str | None = None
+    operations: NonNegativeInt | None = None
+    normalise: bool = True
 
     def tiles(self, image: tuple[int, int, int] | None = None) -> Tiles:
         """Return how images are cut; `image` is what the data say of their shape."""
@@ -251,14 +268,41 @@ class Experiment(_Table):
             Height, width and channels of the data's images, if known.
         """
         kind, config = scheme.features or self.features.kind, self.features
+        if kind == "encoder":
+            return feature_map(kind, 1, 1.0, seed, encoder=self.encoder())
+        if self.data.text is not None:
+            raise InputError(
+                f"data.text is {self.data.text!r}, and features.kind is {kind!r}, which takes "
+                "numbers: choose features.kind = 'encoder'"
+            )
         tiles = config.tiles(image)
         return feature_map(kind, config.n_components, config.known_sigma, seed, tiles)
+
+    def encoder(self) -> Encoder | None:
+        """Return the encoder that `features.encoder` names; None where it names none."""
+        how, text = self.features, self.data.text is not None
+        if how.encoder is None:
+            return None
+        found = load_encoder(
+            how.encoder, text=text, normalise=how.normalise, operations=how.operations
+        )
+        if not found.digest:
+            found.macs(1)  # refuses a function whose operations are not given, before any work
+        return found
 
     def with_sigma(self, sigma: float) -> "Experiment":
         """Return the experiment with a σ, if it is to be chosen from the data."""
         if self.features.sigma != "auto":
             return self
         features = self.features.model_copy(update={"sigma": sigma})
+        return self.model_copy(update={"features": features})
+
+    def with_whole_paths(self) -> "Experiment":
+        """Return the experiment with the full path of an ONNX file, for another process."""
+        name = self.features.encoder
+        if name is None or not name.endswith(".onnx"):
+            return self
+        features = self.features.model_copy(update={"encoder": str(Path(name).resolve())})
         return self.model_copy(update={"features": features})
 
     def with_image(self, image: tuple[int, int, int] | None) -> "Experiment":

@@ -6,16 +6,14 @@ A scheme is found by name. A built-in one is a file here with a class that has a
 
 import importlib
 import pkgutil
-import sys
-from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import entry_points
 from inspect import isabstract
-from pathlib import Path
 from typing import Any
 
 from codedfedl.core.protocol import Scheme
 from codedfedl.errors import InputError
+from codedfedl.io.modules import member_of
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
 
@@ -44,22 +42,16 @@ def scheme_class(name: str) -> type[Scheme]:
     others = entry_points(group="codedfedl.schemes")
     if name in others.names:
         return _checked(name, others[name].load())
-    module, colon, member = name.partition(":")
-    if not colon:
+    if ":" not in name:
         known = [*SCHEMES, *others.names]
         raise InputError(f"scheme {name!r} is unknown: {nearest(name, known)}")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)  # a file beside the experiment need not be installed
     try:
-        found = getattr(importlib.import_module(module), member, None)
+        found = member_of(name)
     except (ImportError, ValueError) as error:
         raise InputError(
             f"scheme {name!r} cannot be imported ({error}): write module:Class, with the module "
             "in this folder or installed"
         ) from None
-    finally:
-        with suppress(ValueError):
-            sys.path.remove(here)
     return _checked(name, found)
 
 

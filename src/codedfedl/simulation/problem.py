@@ -1,6 +1,6 @@
 """Data, dealt to the clients and embedded: what a simulation trains on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from codedfedl.arrays import Array, to_device
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.features import FeatureMap
+from codedfedl.learning.features import Encoder, FeatureMap
 from codedfedl.learning.training import Schedule
 from codedfedl.simulation.evaluate import Batch
 
@@ -50,9 +50,7 @@ def embedded(dataset: Dataset, parts: Parts, features: FeatureMap, device: str) 
     """
     mean = _target_mean(dataset, parts)
 
-    def embed(inputs: np.ndarray) -> Array:
-        return features.transform(to_device(inputs, device))
-
+    embed = _mapping(features, dataset.inputs, device)
     batches = []
     for part in parts:
         rows = np.concatenate(part)
@@ -60,8 +58,8 @@ def embedded(dataset: Dataset, parts: Parts, features: FeatureMap, device: str) 
         if not dataset.is_classification:
             targets = _centred(dataset.labels[rows], mean)
         offsets = np.concatenate([[0], np.cumsum([len(held) for held in part])])
-        batches.append(Batch(embed(dataset.inputs[rows]), to_device(targets, device), offsets))
-    test_features = embed(dataset.test_inputs)
+        batches.append(Batch(embed(rows), to_device(targets, device), offsets))
+    test_features = _mapping(features, dataset.test_inputs, device)(slice(None))
     if dataset.is_classification:
         classes = to_device(dataset.test_labels, device)
         return Problem(
@@ -69,6 +67,16 @@ def embedded(dataset: Dataset, parts: Parts, features: FeatureMap, device: str) 
         )
     test_targets = to_device(_centred(dataset.test_labels, mean), device)
     return Problem(batches, test_features, test_targets, None, mean)
+
+
+def _mapping(
+    features: FeatureMap, inputs: npt.NDArray[Any], device: str
+) -> Callable[[IntArray | slice], Array]:
+    """Return a function from rows to their features; an encoder is run once, on all points."""
+    if isinstance(features, Encoder):
+        encoded = features.remembered(inputs)
+        return lambda rows: to_device(encoded[rows], device)
+    return lambda rows: features.transform(to_device(inputs[rows], device))
 
 
 def _target_mean(dataset: Dataset, parts: Parts) -> FloatArray:
@@ -102,6 +110,6 @@ def task_of(
         epochs=epochs,
         schedule=schedule,
         ridge=ridge,
-        raw_bits=dataset.bits * inputs + dataset.label_bits,
+        raw_bits=dataset.input_bits + dataset.label_bits,
         largest_square=features.largest_square,
     )

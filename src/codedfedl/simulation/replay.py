@@ -56,7 +56,8 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     journal.check_kept()
     if members is None or stored is None:
         raise InputError(f"{directory.path} holds no finished federation: resume it first")
-    dataset = load_dataset(experiment.data.name, data, label=experiment.data.label)
+    how = experiment.data
+    dataset = load_dataset(how.name, data, label=how.label, text=how.text)
     clients = _clients(experiment, dataset, members)
     scheme = scheme_of(experiment)
     shape = (clients[0].features.shape[1], members.columns)

@@ -1,7 +1,7 @@
 """An experiment from its configuration to a filled run directory."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.features import FeatureMap
+from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
@@ -70,6 +70,7 @@ def simulate(
         if unit.seed == experiment.seeds[0]:  # plan without computing: what cannot work is refused
             for entry in entries_of(unit, deal(unit)):
                 entry.check()
+    checkpoint |= _encoders(checkpoint, every)
     directory.open(experiment, resume=resume)
     write_privacy(directory, every)
     with directory.status.tracked() as status:
@@ -86,6 +87,21 @@ def simulate(
             _play(simulation, unit, place, directory, checkpoint, tell)
         write_units(directory, every, checkpoint)
         write_models(directory, every, checkpoint, model)
+
+
+def _encoders(checkpoint: Checkpoint, every: Sequence[Unit]) -> Checkpoint:
+    """Return the fingerprints of all encoders, which must be those that the run began with."""
+    found: Checkpoint = {}
+    for place, unit in enumerate(every):
+        if isinstance(unit.features, Encoder):
+            name = f"{place}/encoder"
+            found[name] = fingerprint(unit.features, unit.dataset.inputs.shape[1])
+            if not same_map(checkpoint.get(name, found[name]), found[name]):
+                raise InputError(
+                    f"{unit.features.source!r} is not the encoder that this run began with: "
+                    "restore it, or choose another --out"
+                )
+    return found
 
 
 def _play(

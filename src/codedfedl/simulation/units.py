@@ -14,7 +14,7 @@ from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_nam
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, read_clients
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
-from codedfedl.learning.features import FeatureMap, typical_sigma
+from codedfedl.learning.features import Encoder, FeatureMap, typical_sigma
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import make_scheme, scheme_for
@@ -48,13 +48,14 @@ class Unit:
 def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Dataset]:
     """Load what the settings train on."""
     chosen = dict.fromkeys(
-        (cell.experiment.data.name, cell.experiment.data.label) for cell in found
+        (cell.experiment.data.name, cell.experiment.data.label, cell.experiment.data.text)
+        for cell in found
     )
-    loaded = {one: load_dataset(one[0], folder, label=one[1]) for one in chosen}
+    loaded = {one: load_dataset(one[0], folder, label=one[1], text=one[2]) for one in chosen}
     for dataset in loaded.values():
         dataset.check_classes()
     every = dict.fromkeys(cell.experiment.data for cell in found)
-    return {data: loaded[data.name, data.label] for data in every}
+    return {data: loaded[data.name, data.label, data.text] for data in every}
 
 
 def fleets(found: Sequence[Cell]) -> dict[str, Clients]:
@@ -85,7 +86,7 @@ def units(
 ) -> Iterator[Unit]:
     """Group the settings by what lies on the device: data, their partition, features."""
     asking = {cell.experiment.data for cell in found if cell.experiment.features.sigma == "auto"}
-    sigmas = {data: typical_sigma(loaded[data].inputs) for data in asking}
+    sigmas = {d: typical_sigma(loaded[d].inputs) for d in asking if not loaded[d].is_text}
     for seed in seeds:
         groups: dict[tuple[DataConfig, int, FeatureMap], list[Cell]] = {}
         for cell in found:
@@ -95,7 +96,8 @@ def units(
             if features is not None and cell.scheme.features is not None:
                 name = cell.scheme.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
-            if one.features.sigma == "auto" and only_private(scheme.disclosure):
+            drawn = (cell.scheme.features or one.features.kind) != "encoder"
+            if drawn and one.features.sigma == "auto" and only_private(scheme.disclosure):
                 raise InputError(
                     "features.sigma is 'auto', which is computed from the data outside the privacy "
                     f"budget: give a number where the scheme is {cell.scheme.name!r}, such as "
@@ -104,6 +106,11 @@ def units(
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
                 features = sized.feature_map(seed, cell.scheme, loaded[data].image)
+            if loaded[data].is_text and not isinstance(features, Encoder):
+                raise InputError(
+                    f"data.text is {data.text!r}, and scheme {cell.scheme.name!r} trains on raw "
+                    "numbers: leave that scheme out"
+                )
             groups.setdefault((data, _count(one.fleet, fleets), features), []).append(cell)
         for (data, _, features), members in groups.items():
             for first in range(0, len(members), _SETTINGS_AT_ONCE):

@@ -33,9 +33,10 @@ def node_of(context: Context) -> Node:
 def node_from(config: Mapping[str, Any], number: str) -> Node:
     """Return the node that a configuration describes; without a name it has a number.
 
-    Its keys: `name`; `data`, a file or folder, with `label` for a table; or `loader`, a function
-    as ``module:function``; `cache`, a folder of the node's own; `least`, the fewest points that it
-    answers for together; `works`, modules whose own kinds of work it does, separated by commas;
+    Its keys: `name`; `data`, a file or folder, with `label` and `text` for a table; or `loader`, a
+    function as ``module:function``; `encoder`, an ONNX file or ``module:function``; `cache`, a
+    folder of the node's own; `least`, the fewest points that it answers for together; `works`,
+    modules whose own kinds of work it does, separated by commas;
     `helper`, the file with the helper's public key, `vault`, a folder that outlives the cache,
     `epsilon_cap`, what it spends of a data set at most, and `parity`, whether it sends parity.
     """
@@ -45,8 +46,8 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
         if "loader" in config:
             return load_shard(str(config["loader"]), dict(config))
         if "data" in config:
-            label = config.get("label")
-            return read_shard(str(config["data"]), None if label is None else str(label))
+            label, text = (_text(config, key) for key in ("label", "text"))
+            return read_shard(str(config["data"]), label, text)
         raise InputError(
             f"{name} has no data: start it with --data …/my.npz, or --loader module:function"
         )
@@ -57,7 +58,19 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
     default = Path.home() / ".cache" / "codedfedl" / number
     works = [module.strip() for module in str(config.get("works", "")).split(",") if module.strip()]
     cache = Path(str(config.get("cache", default)))
-    return Node(name, load, cache, least=least, works=works, vault=_vault_of(config, name))
+    return Node(
+        name,
+        load,
+        cache,
+        least=least,
+        works=works,
+        encoder=_text(config, "encoder"),
+        vault=_vault_of(config, name),
+    )
+
+
+def _text(config: Mapping[str, Any], key: str) -> str | None:
+    return str(config[key]) if key in config else None
 
 
 def _vault_of(config: Mapping[str, Any], name: str) -> "Vault | None":

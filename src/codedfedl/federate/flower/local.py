@@ -66,6 +66,10 @@ class LocalFederation:
         Whether nodes are Flower's own, which run the code of `app`, for tests of rogues.
     works
         Modules whose own kinds of work the nodes do; they may lie in the current folder.
+    encoder
+        The nodes' encoder, as ``module:function`` or the path of an ONNX file.
+    text
+        Whether the nodes' points are texts.
     epsilon_cap
         Where it is given there is a helper too, and the nodes answer in sums alone, up to this ε
         for each data set; ∞ for sums without noise.
@@ -83,12 +87,15 @@ class LocalFederation:
         app: Path = APP,
         stock: bool = False,
         works: Sequence[str] = (),
+        encoder: str | None = None,
+        text: bool = False,
         epsilon_cap: float | None = None,
         parity: bool = False,
     ) -> None:
         self.folder, self.shards, self.keys, self.app = folder.resolve(), shards, keys, app
         self.port, self.stock, self.works = port or free_port(HOST), stock, works
         self.home, self.epsilon_cap, self.parity = self.folder / "flower", epsilon_cap, parity
+        self.encoder, self.text = encoder, text
         self.helper: subprocess.Popen[bytes] | None = None
         self._superlink: Superlink | None = None
         self.link: subprocess.Popen[bytes] | None = None
@@ -185,6 +192,10 @@ class LocalFederation:
             command = [*self._command("node", name), "--data", data, "--cache", cache]
             if self.works:
                 command += ["--works", ",".join(self.works)]
+            if self.encoder is not None:
+                command += ["--encoder", self.encoder]
+            if self.text:
+                command += ["--text", "inputs"]
             if self.epsilon_cap is not None:
                 command += ["--helper", str(self.helper_home / "masks.pub")]
                 command += ["--vault", str(self.vault(j))]
@@ -300,7 +311,8 @@ class LocalFederation:
     def _search_path(self) -> dict[str, str]:
         """Let the processes import modules of the current folder, where they must."""
         here = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
-        return {"PYTHONPATH": os.pathsep.join(filter(None, here))} if self.works else {}
+        own = self.works or self.encoder is not None
+        return {"PYTHONPATH": os.pathsep.join(filter(None, here))} if own else {}
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         """Forget a process, whose number somebody else may have soon."""

@@ -79,7 +79,7 @@ class NodeSettings:
 def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
     """Answer the server until the SuperNode ends; return how it ended."""
     node = node_from(settings.config, settings.name)
-    node.load()  # what is wrong with the data is said here, and not to the server
+    node.ready()  # what is wrong with its data or encoder is said here, and not to the server
     return run_answerer(settings, node, say)
 
 

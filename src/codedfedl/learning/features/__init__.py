@@ -1,33 +1,42 @@
 """Feature maps: what the clients train on in place of their raw data (section 3.1).
 
-Clients receive a map's few settings, the seed among them, never its frequencies.
+Clients receive a map's few settings, the seed among them, never its frequencies; an encoder they
+have already.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray
+from codedfedl.arrays import Array
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.features.base import FeatureMap, Identity
+from codedfedl.learning.features.encoder import Encoded, Encoder, encoder_of, load_encoder
 from codedfedl.learning.features.fourier import RandomFourier, Structured
 from codedfedl.learning.features.patches import Patches, Tiles
 from codedfedl.streams import stream
 
 __all__ = [
     "FEATURES",
+    "FEATURE_KINDS",
+    "Encoded",
+    "Encoder",
     "FeatureMap",
     "Identity",
     "Patches",
     "RandomFourier",
     "Structured",
     "Tiles",
+    "encoder_of",
     "feature_map",
     "fingerprint",
+    "load_encoder",
     "safe_step",
+    "same_map",
     "typical_sigma",
 ]
 
@@ -39,16 +48,34 @@ FEATURES: dict[str, Callable[[int, float, int, Tiles], FeatureMap]] = {
     "patches": Patches,
     "identity": lambda _components, _sigma, _seed, _: Identity(),
 }
-"""Every kind of feature map, made from the number of features, σ, a seed and how images are cut."""
+"""Every kind of feature map that is drawn: from the number of features, σ, a seed and `Tiles`."""
+
+FEATURE_KINDS = (*FEATURES, "encoder")
+"""Every kind of feature map."""
 
 
 def feature_map(
-    kind: str, n_components: int, sigma: float, seed: int, tiles: Tiles | None = None
+    kind: str,
+    n_components: int,
+    sigma: float,
+    seed: int,
+    tiles: Tiles | None = None,
+    encoder: Encoder | None = None,
 ) -> FeatureMap:
-    """Return a feature map by its kind, one of `FEATURES`; only ``patches`` cuts images."""
-    if kind not in FEATURES:
-        raise InputError(f"features.kind is {kind!r}: {nearest(kind, list(FEATURES))}")
-    return FEATURES[kind](n_components, sigma, seed, tiles or Tiles())
+    """Return a feature map by its kind, one of `FEATURE_KINDS`.
+
+    Only ``patches`` cuts images, and only ``encoder`` has an encoder, which is all that it needs.
+    """
+    if kind not in FEATURE_KINDS:
+        raise InputError(f"features.kind is {kind!r}: {nearest(kind, FEATURE_KINDS)}")
+    if kind != "encoder":
+        return FEATURES[kind](n_components, sigma, seed, tiles or Tiles())
+    if encoder is None:
+        raise InputError(
+            "features.kind is 'encoder', and there is none: name an .onnx file or module:function "
+            "in features.encoder"
+        )
+    return encoder
 
 
 def typical_sigma(points: npt.NDArray[Any]) -> float:
@@ -74,17 +101,26 @@ def safe_step(features: FeatureMap, ridge: float, points: npt.NDArray[Any] | Non
     Parameters
     ----------
     points : array of shape (n, d), optional
-        All inputs, which only ``identity`` needs.
+        All inputs, which only ``identity`` and an encoder that does not normalise need.
     """
+    if isinstance(features, Encoder) and features.normalise:
+        return 1 / (1 + ridge)  # every point has the length 1
     if np.isfinite(features.largest_square):
         return 1 / (features.largest_square / 2 + ridge)
     if points is None:
         raise InputError(
-            "training.step is 'auto', which needs all data in one place where features.kind is "
-            "'identity': give a number, at most 1 over the largest squared norm of a point"
+            "training.step is 'auto', which needs all data in one place where features are not "
+            "bounded, as of 'identity': give a number, at most 1 over the largest squared norm of "
+            "a point"
         )
+    if isinstance(features, Encoder):
+        return _step_for([features.remembered(points)], ridge)
     starts = range(0, len(points), _ROWS_AT_ONCE)
     mapped = (features.transform(points[start : start + _ROWS_AT_ONCE]) for start in starts)
+    return _step_for(mapped, ridge)
+
+
+def _step_for(mapped: Iterable[Array], ridge: float) -> float:
     largest = max(float((rows.astype(np.float64) ** 2).sum(axis=1).max()) for rows in mapped)
     return 1 / (largest + ridge) if largest + ridge > 0 else 1.0
 
@@ -92,10 +128,20 @@ def safe_step(features: FeatureMap, ridge: float, points: npt.NDArray[Any] | Non
 def fingerprint(features: FeatureMap, inputs: int) -> FloatArray:
     """Return a few numbers that two machines share, up to rounding, if their maps are the same.
 
-    They are signed sums over all features of three fixed points: a map that differs anywhere
-    differs here.
+    They are the number of features, and signed sums over all features of three fixed points: a map
+    that differs anywhere differs here. An encoder that takes texts has fixed texts instead: two
+    that differ only in words of which none of these has are not told apart.
     """
-    points = stream(0, "subset", inputs).random((3, inputs))
+    if isinstance(features, Encoder):
+        points = features.probes(inputs)
+    else:
+        points = stream(0, "subset", inputs).random((3, inputs))
     mapped = np.asarray(features.transform(points), dtype=np.float64)
     signs = 1 - 2 * stream(0, "subset", inputs, 1).integers(0, 2, (mapped.shape[1], 4))
-    return np.asarray(mapped @ signs)
+    return np.append(mapped.shape[1], mapped @ signs)
+
+
+def same_map(one: FloatArray, other: FloatArray) -> bool:
+    """Say whether two fingerprints are those of one map, on machines that round differently."""
+    alike = one.shape == other.shape and one.ravel()[0] == other.ravel()[0]
+    return bool(alike and np.allclose(one, other, rtol=1e-3, atol=1e-3))
