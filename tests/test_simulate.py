@@ -339,7 +339,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(folder / "whole", folder / str(rounds))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codedfedl.simulation.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        patch.setattr("codedfedl.simulation.playing._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
         simulate(small(seeds=[0, 1]), RunDirectory(folder / "whole"), watch=keep)
     return folder
 

@@ -1,6 +1,7 @@
 """An experiment in Python: what `codedfedl simulate` does, without files unless they are wanted."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +29,9 @@ def simulate(
     data: str | None = None,
     device: str = "cpu",
     resume: bool = False,
+    jobs: int = 1,
+    dask: str | None = None,
+    threads: int | None = None,
 ) -> list[Outcome]:
     """Run an experiment on the virtual clock, and return the result of every setting.
 
@@ -43,6 +47,14 @@ def simulate(
         ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
     resume
         Continue the run in `out`.
+    jobs
+        Processes that share the seeds; a script that asks for several needs the usual
+        ``if __name__ == "__main__":``.
+    dask
+        Address of a Dask scheduler whose workers share the seeds instead.
+    threads
+        Of the linear algebra of a seed, which its last digits depend on; by default all, divided by
+        `jobs`, and one on a cluster.
 
     Examples
     --------
@@ -55,15 +67,16 @@ def simulate(
         experiment = check(dict(experiment), "the experiment")
     elif not isinstance(experiment, Experiment):
         experiment = read_experiment(experiment)
-    if out is not None:
-        return _played(experiment, Path(out), data, device, resume)
-    with TemporaryDirectory() as folder:
-        return _played(experiment, Path(folder) / "run", data, device, resume)
-
-
-def _played(
-    experiment: Experiment, out: Path, data: str | None, device: str, resume: bool
-) -> list[Outcome]:
-    directory = RunDirectory(out)
-    play(experiment, directory, data=data, device=device, resume=resume)
-    return outcomes(directory)
+    with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
+        directory = RunDirectory(folder if out is not None else Path(folder) / "run")
+        play(
+            experiment,
+            directory,
+            data=data,
+            device=device,
+            resume=resume,
+            jobs=jobs,
+            dask=dask,
+            threads=threads,
+        )
+        return outcomes(directory)

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from codedfedl.cli.options import Workers
 from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
 from codedfedl.cli.watching import watched
 from codedfedl.errors import InputError
@@ -32,6 +33,8 @@ __all__ = [
     "run_experiment",
     "set_options",
 ]
+
+_ALONE = Workers()
 
 
 def chosen_experiment(name: str, overrides: list[str] | None) -> Experiment:
@@ -81,11 +84,12 @@ def run_and_report(
     resume: bool,
     model: str | None,
     as_json: bool,
+    workers: Workers = _ALONE,
 ) -> None:
     """Run an experiment, print its table and its verdict, and write its report."""
     directory = RunDirectory(out)
     with with_resume_hint(out, resume):
-        run_experiment(experiment, directory, data, device, resume, model)
+        run_experiment(experiment, directory, data, device, resume, model, workers)
         _finish(directory, as_json)
 
 
@@ -96,6 +100,7 @@ def run_experiment(
     device: str,
     resume: bool,
     model: str | None = None,
+    workers: Workers = _ALONE,
 ) -> None:
     """Run an experiment, and show how far it is."""
     with watched() as watch:
@@ -107,6 +112,7 @@ def run_experiment(
             resume=resume,
             model=model,
             watch=watch,
+            **asdict(workers),
         )
 
 

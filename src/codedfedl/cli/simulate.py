@@ -5,13 +5,24 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Data, Device, Json, Overrides, Resume, known_experiments
+from codedfedl.cli.options import (
+    Data,
+    Device,
+    Json,
+    Overrides,
+    Resume,
+    Workers,
+    grouped,
+    known_experiments,
+)
 from codedfedl.errors import InputError
 
 __all__ = ["demo_command", "report_command", "simulate_command"]
 
 
+@grouped
 def simulate_command(
+    workers: Workers,
     experiment: Annotated[
         str | None,
         typer.Argument(
@@ -44,7 +55,8 @@ def simulate_command(
     The run directory contains config.toml, environment.json, rounds.parquet, clients.parquet,
     settings.parquet, status.json, checkpoint.npz, report.html and model.npz, for `codedfedl
     predict`; the models of all other settings and seeds are in its folder models. Continue an
-    interrupted run with --resume: the results are bit for bit those of an uninterrupted run.
+    interrupted run with --resume: the results are bit for bit those of an uninterrupted run. With
+    --jobs or --dask, seeds run at the same time, with the same results.
 
     With --replay RUN, recompute a federation's model from the arrivals of each round; exit code 1
     means that the two models differ.
@@ -60,7 +72,7 @@ def simulate_command(
             "a federation's run"
         )
     chosen = running.chosen_experiment(experiment, overrides)
-    running.run_and_report(chosen, out, data, device, resume, model, as_json)
+    running.run_and_report(chosen, out, data, device, resume, model, as_json, workers)
 
 
 def demo_command(

@@ -5,12 +5,23 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Data, Device, Json, Overrides, Resume, known_experiments
+from codedfedl.cli.options import (
+    Data,
+    Device,
+    Json,
+    Overrides,
+    Resume,
+    Workers,
+    grouped,
+    known_experiments,
+)
 
 __all__ = ["sweep_command"]
 
 
+@grouped
 def sweep_command(
+    workers: Workers,
     experiment: Annotated[
         str,
         typer.Argument(
@@ -48,9 +59,10 @@ def sweep_command(
     mixing, …), scheme or seeds. Settings that share their data run in lockstep.
 
     Writes sweep.parquet (a row per setting and seed), sweep.png, report.html and the other files of
-    a run directory to --out. Continue an interrupted sweep with --resume.
+    a run directory to --out. Continue an interrupted sweep with --resume. With --jobs or --dask,
+    seeds and settings that do not share their data run at the same time.
     """
     from codedfedl.cli.sweeping import sweep, with_grid
 
     chosen = with_grid(experiment, overrides, vary, seeds, fleet)
-    sweep(chosen, out, data, device, resume, as_json)
+    sweep(chosen, out, data, device, resume, as_json, workers)

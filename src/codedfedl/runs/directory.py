@@ -69,8 +69,14 @@ class RunDirectory:
                 f"{self.path} is not empty: use --resume to continue its run, or choose another"
             )
 
-    def open(self, experiment: Experiment, *, resume: bool) -> None:
-        """Make the directory for a new run, or check that it belongs to this one."""
+    def open(self, experiment: Experiment, *, resume: bool, threads: int | None = None) -> None:
+        """Make the directory for a new run, or check that it belongs to this one.
+
+        Parameters
+        ----------
+        threads
+            Of the linear algebra, as far as it is known.
+        """
         self.check(experiment, resume=resume)
         if self.is_run:
             self._write_config(experiment)  # for how long one waits may have changed
@@ -80,7 +86,7 @@ class RunDirectory:
             "python": platform.python_version(),
             "machine": platform.machine(),
             "packages": {name: _version(name) for name in _PACKAGES},
-        }
+        } | ({} if threads is None else {"threads": threads})
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
         self._write_config(experiment)  # last: with this the directory is a run's
