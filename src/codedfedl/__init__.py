@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
     from codedfedl.planning.plan import Plan, Server, cheapest_plan, plan
+    from codedfedl.report.run import Run, load_run
     from codedfedl.runs.config import Experiment
     from codedfedl.schemes.cfl import CFL
     from codedfedl.schemes.coded import Coded
@@ -85,6 +86,7 @@ __all__ = [
     "OneShot",
     "Plan",
     "Reply",
+    "Run",
     "Scheme",
     "Server",
     "Setup",
@@ -103,6 +105,7 @@ __all__ = [
     "fit",
     "load_dataset",
     "load_model",
+    "load_run",
     "minimum_deadline",
     "paper_devices",
     "paper_fleet",
@@ -140,6 +143,7 @@ _MODULES = {
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
     "planning.plan": ("Plan", "Server", "cheapest_plan", "plan"),
+    "report.run": ("Run", "load_run"),
     "runs.config": ("Experiment",),
     "schemes.cfl": ("CFL",),
     "schemes.coded": ("Coded",),
