@@ -19,6 +19,7 @@ __all__ = [
     "Overrides",
     "Resume",
     "Serve",
+    "Track",
     "Workers",
     "grouped",
     "known_experiments",
@@ -99,6 +100,15 @@ class Workers:
     ] = None
 
 
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Send every round, the configuration and the report to tensorboard, mlflow or wandb; "
+        "=WHERE names a folder, a tracking URI or a project. Repeat it for more.",
+        metavar="TRACKER[=WHERE]",
+        show_default=False,
+    ),
+]
 Serve = Annotated[
     int | None,
     typer.Option(

@@ -11,6 +11,7 @@ from codedfedl.cli.options import (
     Json,
     Overrides,
     Resume,
+    Track,
     Workers,
     grouped,
     known_experiments,
@@ -48,6 +49,7 @@ def simulate_command(
             show_default=False,
         ),
     ] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
@@ -72,7 +74,7 @@ def simulate_command(
             "a federation's run"
         )
     chosen = running.chosen_experiment(experiment, overrides)
-    running.run_and_report(chosen, out, data, device, resume, model, as_json, workers)
+    running.run_and_report(chosen, out, data, device, resume, model, as_json, workers, track or [])
 
 
 def demo_command(
@@ -100,13 +102,15 @@ def report_command(
     figure: Annotated[
         Path | None, typer.Option(help="Save a run's main figure (.png, .svg or .pdf).")
     ] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Write the report of a run again, or one report that compares several runs.
 
     Runs on the same data with the same target are compared directly; others are shown side by
-    side.
+    side. With --track, their rounds and reports are also sent to a tracker, such as those of a
+    federation.
     """
     from codedfedl.cli.reporting import write_report
 
-    write_report(runs, out, figure, as_json)
+    write_report(runs, out, figure, as_json, track or [])

@@ -11,6 +11,7 @@ from codedfedl.cli.options import (
     Json,
     Overrides,
     Resume,
+    Track,
     Workers,
     grouped,
     known_experiments,
@@ -48,6 +49,7 @@ def sweep_command(
     data: Data = None,
     device: Device = "cpu",
     resume: Resume = False,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Run every combination of some settings, and find the best.
@@ -65,4 +67,4 @@ def sweep_command(
     from codedfedl.cli.sweeping import sweep, with_grid
 
     chosen = with_grid(experiment, overrides, vary, seeds, fleet)
-    sweep(chosen, out, data, device, resume, as_json, workers)
+    sweep(chosen, out, data, device, resume, as_json, workers, track or [])

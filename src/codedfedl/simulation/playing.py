@@ -5,15 +5,16 @@ from typing import Protocol
 
 import numpy as np
 
+from codedfedl.core.record import metric_name
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.simulation.engine import Simulation
 from codedfedl.simulation.models import endings
 from codedfedl.simulation.problem import Problem, embedded
-from codedfedl.simulation.progress import Progress, Teller, end_of
-from codedfedl.simulation.records import restore, snapshot, stories
+from codedfedl.simulation.progress import Played, Progress, Teller, all_played, end_of
+from codedfedl.simulation.records import restore, snapshot, stored_records, stories
 from codedfedl.simulation.units import Unit, deal, entries_of
 
-__all__ = ["Sink", "done", "is_done", "play"]
+__all__ = ["Sink", "done", "is_done", "play", "played_before"]
 
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
@@ -31,6 +32,19 @@ class Sink(Protocol):
 def done(place: int) -> str:
     """Return the key that a finished unit has in a checkpoint."""
     return f"{place}/done"
+
+
+def _metric(unit: Unit) -> str:
+    return metric_name(unit.dataset.is_classification)
+
+
+def played_before(unit: Unit, place: int, checkpoint: Checkpoint) -> Progress:
+    """Return what was played of a finished unit."""
+    found: list[Played] = []
+    for cell, records in zip(unit.cells, stored_records(checkpoint, unit, place), strict=True):
+        found += all_played(cell.label, unit.seed, _metric(unit), records)
+    rounds = max((one.round for one in found), default=0)
+    return Progress(rounds, rounds, found)
 
 
 def is_done(checkpoint: Checkpoint, place: int) -> bool:
@@ -66,7 +80,7 @@ def play(
         problem = embedded(unit.dataset, parts, unit.features, device)
     simulation = Simulation(problem, entries_of(unit, parts), unit.seed)
     restore(simulation, checkpoint, place)
-    teller, saved = Teller(simulation), time.monotonic()
+    teller, saved = Teller(simulation, _metric(unit)), time.monotonic()
     for _ in simulation.run():
         sink.tell(unit.title, teller.progress())
         if time.monotonic() - saved > _SECONDS_BETWEEN_CHECKPOINTS:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from codedfedl.core.record import Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
 from codedfedl.simulation.engine import Simulation
+from codedfedl.tracking import finite
 
 __all__ = [
     "Played",
@@ -26,12 +27,15 @@ class Played:
 
     Attributes
     ----------
+    metric
+        What the model is measured by, ``accuracy`` or ``R²``.
     training_hours, total_hours
         On the virtual clock after this round, without the set-up and with it.
     """
 
     setting: str
     seed: int
+    metric: str
     record: Record
     training_hours: float
     total_hours: float
@@ -40,6 +44,22 @@ class Played:
     def round(self) -> int:
         """Counted from 1; 0 for the end of the set-up."""
         return self.record.round + 1
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What is known of the round, for trackers."""
+        record = self.record
+        told = {
+            "metric": record.metric,
+            "excess": record.excess,
+            "seconds": 0.0 if record.is_setup else record.seconds,
+            "training_hours": self.training_hours,
+            "total_hours": self.total_hours,
+            "arrived": record.count(ARRIVED),
+            "late": record.count(LATE),
+            "dropped": record.count(DROPPED),
+        }
+        return finite(self.metric, told)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +82,8 @@ class Progress:
 Watch = Callable[[str, Progress | None], None]
 """Is called with what is being done, and after every round with its results.
 
-What is being done begins with the unit, such as ``seed 0``; several may be told of in turns.
+What is being done begins with the unit, such as ``seed 0``; several may be told of in turns. When a
+run is resumed, what was played before is told too, at the end of its unit or with its first round.
 """
 
 _END = ": done"
@@ -90,8 +111,8 @@ def silent(_what: str, _progress: Progress | None) -> None:
 class Teller:
     """Remembers what has been told of each setting of a simulation."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+    def __init__(self, simulation: Simulation, metric: str) -> None:
+        self.simulation, self.metric = simulation, metric
         self._told = [0] * len(simulation.settings)
         self._hours = [(0.0, 0.0)] * len(simulation.settings)
 
@@ -100,21 +121,27 @@ class Teller:
         found: list[Played] = []
         for s, setting in enumerate(self.simulation.settings):
             fresh = setting.records[self._told[s] :]
-            found += all_played(setting.label, self.simulation.seed, fresh, self._hours[s])
+            found += all_played(
+                setting.label, self.simulation.seed, self.metric, fresh, self._hours[s]
+            )
             self._told[s] = len(setting.records)
             self._hours[s] = _after(fresh, self._hours[s])
         return Progress(self.simulation.round, self.simulation.rounds, found)
 
 
 def all_played(
-    setting: str, seed: int, records: Sequence[Record], hours: tuple[float, float] = (0.0, 0.0)
+    setting: str,
+    seed: int,
+    metric: str,
+    records: Sequence[Record],
+    hours: tuple[float, float] = (0.0, 0.0),
 ) -> list[Played]:
     """Return what is told of records, the hours before the first of which are given."""
     found = []
     for record in records:
         hours = _after([record], hours)
         if not record.is_setup or record.has_model:
-            found.append(Played(setting, seed, record, *hours))
+            found.append(Played(setting, seed, metric, record, *hours))
     return found
 
 

@@ -15,10 +15,10 @@ from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.runs.status import StatusFile
 from codedfedl.simulation.models import check_model, write_models
-from codedfedl.simulation.playing import is_done, play
+from codedfedl.simulation.playing import is_done, play, played_before
 from codedfedl.simulation.privacy import write_privacy
 from codedfedl.simulation.problem import Problem, embedded
-from codedfedl.simulation.progress import Progress, Watch, silent
+from codedfedl.simulation.progress import Progress, Watch, end_of, silent
 from codedfedl.simulation.records import write_units
 from codedfedl.simulation.threads import limited
 from codedfedl.simulation.units import Unit, datasets, deal, entries_of, fleets, units
@@ -155,7 +155,12 @@ class _Directory:
 
 def _play_all(order: Order, sink: _Directory, workers: Workers | None) -> None:
     """Play every unit that is not finished, here or on workers."""
-    left = [place for place in range(len(order.units)) if not is_done(sink.checkpoint, place)]
+    left = []
+    for place, unit in enumerate(order.units):
+        if is_done(sink.checkpoint, place):
+            sink.watch(end_of(unit.title), played_before(unit, place, sink.checkpoint))
+        else:
+            left.append(place)
     if workers is None:
         _play_in_turn(order, left, sink)
         return
