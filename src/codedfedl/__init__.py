@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from codedfedl.schemes.sketch_solve import SketchSolve
     from codedfedl.schemes.uncoded import Uncoded
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CFL",

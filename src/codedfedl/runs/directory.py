@@ -4,7 +4,6 @@ Every file is written beside its place and then moved there, so that a run that 
 disk, leaves the last good one.
 """
 
-import fcntl
 import json
 import platform
 import tomllib
@@ -23,6 +22,7 @@ import tomli_w
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
+from codedfedl.io.locks import lock
 from codedfedl.io.tables import write_table
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
@@ -137,7 +137,7 @@ class RunDirectory:
     def _locked(self) -> Iterator[None]:
         with (self.path / ".lock").open("w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file)
             except OSError:
                 raise InputError(
                     f"{self.path} is being worked on by another process: wait for it, or end it"
@@ -150,7 +150,7 @@ class RunDirectory:
             raise InputError(f"{self.path} is not a run directory: it has no config.toml")
         with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock(file, shared=True)
             except OSError:
                 (self.path / _STOP).touch()
                 return
