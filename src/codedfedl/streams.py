@@ -4,7 +4,10 @@ import numpy as np
 
 __all__ = ["stream"]
 
-_PURPOSES = ("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit")
+_PURPOSES = (
+    *("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit"),
+    "tier",  # new ones come last: a stream is known by its place
+)
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
