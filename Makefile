@@ -49,7 +49,7 @@ test-engine-short: $(DEV) ## Short federations on the real engine: TLS, kills, s
 test-engine: $(DEV) ## What takes minutes on the real engine: kills, restarts, many nodes
 	$(BIN)/pytest -m "engine and long"
 
-test-extras: $(EXTRAS) ## What needs optional packages: PyTorch, ONNX, embeddings of texts
+test-extras: $(EXTRAS) ## What needs optional packages: PyTorch, ONNX, Dask, trackers, texts, a notebook, a wheel
 	$(BIN)/pytest -m extras
 
 bench: $(DEV) ## Measure speed: ratios to the naive version in one run

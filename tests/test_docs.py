@@ -19,7 +19,11 @@ import pytest
 from codedfedl import schemes
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("docs/tutorials/*.md"))]
+PAGES = [
+    "README.md",
+    "docs/notebooks.md",
+    *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("docs/tutorials/*.md")),
+]
 NEED_EXTRAS = ("docs/tutorials/text-classifier.md",)
 SECONDS = 120
 

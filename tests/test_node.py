@@ -443,7 +443,8 @@ def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
     federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, said.append)
     assert not [sentence for sentence in said if "refused" in sentence]
     *_, last = Journal(directory.path).exchanges()
-    assert last.record.metric > 0.5  # of ten classes
+    least = 0.3 if name == "tifl" else 0.5  # of ten classes; a round of it sees a third of them
+    assert last.record.metric > least
     assert outcomes(directory)
     assert replay(directory).same
 

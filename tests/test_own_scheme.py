@@ -74,7 +74,7 @@ class TestSimulation:
     def test_resumes_exactly_with_its_memory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("codedfedl.simulation.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        monkeypatch.setattr("codedfedl.simulation.playing._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
         whole, killed = (RunDirectory(tmp_path / name) for name in ("whole", "killed"))
         simulate(experiment(), whole)
 

@@ -11,6 +11,7 @@ from codedfedl.core.disclosure import Disclosure, discloses_no_more, listed
 from codedfedl.core.drive import Driver
 from codedfedl.core.protocol import Inbox, Limits
 from codedfedl.data import load_dataset
+from codedfedl.fleet.delays import FleetDelays
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.engine import Setting, Simulation
@@ -122,6 +123,59 @@ def test_ringleader_goes_in_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
                     gathering, heard = True, set()
     log.agrees(model)
     assert 7 < steps < ROUNDS  # both phases were there, more than once
+
+
+def test_fednova_averages_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(monkeypatch, name="fednova", most_steps=4, step=0.5)
+    steps, model = log.state.steps, log.zero
+    assert len(set(steps[0])) > 1  # the fast take more
+    assert steps.min() == 1
+    for round_ in range(ROUNDS):
+        batch, points = log.run.problem.batches[round_ % 2], log.task.points[round_ % 2]
+        moved, mean_steps = np.zeros_like(model), 0.0
+        for j in range(6):
+            x, y = (part.astype(float) for part in batch.client(j))
+            own = model.copy()
+            for _ in range(steps[round_ % 2][j]):
+                own = own - 0.5 * (x.T @ (x @ own - y) / len(x) + 9e-6 * own)
+            share = len(x) / points.sum()
+            moved += share * (model - own) / steps[round_ % 2][j]
+            mean_steps += share * steps[round_ % 2][j]
+        model = model - mean_steps * moved
+    log.agrees(model)
+
+
+def test_fednova_fills_the_time_of_the_slowest() -> None:
+    (setting,) = played(small(schemes=[{"name": "fednova", "most_steps": 50}])).values()
+    state: Any = setting.state
+    fleet = setting.timeline.clock.fleet
+    delays, points = FleetDelays(fleet), state.task.points[0]
+    slowest = delays.mean(points).max()
+    assert (delays.mean(points * state.steps[0]) <= slowest * (1 + 1e-6)).all()
+    more = delays.mean(points * (state.steps[0] + 1)) > slowest
+    assert (more | (state.steps[0] == 50)).all()
+
+
+def test_tifl_asks_one_tier_of_like_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(monkeypatch, name="tifl", tiers=3)
+    tiers, model, asked = log.state.tiers, log.zero, set()
+    mean = FleetDelays(log.setting.timeline.clock.fleet).mean(log.task.points[0])
+    for tier in (0, 1):
+        assert mean[tiers == tier].max() <= mean[tiers == tier + 1].min()
+    records = log.setting.rounds
+    for round_, inbox in enumerate(log.rounds()):
+        (tier,) = set(tiers[inbox.arrived])
+        asked.add(tier)
+        np.testing.assert_array_equal(inbox.arrived, tiers == tier)
+        assert (records[round_].loads > 0).tolist() == inbox.arrived.tolist()
+        batch = log.run.problem.batches[round_ % 2]
+        total, points = np.zeros_like(model), 0
+        for j in np.flatnonzero(inbox.arrived).tolist():
+            x, y = (part.astype(float) for part in batch.client(j))
+            total, points = total + x.T @ (x @ model - y), points + len(x)
+        model = model - 2.0 * (total / points + 9e-6 * model)
+    log.agrees(model)
+    assert asked == {0, 1, 2}
 
 
 def test_partial_divides_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:

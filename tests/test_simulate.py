@@ -314,7 +314,7 @@ class TestSchemes:
             "uncoded greedy fedavg coded cfl one-shot sketch-solve coded-newton balanced partial "
             "centralised mifa dsag fedbuff ringleader gradient-coding private"
         )
-        assert set(SCHEMES) == set(of_the_contract.split())
+        assert set(SCHEMES) == {*of_the_contract.split(), "fednova", "tifl"}
 
 
 class TestRandomness:
@@ -368,7 +368,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(folder / "whole", folder / str(rounds))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codedfedl.simulation.run._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        patch.setattr("codedfedl.simulation.playing._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
         simulate(small(seeds=[0, 1]), RunDirectory(folder / "whole"), watch=keep)
     return folder
 

@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from codedfedl import __version__
 
 ROOT = Path(__file__).parent.parent
 OFFLINE = ("--no-index", "--no-deps", "--quiet", "--disable-pip-version-check")
@@ -48,6 +51,7 @@ def test_the_wheel_plans_and_reports(installed: Path) -> None:
     where = call(installed, "-c", "import codedfedl; print(codedfedl.__file__)")
     assert Path(where.strip()).is_relative_to(installed)
     command = installed / "bin" / "codedfedl"  # what a shell calls
+    assert call(installed, command, "--version").strip() == f"codedfedl {__version__}"
     assert "Deadline" in call(installed, command, "plan", "paper")
     small = ("--set", "training.epochs=3", "--set", "seeds=[0]", "--out", "run")
     call(installed, command, "simulate", "demo", *small)
@@ -61,6 +65,17 @@ def test_the_wheel_holds_what_is_not_python(installed: Path) -> None:
     wanted = {p.relative_to(source).as_posix() for p in source.glob("codedfedl/**/*.*")}
     assert {p for p in wanted if not p.endswith(".pyc")} <= kept
     assert any(p.endswith("LICENSE") for p in map(str, installed.glob("codedfedl-*/**/*")))
+
+
+def test_one_version_everywhere() -> None:
+    texts = ("pyproject.toml", "src/codedfedl/federate/flower/app/pyproject.toml")
+    projects = [tomllib.loads((ROOT / name).read_text("utf-8"))["project"] for name in texts]
+    assert {project["version"] for project in projects} == {__version__}
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    releases = re.findall(
+        r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert releases[:2] == ["Unreleased", __version__]
 
 
 def test_no_page_promises_a_package_that_is_not_published() -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
     from codedfedl.planning.plan import Plan, cheapest_plan, plan
+    from codedfedl.report.run import Run, load_run
     from codedfedl.runs.config import Experiment
     from codedfedl.schemes.cfl import CFL
     from codedfedl.schemes.coded import Coded
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from codedfedl.schemes.sketch_solve import SketchSolve
     from codedfedl.schemes.uncoded import Uncoded
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CFL",
@@ -86,6 +87,7 @@ __all__ = [
     "OneShot",
     "Plan",
     "Reply",
+    "Run",
     "Scheme",
     "Server",
     "Setup",
@@ -104,6 +106,7 @@ __all__ = [
     "fit",
     "load_dataset",
     "load_model",
+    "load_run",
     "minimum_deadline",
     "paper_devices",
     "paper_fleet",
@@ -142,6 +145,7 @@ _MODULES = {
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
     "planning.plan": ("Plan", "cheapest_plan", "plan"),
+    "report.run": ("Run", "load_run"),
     "runs.config": ("Experiment",),
     "schemes.cfl": ("CFL",),
     "schemes.coded": ("Coded",),

@@ -1,19 +1,25 @@
 """An experiment in Python: what `codedfedl simulate` does, without files unless they are wanted."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from warnings import warn
 
 from codedfedl.experiments import BUILT_IN, built_in
+from codedfedl.report.html import render_report
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
 from codedfedl.runs.documents import read_experiment as read_file
+from codedfedl.runs.grid import cells
+from codedfedl.simulation.progress import Progress, Watch
 from codedfedl.simulation.run import simulate as play
+from codedfedl.tracking import Broadcast, Tracker
 
-__all__ = ["read_experiment", "simulate"]
+__all__ = ["read_experiment", "simulate", "tracked"]
 
 
 def read_experiment(name: str | Path) -> Experiment:
@@ -28,6 +34,10 @@ def simulate(
     data: str | None = None,
     device: str = "cpu",
     resume: bool = False,
+    trackers: Sequence[Tracker] = (),
+    jobs: int = 1,
+    dask: str | None = None,
+    threads: int | None = None,
 ) -> list[Outcome]:
     """Run an experiment on the virtual clock, and return the result of every setting.
 
@@ -43,6 +53,16 @@ def simulate(
         ``cpu``; or ``cuda``, ``torch`` (PyTorch on the CPU) or ``cupy``.
     resume
         Continue the run in `out`.
+    trackers
+        Are told of every round, and get the report; see `codedfedl.tracking`.
+    jobs
+        Processes that share the seeds; a script that asks for several needs the usual
+        ``if __name__ == "__main__":``.
+    dask
+        Address of a Dask scheduler whose workers share the seeds instead.
+    threads
+        Of the linear algebra of a seed, which its last digits depend on; by default all, divided by
+        `jobs`, and one on a cluster.
 
     Examples
     --------
@@ -55,15 +75,46 @@ def simulate(
         experiment = check(dict(experiment), "the experiment")
     elif not isinstance(experiment, Experiment):
         experiment = read_experiment(experiment)
-    if out is not None:
-        return _played(experiment, Path(out), data, device, resume)
-    with TemporaryDirectory() as folder:
-        return _played(experiment, Path(folder) / "run", data, device, resume)
+    with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
+        directory = RunDirectory(folder if out is not None else Path(folder) / "run")
+        with tracked(experiment, directory, trackers) as watch:
+            play(
+                experiment,
+                directory,
+                data=data,
+                device=device,
+                resume=resume,
+                watch=watch,
+                jobs=jobs,
+                dask=dask,
+                threads=threads,
+            )
+            if trackers:
+                directory.write_text("report.html", render_report(directory))
+        return outcomes(directory)
 
 
-def _played(
-    experiment: Experiment, out: Path, data: str | None, device: str, resume: bool
-) -> list[Outcome]:
-    directory = RunDirectory(out)
-    play(experiment, directory, data=data, device=device, resume=resume)
-    return outcomes(directory)
+@contextmanager
+def tracked(
+    experiment: Experiment,
+    directory: RunDirectory,
+    trackers: Iterable[Tracker],
+    say: Callable[[str], object] = warn,
+) -> Iterator[Watch]:
+    """Give a watcher that tells trackers of every round, and end them with the run.
+
+    Parameters
+    ----------
+    say
+        Is told when a tracker fails; the run goes on.
+    """
+    settings = {cell.label: cell.settings for cell in cells(experiment)}
+    broadcast = Broadcast(trackers, directory.path.name, settings, say)
+
+    def watch(_what: str, progress: Progress | None) -> None:
+        if broadcast.trackers and progress is not None:
+            for one in progress.played:
+                broadcast.log(one.setting, one.seed, one.round, one.values)
+
+    with broadcast.finished(directory.path / "report.html"):
+        yield watch

@@ -5,16 +5,8 @@ import numpy as np
 __all__ = ["stream"]
 
 _PURPOSES = (
-    "fleet",
-    "partition",
-    "delays",
-    "setup",
-    "subset",
-    "code",
-    "order",
-    "noise",
-    "audit",
-    "server",
+    *("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit"),
+    *("server", "tier"),  # new ones come last: a stream is known by its place
 )
 
 

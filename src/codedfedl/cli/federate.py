@@ -9,7 +9,7 @@ import typer
 from codedfedl.cli.chaos import chaos_command
 from codedfedl.cli.helper import helper_command, ledger_command
 from codedfedl.cli.local import local_command
-from codedfedl.cli.options import Serve
+from codedfedl.cli.options import Serve, Track
 from codedfedl.cli.output import messages, wrote
 from codedfedl.cli.serve import (
     SERVER_HOME,
@@ -84,14 +84,16 @@ def run_command(
 def follow_command(
     run: Annotated[Path, typer.Argument(help="The run directory, on the server.")],
     serve: Serve = None,
+    track: Track = None,
 ) -> None:
     """Show a run in progress, every round as it happens, until it ends.
 
-    It only reads: interrupting it does not end the run.
+    It only reads: interrupting it does not end the run. With --track, every round is sent to a
+    tracker too.
     """
     from codedfedl.cli.operating import follow_run
 
-    follow_run(run.resolve(), serve)
+    follow_run(run.resolve(), serve, track or [])
 
 
 @federate.command("keys")

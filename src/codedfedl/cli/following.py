@@ -52,7 +52,12 @@ def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> 
     return killed
 
 
-def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> None:
+def watch(
+    directory: RunDirectory,
+    ended: Callable[[], bool],
+    told: int = 0,
+    grown: Callable[[], None] = lambda: None,
+) -> None:
     """Show a run, every exchange with names, until it is done; say why it failed or was stopped.
 
     Parameters
@@ -61,6 +66,8 @@ def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> 
         Is asked at every look; says whether the run is over, whatever its status says.
     told
         How many exchanges are no news.
+    grown
+        Is called after exchanges that are.
     """
     said: set[str] = set()  # the status may still be that of an exchange before the last
     with _shown() as show:
@@ -70,6 +77,8 @@ def watch(directory: RunDirectory, ended: Callable[[], bool], told: int = 0) -> 
             for sentence in _sentences(sight, told):
                 show(sentence, True)
                 said.add(sentence)
+            if len(sight.happened) > told:
+                grown()
             told = len(sight.happened)
             status = sight.status
             if status is not None:

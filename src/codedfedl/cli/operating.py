@@ -1,6 +1,6 @@
 """A run on the operator's server, shown until it ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,9 +8,11 @@ from codedfedl.cli.following import engine_check, served, server_check, watch
 from codedfedl.cli.output import messages, wrote
 from codedfedl.errors import InputError
 from codedfedl.report.html import render_report
+from codedfedl.report.sending import Sender
 from codedfedl.runs.advice import advice
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.watching import look
+from codedfedl.tracking import open_tracker
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
@@ -46,22 +48,30 @@ def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | 
     _finish(directory)
 
 
-def follow_run(run: Path, serve: int | None) -> None:
-    """Show a run that another command started, until it ends."""
+def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
+    """Show a run that another command started, until it ends, here and to trackers."""
     directory = RunDirectory(run)
     status = directory.status.read() if directory.is_run else None
     if status is None:
         raise InputError(f"{run} is not the directory of a run in progress: it has no status.json")
     if status.state != "running":
         raise InputError(f"{run} is {status}: see codedfedl report {run}")
-    with served(directory, serve):
-        _follow(directory, server_check(directory), 0)
-    _finish(directory)
+    sender = Sender(directory, [open_tracker(text, run) for text in track], messages.print)
+    with sender.broadcast.finished(run / "report.html"):
+        with served(directory, serve):
+            _follow(directory, server_check(directory), 0, sender.send)
+        sender.send()
+        _finish(directory)
 
 
-def _follow(directory: RunDirectory, ended: Callable[[], bool], told: int) -> None:
+def _follow(
+    directory: RunDirectory,
+    ended: Callable[[], bool],
+    told: int,
+    grown: Callable[[], None] = lambda: None,
+) -> None:
     try:
-        watch(directory, ended, told)
+        watch(directory, ended, told, grown)
     except KeyboardInterrupt:
         status = directory.status.read()
         if status is not None and status.state == "stopped":

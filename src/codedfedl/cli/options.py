@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,8 @@ __all__ = [
     "Overrides",
     "Resume",
     "Serve",
+    "Track",
+    "Workers",
     "grouped",
     "known_experiments",
     "known_schemes",
@@ -69,6 +71,44 @@ Overrides = Annotated[
     typer.Option("--set", help="Override a key, such as data.name=mnist.", metavar="KEY=VALUE"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where the units of a run, which are its seeds or parts of them, are computed."""
+
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Processes of this machine that share the seeds.")
+    ] = 1
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the seeds among the workers of this Dask scheduler, such as "
+            "tcp://host:8786; needs codedfedl[dask].",
+            metavar="ADDRESS",
+            show_default=False,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads of the linear algebra for each seed, which its last digits depend on; by "
+            "default all there are, divided by --jobs, and 1 with --dask.",
+            show_default=False,
+        ),
+    ] = None
+
+
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Send every round, the configuration and the report to tensorboard, mlflow or wandb; "
+        "=WHERE names a folder, a tracking URI or a project. Repeat it for more.",
+        metavar="TRACKER[=WHERE]",
+        show_default=False,
+    ),
+]
 Serve = Annotated[
     int | None,
     typer.Option(

@@ -13,18 +13,25 @@ from codedfedl.report.compare import change, changes_sentence, configuration_dif
 from codedfedl.report.html import main_figure, render_report
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.report.rows import outcome_rows
+from codedfedl.report.sending import send_run
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.tracking import open_tracker
 
 __all__ = ["write_report"]
 
 
 def write_report(
-    runs: Sequence[Path], out: Path | None, figure: Path | None, as_json: bool
+    runs: Sequence[Path],
+    out: Path | None,
+    figure: Path | None,
+    as_json: bool,
+    track: Sequence[str],
 ) -> None:
-    """Write the page, and print the results of each run."""
+    """Write the page, print the results of each run, and send them to trackers."""
     page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     directories = [RunDirectory(run) for run in runs]
+    trackers = [[open_tracker(text, run) for text in track] for run in runs]
     found = {str(run.path): outcomes(run) for run in directories}
     check_destination(page, (".html",))
     if figure is not None:
@@ -44,6 +51,9 @@ def write_report(
     else:
         _print(found, differences)
     wrote(page)
+    for directory, opened in zip(directories, trackers, strict=True):
+        if opened:
+            send_run(directory, opened, page, messages.print)
     if figure is not None:
         from codedfedl.report.figures import save_figure
 

@@ -1,13 +1,16 @@
 """Runs on a virtual clock: read the experiment, run it with its progress shown, print it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
+from codedfedl.api import tracked
+from codedfedl.cli.options import Workers
+from codedfedl.cli.output import messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.watching import watched
 from codedfedl.errors import InputError
 from codedfedl.experiments import BUILT_IN, built_in
@@ -21,8 +24,10 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
+from codedfedl.simulation.progress import Progress, Watch, silent
 from codedfedl.simulation.replay import replay as replay_federation
 from codedfedl.simulation.run import simulate
+from codedfedl.tracking import open_tracker
 
 __all__ = [
     "chosen_experiment",
@@ -31,7 +36,10 @@ __all__ = [
     "run_and_report",
     "run_experiment",
     "set_options",
+    "tracked_by",
 ]
+
+_ALONE = Workers()
 
 
 def chosen_experiment(name: str, overrides: list[str] | None) -> Experiment:
@@ -81,11 +89,13 @@ def run_and_report(
     resume: bool,
     model: str | None,
     as_json: bool,
+    workers: Workers = _ALONE,
+    track: Sequence[str] = (),
 ) -> None:
     """Run an experiment, print its table and its verdict, and write its report."""
     directory = RunDirectory(out)
-    with with_resume_hint(out, resume):
-        run_experiment(experiment, directory, data, device, resume, model)
+    with with_resume_hint(out, resume), tracked_by(track, experiment, directory) as also:
+        run_experiment(experiment, directory, data, device, resume, model, workers, also)
         _finish(directory, as_json)
 
 
@@ -96,9 +106,16 @@ def run_experiment(
     device: str,
     resume: bool,
     model: str | None = None,
+    workers: Workers = _ALONE,
+    also: Watch = silent,
 ) -> None:
-    """Run an experiment, and show how far it is."""
-    with watched() as watch:
+    """Run an experiment, and show how far it is, here and to another watcher."""
+    with watched() as show:
+
+        def watch(what: str, progress: Progress | None) -> None:
+            show(what, progress)
+            also(what, progress)
+
         simulate(
             experiment,
             directory,
@@ -107,7 +124,18 @@ def run_experiment(
             resume=resume,
             model=model,
             watch=watch,
+            **asdict(workers),
         )
+
+
+@contextmanager
+def tracked_by(
+    track: Sequence[str], experiment: Experiment, directory: RunDirectory
+) -> Iterator[Watch]:
+    """Open the trackers of --track, and give a watcher that tells them of every round."""
+    trackers = [open_tracker(text, directory.path) for text in track]
+    with tracked(experiment, directory, trackers, messages.print) as watch:
+        yield watch
 
 
 def _finish(directory: RunDirectory, as_json: bool) -> None:

@@ -5,13 +5,25 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Data, Device, Json, Overrides, Resume, known_experiments
+from codedfedl.cli.options import (
+    Data,
+    Device,
+    Json,
+    Overrides,
+    Resume,
+    Track,
+    Workers,
+    grouped,
+    known_experiments,
+)
 from codedfedl.errors import InputError
 
 __all__ = ["demo_command", "report_command", "simulate_command"]
 
 
+@grouped
 def simulate_command(
+    workers: Workers,
     experiment: Annotated[
         str | None,
         typer.Argument(
@@ -37,6 +49,7 @@ def simulate_command(
             show_default=False,
         ),
     ] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
@@ -44,7 +57,8 @@ def simulate_command(
     The run directory contains config.toml, environment.json, rounds.parquet, clients.parquet,
     settings.parquet, status.json, checkpoint.npz, report.html and model.npz, for `codedfedl
     predict`; the models of all other settings and seeds are in its folder models. Continue an
-    interrupted run with --resume: the results are bit for bit those of an uninterrupted run.
+    interrupted run with --resume: the results are bit for bit those of an uninterrupted run. With
+    --jobs or --dask, seeds run at the same time, with the same results.
 
     With --replay RUN, recompute a federation's model from the arrivals of each round; exit code 1
     means that the two models differ.
@@ -60,7 +74,7 @@ def simulate_command(
             "a federation's run"
         )
     chosen = running.chosen_experiment(experiment, overrides)
-    running.run_and_report(chosen, out, data, device, resume, model, as_json)
+    running.run_and_report(chosen, out, data, device, resume, model, as_json, workers, track or [])
 
 
 def demo_command(
@@ -88,13 +102,15 @@ def report_command(
     figure: Annotated[
         Path | None, typer.Option(help="Save a run's main figure (.png, .svg or .pdf).")
     ] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Write the report of a run again, or one report that compares several runs.
 
     Runs on the same data with the same target are compared directly; others are shown side by
-    side.
+    side. With --track, their rounds and reports are also sent to a tracker, such as those of a
+    federation.
     """
     from codedfedl.cli.reporting import write_report
 
-    write_report(runs, out, figure, as_json)
+    write_report(runs, out, figure, as_json, track or [])

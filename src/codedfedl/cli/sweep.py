@@ -5,12 +5,24 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Data, Device, Json, Overrides, Resume, known_experiments
+from codedfedl.cli.options import (
+    Data,
+    Device,
+    Json,
+    Overrides,
+    Resume,
+    Track,
+    Workers,
+    grouped,
+    known_experiments,
+)
 
 __all__ = ["sweep_command"]
 
 
+@grouped
 def sweep_command(
+    workers: Workers,
     experiment: Annotated[
         str,
         typer.Argument(
@@ -37,6 +49,7 @@ def sweep_command(
     data: Data = None,
     device: Device = "cpu",
     resume: Resume = False,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Run every combination of some settings, and find the best.
@@ -48,9 +61,10 @@ def sweep_command(
     mixing, …), scheme or seeds. Settings that share their data run in lockstep.
 
     Writes sweep.parquet (a row per setting and seed), sweep.png, report.html and the other files of
-    a run directory to --out. Continue an interrupted sweep with --resume.
+    a run directory to --out. Continue an interrupted sweep with --resume. With --jobs or --dask,
+    seeds and settings that do not share their data run at the same time.
     """
     from codedfedl.cli.sweeping import sweep, with_grid
 
     chosen = with_grid(experiment, overrides, vary, seeds, fleet)
-    sweep(chosen, out, data, device, resume, as_json)
+    sweep(chosen, out, data, device, resume, as_json, workers, track or [])

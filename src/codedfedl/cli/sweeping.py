@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from codedfedl.cli.options import Workers
 from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
-from codedfedl.cli.running import named_experiment, run_experiment
+from codedfedl.cli.running import named_experiment, run_experiment, tracked_by
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.report.figures import save_figure
@@ -38,12 +39,19 @@ def with_grid(
 
 
 def sweep(
-    chosen: Experiment, out: Path, data: str | None, device: str, resume: bool, as_json: bool
+    chosen: Experiment,
+    out: Path,
+    data: str | None,
+    device: str,
+    resume: bool,
+    as_json: bool,
+    workers: Workers,
+    track: list[str],
 ) -> None:
     """Run every cell of a grid, print the table and the best, and write table, picture and page."""
     directory = RunDirectory(out)
-    with with_resume_hint(out, resume):
-        run_experiment(chosen, directory, data, device, resume)
+    with with_resume_hint(out, resume), tracked_by(track, chosen, directory) as also:
+        run_experiment(chosen, directory, data, device, resume, workers=workers, also=also)
         found = outcomes(directory)
         directory.write("sweep.parquet", sweep_columns(chosen, found))
         save_figure(sweep_figure(chosen, found), out / "sweep.png")

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from codedfedl.cli.output import messages
-from codedfedl.simulation import engine
-from codedfedl.simulation.run import Watch
+from codedfedl.simulation import progress as told
+from codedfedl.simulation.progress import Watch
 
 __all__ = ["watched"]
 
@@ -23,49 +24,78 @@ def watched() -> Iterator[Watch]:
         yield watch
 
 
+@dataclass
+class _Stage:
+    """What is being done on a unit of a run, and since when."""
+
+    what: str
+    began: float = field(default_factory=time.monotonic)
+    rounds: str = ""
+
+    def end(self) -> None:
+        seconds = time.monotonic() - self.began
+        messages.print(f"{self.what}: {self.rounds}{seconds:.1f} s", soft_wrap=True)
+
+
 @contextmanager
 def _lines() -> Iterator[Watch]:
     """Print a line when a stage ends: what was done, and how many seconds it took."""
-    stage, began, rounds = _FIRST, time.monotonic(), ""
+    stages = {_FIRST: _Stage(_FIRST)}
 
-    def end() -> None:
-        messages.print(f"{stage}: {rounds}{time.monotonic() - began:.1f} s", soft_wrap=True)
-
-    def watch(what: str, progress: engine.Progress | None) -> None:
-        nonlocal stage, began, rounds
-        if what != stage:
-            end()
-            stage, began, rounds = what, time.monotonic(), ""
+    def watch(what: str, progress: told.Progress | None) -> None:
+        if first := stages.pop(_FIRST, None):
+            first.end()
+        unit = told.unit_of(what)
+        if unit in stages and stages[unit].what != what:
+            stages.pop(unit).end()
+        if told.is_end(what):
+            return
+        stage = stages.setdefault(unit, _Stage(what))
         if progress is not None:
-            rounds = f"{progress.round} rounds in "
+            stage.rounds = f"{progress.round} rounds in "
 
     yield watch
-    end()
+    for stage in stages.values():
+        stage.end()
 
 
 @contextmanager
 def _bar() -> Iterator[Watch]:
+    """Show a bar for every unit that is being worked on."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=messages, transient=True) as bar:
-        line = bar.add_task(_FIRST, total=None)
+        lines: dict[str, TaskID] = {_FIRST: bar.add_task(_FIRST, total=None)}
 
-        def watch(what: str, progress: engine.Progress | None) -> None:
+        def watch(what: str, progress: told.Progress | None) -> None:
+            unit = told.unit_of(what)
+            for ended in (_FIRST, *([unit] if told.is_end(what) else [])):
+                if ended in lines:
+                    bar.remove_task(lines.pop(ended))
+            if told.is_end(what):
+                return
+            if unit not in lines:
+                lines[unit] = bar.add_task(what, total=None)
             if progress is None:
-                bar.update(line, description=what, total=None)
+                bar.update(lines[unit], description=what, total=None)
             elif progress.round % 5 == 0 or progress.round == progress.rounds:
                 text = f"{what} · {_latest(progress)}"
-                bar.update(line, description=text, completed=progress.round, total=progress.rounds)
+                bar.update(
+                    lines[unit],
+                    description=text,
+                    completed=progress.round,
+                    total=progress.rounds,
+                )
 
         yield watch
 
 
-def _latest(progress: engine.Progress) -> str:
+def _latest(progress: told.Progress) -> str:
     """Describe the last scheme that plays in rounds: hours, accuracy, who missed the deadline."""
-    playing = [setting for setting in progress.settings if len(setting.rounds) > 1]
+    playing = [one for one in progress.played if one.round > 1]
     if not playing:
         return ""
-    setting = playing[-1]
-    hours, last = sum(record.seconds for record in setting.rounds) / 3600, setting.rounds[-1]
-    late = np.flatnonzero(~last.arrived)
+    last = playing[-1]
+    late = np.flatnonzero(~last.record.arrived)
     missing = f"missing {', '.join(map(str, late[:6]))}" if len(late) else "all there"
-    return f"{setting.label}: {hours:,.1f} h, {float(last.metric):.4f}, {missing}"
+    metric = float(last.record.metric)
+    return f"{last.setting}: {last.training_hours:,.1f} h, {metric:.4f}, {missing}"

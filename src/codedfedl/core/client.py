@@ -6,7 +6,7 @@ own data; the simulator calls it too, or does the same for many clients and mode
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ __all__ = [
     "Embedded",
     "Gradient",
     "Gram",
+    "LocalDirection",
     "LocalModel",
     "Parity",
     "Prepare",
@@ -154,11 +155,14 @@ class LocalModel(Work):
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return ℓ·β after the steps."""
+        return Answer(load, {"model": self._trained(client, load, model) * load})
+
+    def _trained(self, client: Client, load: int, model: Array) -> Array:
         features, targets = (part[:load] for part in client.batch(self.batch))
         for _ in range(self.steps):
             total = gradient(features, targets, model)
             model = step(model, total, load, self.step_size, self.ridge)
-        return Answer(load, {"model": model * load})
+        return model
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return a gradient's for every step, and a packet."""
@@ -167,6 +171,37 @@ class LocalModel(Work):
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
         return {"model": task.model_shape}
+
+
+@dataclass(frozen=True, eq=False)
+class LocalDirection(LocalModel):
+    """As many steps as each client has; where a step of it led on average, times the points."""
+
+    steps: Any  # of every client, or of one
+
+    kind: ClassVar[str] = "local_direction"
+
+    def for_client(self, j: int) -> "LocalDirection":
+        """Return the steps of one client."""
+        return replace(self, steps=int(np.asarray(self.steps)[j]))
+
+    @property
+    def common(self) -> "LocalDirection":
+        """Without the steps."""
+        return replace(self, steps=0)
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return ℓ·(β − β after the steps)/steps."""
+        moved = model - self._trained(client, load, model)
+        return Answer(load, {"direction": moved * (load / self.steps)})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return a gradient's for every step, and a packet."""
+        return costs.packet(task.workload, loads * np.asarray(self.steps))
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return that of the model."""
+        return {"direction": task.model_shape}
 
 
 @dataclass(frozen=True)
@@ -222,6 +257,7 @@ WORK: dict[str, type[Work]] = {
         Gradient,
         WeightedGradient,
         LocalModel,
+        LocalDirection,
         Embedded,
         Gram,
         Parity,

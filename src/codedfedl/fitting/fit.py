@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, isfinite, isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,10 @@ from codedfedl.fleet.delays import DelaysWithPoints, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.measured import MeasuredDelays, rows_by_client
 from codedfedl.fleet.mixed import MixedDelays
+from codedfedl.io.notebook import drawn, html_table
+
+if TYPE_CHECKING:
+    from codedfedl.report.picture import Picture
 
 __all__ = ["DOES_NOT_FIT", "FEWEST_TO_JUDGE", "Fit", "fit"]
 
@@ -91,6 +95,21 @@ class Fit:
             p = float(self.p_value[j])
             clients.append(row | {"p_value": None if isnan(p) else p, "fits": bool(self.fits[j])})
         return {"clients": clients, "notes": list(self.notes), "warnings": list(self.warnings)}
+
+    def plot(self) -> "Picture":
+        """Draw what was measured against what the model says, client by client."""
+        return drawn("fit_figure:fit_figure", self)
+
+    def _repr_html_(self) -> str:
+        known = [name for name in QUANTITIES if not np.isnan(self.intervals[name]).all()]
+        columns = {
+            "client": self.fleet.client,
+            "replies": [f"{n - lost}/{n}" for n, lost in zip(self.n, self.never_came, strict=True)],
+            **{name: getattr(self.fleet, name) for name in known},
+            "p-value": self.p_value,
+            "fits": self.fits,
+        }
+        return html_table(columns, "Fitted fleet", " ".join((*self.warnings, *self.notes)))
 
 
 def fit(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
+from codedfedl.io.notebook import html_table
 
 __all__ = ["Columns", "checked_points", "client_names"]
 
@@ -97,6 +98,19 @@ class Columns:
         from codedfedl.io.tables import write_table
 
         write_table(path, {name: getattr(self, name) for name in self.names()})
+
+    def _repr_html_(self) -> str:
+        """Show the columns that say something: not an uplink that equals the downlink."""
+        shown = {name: getattr(self, name) for name in self.names()}
+        usual = {"overhead": 0.0, "availability": 1.0}
+        dull = [
+            name
+            for name, values in shown.items()
+            if (name.endswith("_up") and (values == shown[name.removesuffix("_up")]).all())
+            or (name in usual and (values == usual[name]).all())
+        ]
+        columns = {name: values for name, values in shown.items() if name not in dull}
+        return html_table(columns, f"{type(self).__name__} of {len(self):,} clients")
 
     @classmethod
     def names(cls) -> list[str]:

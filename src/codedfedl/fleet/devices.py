@@ -8,6 +8,7 @@ a processor and a link are, and a `Workload` how much of both a point and a pack
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,10 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
+from codedfedl.io.notebook import drawn
+
+if TYPE_CHECKING:
+    from codedfedl.report.picture import Picture
 
 __all__ = [
     "DelayParameters",
@@ -156,6 +161,10 @@ class Fleet(DelayParameters):
     def total_points(self) -> int:
         """Points per round over all clients (the paper's m)."""
         return int(self.points.sum())
+
+    def plot(self) -> "Picture":
+        """Draw where the time of a round goes, client by client."""
+        return drawn("fleet_figure:fleet_figure", self)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,31 @@
 """The plan of a federation: how long each round waits, who does how much, and how much parity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution, Delays, FleetDelays, delays_and_points
+from codedfedl.fleet.delays import (
+    DelayDistribution,
+    Delays,
+    DelaysWithPoints,
+    FleetDelays,
+    delays_and_points,
+)
 from codedfedl.fleet.devices import DelayParameters, Fleet
 from codedfedl.fleet.server import Server
+from codedfedl.io.notebook import drawn, html_table
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
+
+if TYPE_CHECKING:
+    from codedfedl.report.picture import Picture
 
 __all__ = ["Plan", "cheapest_plan", "plan", "rows_of"]
 
@@ -98,6 +108,28 @@ class Plan:
             "weight": self.weights,
         }
         write_table(path, columns, self.facts())
+
+    def plot(self, fleet: Fleet | DelaysWithPoints[Any] | None = None) -> "Picture":
+        """Draw who does how much and who answers in time.
+
+        Parameters
+        ----------
+        fleet
+            The fleet of the plan: what returns against the waiting time is drawn too.
+        """
+        return drawn("figures:plan_figure", self, fleet)
+
+    def _repr_html_(self) -> str:
+        columns: dict[str, Iterable[Any]] = {
+            "client": self.client,
+            "points": self.points,
+            "load": self.loads,
+            "answers in time": [f"{p:.1%}" for p in self.return_probabilities],
+        }
+        title = f"Deadline {self.deadline:,.4g} s, {self.parity_rows:,} rows of parity"
+        share = self.expected_return / self.total_points
+        note = f"Expected return: {self.expected_return:,.1f} points a round ({share:.1%})."
+        return html_table(columns, title, note)
 
 
 def plan(

@@ -5,7 +5,6 @@ ledger keeps every contract that the client has answered under and the numbers o
 had a part in, so that whoever reads it can add up again; one that does not add up is refused.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder
+from codedfedl.io.locks import lock
 from codedfedl.privacy.accounting import Account, Release, check_budget
 from codedfedl.privacy.contract import Contract
 
@@ -183,7 +183,7 @@ class Ledger:
     def _locked(self) -> Iterator[None]:
         make_folder(self.path.parent)
         with self.path.with_suffix(".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, wait=True)
             yield
 
 

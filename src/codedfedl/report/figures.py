@@ -66,15 +66,24 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
         )
 
 
-def plan_figure(plan: Plan, model: Fleet | DelaysWithPoints[DelayModel]) -> Figure:
-    """Draw loads and return probabilities over the fleet, and expected return against t."""
+def plan_figure(plan: Plan, model: Fleet | DelaysWithPoints[DelayModel] | None = None) -> Figure:
+    """Draw loads and return probabilities over the fleet, and expected return against t.
+
+    Parameters
+    ----------
+    model
+        Without the delays, the return against t is not drawn.
+    """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11, 6.2), layout="constrained")
-        axes = figure.subplot_mosaic("AC;BC", width_ratios=(3, 2))
+        figure = Figure(figsize=(11 if model is not None else 7, 6.2), layout="constrained")
+        if model is None:
+            axes = figure.subplot_mosaic("A;B")
+        else:
+            axes = figure.subplot_mosaic("AC;BC", width_ratios=(3, 2))
+            _draw_return_against_time(axes["C"], plan, model)
         groups = _in_order(plan)
         _draw_loads(axes["A"], plan, groups)
         _draw_probabilities(axes["B"], plan, groups)
-        _draw_return_against_time(axes["C"], plan, model)
     return figure
 
 

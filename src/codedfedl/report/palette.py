@@ -22,6 +22,8 @@ _COLOURS = {
     "fedbuff": "#c46b52",
     "ringleader": "#6f8f4e",
     "gradient-coding": "#9a7d5a",
+    "fednova": "#4f9fd0",
+    "tifl": "#b8475f",
 }
 _SHADES = (0.0, 0.35, -0.3, 0.55, -0.5)  # towards white above 0, towards black below
 

@@ -4,7 +4,6 @@ Every file is written beside its place and then moved there, so that a run that 
 disk, leaves the last good one.
 """
 
-import fcntl
 import json
 import platform
 import time
@@ -24,6 +23,7 @@ import tomli_w
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
+from codedfedl.io.locks import lock
 from codedfedl.io.tables import write_table
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
@@ -70,8 +70,14 @@ class RunDirectory:
                 f"{self.path} is not empty: use --resume to continue its run, or choose another"
             )
 
-    def open(self, experiment: Experiment, *, resume: bool) -> None:
-        """Make the directory for a new run, or check that it belongs to this one."""
+    def open(self, experiment: Experiment, *, resume: bool, threads: int | None = None) -> None:
+        """Make the directory for a new run, or check that it belongs to this one.
+
+        Parameters
+        ----------
+        threads
+            Of the linear algebra, as far as it is known.
+        """
         self.check(experiment, resume=resume)
         if self.is_run:
             self._write_config(experiment)  # for how long one waits may have changed
@@ -81,7 +87,7 @@ class RunDirectory:
             "python": platform.python_version(),
             "machine": platform.machine(),
             "packages": {name: _version(name) for name in _PACKAGES},
-        }
+        } | ({} if threads is None else {"threads": threads})
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
         self._write_config(experiment)  # last: with this the directory is a run's
@@ -133,7 +139,7 @@ class RunDirectory:
         with (self.path / ".lock").open("w") as file:
             for patience in (0.1, 0.2, 0.4, 0.0):  # whoever only looks has it for an instant
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(file)
                     break
                 except OSError:
                     time.sleep(patience)
@@ -148,7 +154,7 @@ class RunDirectory:
         """Whether a process works on this run; one that was killed does not."""
         with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock(file, shared=True)
             except OSError:
                 return True
         return False

@@ -36,7 +36,7 @@ from codedfedl.simulation.scoring import Scores
 from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
 from codedfedl.streams import stream
 
-__all__ = ["Entry", "Listener", "Progress", "Setting", "Simulation", "entries"]
+__all__ = ["Entry", "Listener", "Setting", "Simulation", "entries"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +109,6 @@ class Setting:
         return sum(record.seconds for record in self.records if record.is_setup)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a watcher may show after a round."""
-
-    round: int
-    rounds: int
-    settings: Sequence[Setting]
-
-
 Listener = Callable[[Setting, Exchange, Inbox], None]
 """Is told of every inbox before the scheme learns from it."""
 
@@ -163,13 +154,13 @@ class Simulation:
         """How many rounds the longest of the settings has played."""
         return max(setting.driver.played for setting in self.settings)
 
-    def run(self) -> Iterator[Progress]:
-        """Play round after round."""
+    def run(self) -> Iterator[int]:
+        """Play round after round; yields how many the longest of the settings has played."""
         while asked := [(s, ask) for s in self.settings if (ask := s.driver.ask()) is not None]:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._play(asked)
-            yield Progress(self.round, self.rounds, self.settings)
+            yield self.round
 
     def restore(
         self, setting: Setting, model: npt.NDArray[Any], state_round: int, records: list[Record]

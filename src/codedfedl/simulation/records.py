@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import to_host
-from codedfedl.core.record import FACTS, metric_name, packed, unpacked
+from codedfedl.core.record import FACTS, Record, metric_name, packed, unpacked
 from codedfedl.fleet.delays import Chance, Chances, DelayModel, FleetDelays
 from codedfedl.fleet.mixed import MixedChance, MixedDelays
 from codedfedl.runs.directory import Checkpoint, RunDirectory
@@ -17,7 +17,7 @@ from codedfedl.runs.tables import CellRun, planned_share, write_tables
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.units import Unit
 
-__all__ = ["client_columns", "restore", "snapshot", "stories", "write_units"]
+__all__ = ["client_columns", "restore", "snapshot", "stored_records", "stories", "write_units"]
 
 _SPENT = ("compute_s", "link_s", "retransmission_s", "overhead_s")
 
@@ -44,6 +44,11 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None:
             records = unpacked(_part(stored, "records/"))
             simulation.restore(setting, stored["model"], int(stored["state_round"]), records)
             setting.timeline.processed = stored["processed"]
+
+
+def stored_records(checkpoint: Checkpoint, unit: Unit, place: int) -> list[list[Record]]:
+    """Return the records of every setting of a unit in a checkpoint."""
+    return [unpacked(_part(checkpoint, f"{place}/{s}/records/")) for s in range(len(unit.cells))]
 
 
 def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:

@@ -1,11 +1,10 @@
 """An experiment from its configuration to a filled run directory."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
-from codedfedl.arrays import to_device
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
@@ -15,19 +14,26 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.runs.status import StatusFile
-from codedfedl.simulation.engine import Progress, Simulation
-from codedfedl.simulation.models import check_model, endings, write_models
+from codedfedl.simulation.models import check_model, write_models
+from codedfedl.simulation.playing import is_done, play, played_before
 from codedfedl.simulation.privacy import write_privacy
 from codedfedl.simulation.problem import Problem, embedded
-from codedfedl.simulation.records import restore, snapshot, stories, write_units
+from codedfedl.simulation.progress import Progress, Watch, end_of, silent
+from codedfedl.simulation.records import write_units
+from codedfedl.simulation.threads import limited
 from codedfedl.simulation.units import Unit, datasets, deal, entries_of, fleets, units
+from codedfedl.simulation.workers import (
+    Order,
+    Workers,
+    check_workers,
+    on_processes,
+    played,
+    threads_of,
+)
 
-__all__ = ["Watch", "prepare", "simulate"]
+__all__ = ["prepare", "simulate"]
 
-_SECONDS_BETWEEN_CHECKPOINTS = 5.0
 _FORMAT = 5  # of checkpoints
-
-Watch = Callable[[str, Progress | None], None]
 
 
 def simulate(
@@ -38,7 +44,10 @@ def simulate(
     device: str = "cpu",
     resume: bool = False,
     model: str | None = None,
-    watch: Watch = lambda _what, _progress: None,
+    watch: Watch = silent,
+    jobs: int = 1,
+    dask: str | None = None,
+    threads: int | None = None,
 ) -> None:
     """Run an experiment, once everything that it needs is known to be right.
 
@@ -54,39 +63,55 @@ def simulate(
         The scheme, or setting, whose model is kept as ``model.npz``: see `write_models`.
     watch
         Called with what is being done, and after every round.
+    jobs
+        Processes of this machine that share the units.
+    dask
+        Address of a Dask scheduler whose workers share the units instead.
+    threads
+        Of the linear algebra of a unit. Results are the same bits wherever units run with as many
+        threads. By default those of the run that is resumed; else what there are, divided by
+        `jobs`, and one on a cluster.
     """
+    check_workers(jobs, dask, threads)
     directory.check(experiment, resume=resume)
     checkpoint = directory.checkpoint() or {"format": np.array(_FORMAT)}
     if int(checkpoint.get("format", 1)) != _FORMAT:
         raise InputError(
             f"{directory.path} holds a run of another version of codedfedl: choose another --out"
         )
-    to_device(np.zeros(1), device)
-    settings = cells(experiment)
-    check_model(model, settings)
-    loaded = datasets(settings, data)
-    every = list(units(settings, experiment.seeds, loaded, fleets(settings)))
-    for unit in every:
-        if unit.seed == experiment.seeds[0]:  # plan without computing: what cannot work is refused
-            for entry in entries_of(unit, deal(unit)):
-                entry.check()
-    checkpoint |= _encoders(checkpoint, every)
-    directory.open(experiment, resume=resume)
-    write_privacy(directory, every)
-    with directory.status.tracked() as status:
-        problem, tell = None, _telling(watch, status)
-        for place, unit in enumerate(every):
-            if f"{place}/done" in checkpoint:
-                continue
-            tell(f"seed {unit.seed}: features and parity", None)
-            parts = deal(unit)
-            if problem is None or unit.fresh:
-                problem = embedded(unit.dataset, parts, unit.features, device)
-            simulation = Simulation(problem, entries_of(unit, parts), unit.seed)
-            restore(simulation, checkpoint, place)
-            _play(simulation, unit, place, directory, checkpoint, tell)
-        write_units(directory, every, checkpoint)
-        write_models(directory, every, checkpoint, model)
+    threads = _threads(directory, threads) or threads_of(jobs, dask)
+    with limited(threads, device):
+        settings = cells(experiment)
+        check_model(model, settings)
+        loaded = datasets(settings, data)
+        every = list(units(settings, experiment.seeds, loaded, fleets(settings)))
+        for unit in every:
+            if unit.seed == experiment.seeds[0]:  # plan without computing: to refuse what fails
+                for entry in entries_of(unit, deal(unit)):
+                    entry.check()
+        checkpoint |= _encoders(checkpoint, every)
+        order = Order(every, device, threads)
+        with _workers(order, jobs, dask) as workers:
+            directory.open(experiment, resume=resume, threads=threads)
+            write_privacy(directory, every)
+            with directory.status.tracked() as status:
+                sink = _Directory(directory, checkpoint, watch, status)
+                _play_all(order, sink, workers)
+                write_units(directory, every, checkpoint)
+                write_models(directory, every, checkpoint, model)
+
+
+def _threads(directory: RunDirectory, wanted: int | None) -> int | None:
+    """Return the threads of the run in a directory; refuse others, which give other bits."""
+    if not directory.is_run:
+        return wanted
+    begun: int | None = directory.environment().get("threads")
+    if begun is not None and wanted not in (None, begun):
+        raise InputError(
+            f"--threads is {wanted}, but {directory.path} was begun with {begun}, and another "
+            "number gives other last digits: leave --threads out, or choose another --out"
+        )
+    return begun or wanted
 
 
 def _encoders(checkpoint: Checkpoint, every: Sequence[Unit]) -> Checkpoint:
@@ -104,39 +129,70 @@ def _encoders(checkpoint: Checkpoint, every: Sequence[Unit]) -> Checkpoint:
     return found
 
 
-def _play(
-    simulation: Simulation,
-    unit: Unit,
-    place: int,
-    directory: RunDirectory,
-    checkpoint: Checkpoint,
-    tell: Watch,
-) -> None:
-    """Play the rounds of a unit; its results are then in the checkpoint, here and on the disk."""
-    saved = time.monotonic()
-    for progress in simulation.run():
-        tell(f"seed {simulation.seed}", progress)
-        if time.monotonic() - saved > _SECONDS_BETWEEN_CHECKPOINTS:
-            directory.save(checkpoint | snapshot(simulation, place))
-            saved = time.monotonic()
-    checkpoint |= snapshot(simulation, place) | {f"{place}/done": np.array(True)}
-    checkpoint |= stories(simulation, unit, place) | endings(simulation, place)
-    directory.save(checkpoint)
+@contextmanager
+def _workers(order: Order, jobs: int, dask: str | None) -> Iterator[Workers | None]:
+    """Give the processes that play units; None: this one does."""
+    if dask is not None:
+        from codedfedl.simulation.cluster import on_cluster
+
+        with on_cluster(order, dask) as workers:
+            yield workers
+    elif jobs > 1:
+        with on_processes(order, jobs) as workers:
+            yield workers
+    else:
+        yield None
 
 
-def _telling(watch: Watch, status: StatusFile) -> Watch:
-    """Return a watcher that also writes the status: not after every round, where they are quick."""
+class _Directory:
+    """The sink of a run: watchers, the status and the checkpoint of its directory."""
 
-    def tell(doing: str, progress: Progress | None) -> None:
-        watch(doing, progress)
+    def __init__(
+        self, directory: RunDirectory, checkpoint: Checkpoint, watch: Watch, status: StatusFile
+    ) -> None:
+        self.directory, self.checkpoint = directory, checkpoint
+        self.watch, self.status = watch, status
+
+    def tell(self, what: str, progress: Progress | None) -> None:
+        """Tell the watcher, and write the status: not after every round, where they are quick."""
+        self.watch(what, progress)
         if progress is None:
-            status.running(doing)
-        elif status.due or progress.round == progress.rounds:
-            records = [s.records[-1] for s in progress.settings if s.records]
-            metric = float(records[-1].metric) if records else None
-            status.running(doing, round_=progress.round, rounds=progress.rounds, metric=metric)
+            self.status.running(what)
+        elif self.status.due or progress.round == progress.rounds:
+            last = progress.played[-1].record if progress.played else None
+            metric = None if last is None else float(last.metric)
+            self.status.running(what, round_=progress.round, rounds=progress.rounds, metric=metric)
 
-    return tell
+    def keep(self, arrays: Checkpoint) -> None:
+        """Write it to the disk with all that was kept before."""
+        self.checkpoint |= arrays
+        self.directory.save(self.checkpoint)
+
+
+def _play_all(order: Order, sink: _Directory, workers: Workers | None) -> None:
+    """Play every unit that is not finished, here or on workers."""
+    left = []
+    for place, unit in enumerate(order.units):
+        if is_done(sink.checkpoint, place):
+            sink.watch(end_of(unit.title), played_before(unit, place, sink.checkpoint))
+        else:
+            left.append(place)
+    if workers is None:
+        _play_in_turn(order, left, sink)
+        return
+    for message in played(workers, left, sink.checkpoint):
+        for what, progress in message.told:
+            sink.tell(what, progress)
+        if message.arrays:
+            sink.keep(message.arrays)
+
+
+def _play_in_turn(order: Order, places: Sequence[int], sink: _Directory) -> None:
+    problem: Problem | None = None
+    for place in places:
+        unit = order.units[place]
+        known = None if unit.fresh else problem
+        problem = play(unit, place, sink.checkpoint, order.device, sink, known)
 
 
 def prepare(

@@ -35,6 +35,11 @@ class Unit:
     """What is simulated in one go: a seed, and the settings that share data and a feature map.
 
     One that is not `fresh` goes on with what the unit before it has embedded.
+
+    Attributes
+    ----------
+    part, parts
+        Which unit of its seed it is, from 1 on, and of how many.
     """
 
     seed: int
@@ -43,6 +48,14 @@ class Unit:
     cells: tuple[Cell, ...]
     fleets: Mapping[str, Clients]
     fresh: bool = True
+    part: int = 1
+    parts: int = 1
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        part = f", part {self.part} of {self.parts}" if self.parts > 1 else ""
+        return f"seed {self.seed}{part}"
 
 
 def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Dataset]:
@@ -112,10 +125,22 @@ def units(
                     "numbers: leave that scheme out"
                 )
             groups.setdefault((data, _count(one.fleet, fleets), features), []).append(cell)
-        for (data, _, features), members in groups.items():
-            for first in range(0, len(members), _SETTINGS_AT_ONCE):
-                some = tuple(members[first : first + _SETTINGS_AT_ONCE])
-                yield Unit(seed, features, loaded[data], some, fleets, fresh=first == 0)
+        split = [
+            (data, features, first, tuple(members[first : first + _SETTINGS_AT_ONCE]))
+            for (data, _, features), members in groups.items()
+            for first in range(0, len(members), _SETTINGS_AT_ONCE)
+        ]
+        for part, (data, features, first, some) in enumerate(split, start=1):
+            yield Unit(
+                seed,
+                features,
+                loaded[data],
+                some,
+                fleets,
+                fresh=first == 0,
+                part=part,
+                parts=len(split),
+            )
 
 
 def deal(unit: Unit) -> Parts:

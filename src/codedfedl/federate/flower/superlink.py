@@ -5,7 +5,6 @@ tells the operator's commands where the SuperLink is. Nobody but its user can re
 """
 
 import asyncio
-import fcntl
 import ipaddress
 import json
 import os
@@ -25,6 +24,7 @@ from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, ser
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
 from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user, program
 from codedfedl.federate.flower.supernode import end
+from codedfedl.io.locks import lock
 
 __all__ = ["ServerSettings", "running", "serve"]
 
@@ -192,7 +192,7 @@ def _alone(home: Path) -> Iterator[None]:
     """Keep a second server out of the folder."""
     with (home / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except OSError:
             raise InputError(
                 f"a server is already running in {home}: end it, or choose another --home"

@@ -1,0 +1,72 @@
+"""A finished run, or a federation, for a tracker."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from codedfedl.report.reading import RunTables
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import cells
+from codedfedl.tracking import Broadcast, Tracker, finite
+
+__all__ = ["Sender", "send_run"]
+
+_VALUES = (
+    "metric",
+    "excess",
+    "seconds",
+    "training_hours",
+    "total_hours",
+    "arrived",
+    "late",
+    "dropped",
+    "refused",
+)
+
+
+class Sender:
+    """Tells trackers of the rounds of a run directory that they do not know yet.
+
+    Parameters
+    ----------
+    say
+        Is told when a tracker fails.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, trackers: Iterable[Tracker], say: Callable[[str], object]
+    ) -> None:
+        self.directory, self._sent = directory, 0
+        settings = {cell.label: cell.settings for cell in cells(directory.experiment())}
+        self.broadcast = Broadcast(trackers, directory.path.name, settings, say)
+
+    def send(self) -> None:
+        """Send what is new, of a federation that is not over too."""
+        tables = RunTables(self.directory)
+        if not self.broadcast.trackers or _has_no_round(tables):
+            return
+        columns = tables.rounds
+        for row in range(self._sent, len(columns["round"])):
+            values = {name: float(columns[name][row]) for name in _VALUES}
+            self.broadcast.log(
+                str(columns["setting"][row]),
+                int(columns["seed"][row]),
+                int(columns["round"][row]),
+                finite(str(columns["metric_name"][row]), values),
+            )
+        self._sent = len(columns["round"])
+
+
+def _has_no_round(tables: RunTables) -> bool:
+    return tables.sight is not None and tables.sight.tables() is None
+
+
+def send_run(
+    directory: RunDirectory,
+    trackers: Iterable[Tracker],
+    page: Path,
+    say: Callable[[str], object],
+) -> None:
+    """Tell trackers of every round of a run, and give them its page."""
+    sender = Sender(directory, trackers, say)
+    with sender.broadcast.finished(page):
+        sender.send()

@@ -1,0 +1,82 @@
+"""`tifl`: clients of like speed in tiers, and one tier in each round.
+
+Chai et al., HPDC 2020, with the uniform policy. A round lasts as long as its own tier's slowest
+client, so a slow client slows down the rounds of its tier alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from codedfedl._types import IntArray
+from codedfedl.arrays import Array
+from codedfedl.core.client import Gradient
+from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task, refuse_absent
+from codedfedl.core.waiting import Everyone
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayDistribution, FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.streams import stream
+
+__all__ = ["TiFL"]
+
+
+@dataclass(frozen=True, eq=False)
+class TieredState(State):
+    """The tier of each client, shape (n,); 0 is the fastest."""
+
+    tiers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def checkpointed(self) -> bool:
+        """True: tiers are made once."""
+        return True
+
+
+@dataclass(frozen=True)
+class TiFL(Scheme):
+    """A tier of clients in each round, drawn with equal chances.
+
+    Parameters
+    ----------
+    tiers
+        How many there are, as equal in size as can be; no more than clients.
+    """
+
+    tiers: int = 5
+
+    name: ClassVar[str] = "tifl"
+    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+
+    def __post_init__(self) -> None:
+        if self.tiers < 1:
+            raise InputError(f"tifl.tiers is {self.tiers}: must be at least 1")
+
+    def check(self, fleet: Fleet | DelayDistribution) -> None:
+        """Refuse fleets for which waiting would never end."""
+        refuse_absent(fleet, "tifl waits for all clients of a tier")
+
+    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> TieredState:
+        """Sort the clients by their mean time for all their points."""
+        assert isinstance(fleet, Fleet)
+        order = np.argsort(FleetDelays(fleet).mean(task.points[0]), kind="stable")
+        tiers = np.empty(task.clients, dtype=np.int64)
+        for tier, members in enumerate(np.array_split(order, min(self.tiers, task.clients))):
+            tiers[members] = tier
+        return TieredState(task, model, tiers=tiers)
+
+    def ask(self, state: TieredState) -> Ask | None:
+        """Ask one tier for the gradient over all its points, and wait for all of it."""
+        if state.finished:
+            return None
+        batch = state.task.batch(state.round)
+        count = int(state.tiers.max()) + 1
+        drawn = stream(0, "tier", state.round).integers(count)  # the same for every seed of a run
+        loads = np.where(state.tiers == drawn, state.task.points[batch], 0)
+        return Ask(Gradient(batch), Everyone(), loads)
+
+    def receive(self, state: TieredState, inbox: Inbox) -> State:
+        """Take a step along the mean gradient of the tier."""
+        return state.descended(inbox.total(), inbox.points)
