@@ -100,6 +100,10 @@ class Gradient(Work):
         """Return the points of the mini-batch."""
         return np.asarray(task.points[self.batch])
 
+    def weight_of(self, client: int) -> float:
+        """Return what a client multiplies its gradient by."""
+        return 1.0
+
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return X̂ᵀ(X̂β − Y)."""
         features, targets = client.batch(self.batch)
@@ -130,6 +134,10 @@ class WeightedGradient(Gradient):
     def common(self) -> "WeightedGradient":
         """Without the weight."""
         return replace(self, weights=0.0)
+
+    def weight_of(self, client: int) -> float:
+        """Return the weight of a client."""
+        return float(np.asarray(self.weights)[client])
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return w·X̂ᵀ(X̂β − Y)."""

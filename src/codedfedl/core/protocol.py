@@ -17,6 +17,7 @@ from codedfedl.core.aggregate import LEAST_SUMMED, SUM, Combine
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
+from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.training import Schedule, step
@@ -183,6 +184,8 @@ class Inbox:
     loads : array of shape (n,), optional
         Points that each client's answer covers, under a secure sum; 0 for clients that did not
         arrive.
+    timings
+        How long clients took, as far as the server saw it.
     """
 
     arrived: Mask
@@ -190,6 +193,7 @@ class Inbox:
     sums: Mapping[str, Array] = field(default_factory=dict)
     replies: tuple[Reply, ...] = ()
     loads: IntArray | None = None
+    timings: Timings | None = None
 
     def total(self, name: str = "gradient") -> Array:
         """Return the sum of an array over the clients that arrived; 0 if none did."""

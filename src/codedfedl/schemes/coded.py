@@ -7,19 +7,21 @@ import numpy as np
 
 from codedfedl._types import IntArray
 from codedfedl.arrays import Array
-from codedfedl.core.client import Gradient, Parity
+from codedfedl.core.client import Gradient, Parity, WeightedGradient
 from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fitting.drift import Drift, check_replan
+from codedfedl.fleet.delays import DelayDistribution, delays_of
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, plan
+from codedfedl.planning.replan import answer_weights, replanned
 
 __all__ = ["Coded", "CodedState"]
 
@@ -32,17 +34,27 @@ class CodedState(Descent):
     ----------
     promised
         Hours and excess, where the plan is for hours.
+    drift
+        What the rounds have shown of the delays, where the plans follow them.
+    current
+        The plans that the rounds follow: `plans`, for which the parity was made, until the delays
+        turn out to be others.
     """
 
     plans: tuple[Plan, ...] = ()
     parity: tuple[Quadratic, ...] = ()
     code: Code = GAUSSIAN
     promised: tuple[float, float] = (np.nan, np.nan)
+    drift: Drift | None = None
+    current: tuple[Plan, ...] = ()
 
     @property
     def checkpointed(self) -> bool:
-        """Plans and parity are made in the set-up; plain descent changes the model alone."""
-        return super().checkpointed
+        """Plans and parity are made in the set-up; plain descent changes the model alone.
+
+        Plans that follow the rounds are brought back by playing these again.
+        """
+        return super().checkpointed and self.drift is None
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,9 @@ class Coded(Scheme):
         the measured excess is a fraction of it.
     optimiser
         ``gd`` or ``nesterov``.
+    replan
+        Rounds after which the delays are fitted again to how long clients took; then deadline and
+        weights follow (`planning.replan`). 0 keeps the plan.
     """
 
     redundancy: float = 0.1
@@ -76,6 +91,7 @@ class Coded(Scheme):
     optimiser: str = "gd"
     planned: str = "rule"
     excess: float = 1.0
+    replan: int = 0
 
     name: ClassVar[str] = "coded"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
@@ -95,6 +111,7 @@ class Coded(Scheme):
         optimiser(self.name, self.optimiser, same_points=False)
         if self.planned not in ("rule", "hours"):
             raise InputError(f"{self.name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
+        check_replan(self.name, self.replan)
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
@@ -115,7 +132,11 @@ class Coded(Scheme):
         mine = tuple(plans[p.tobytes()] for p in task.points)
         rows = max(p.parity_rows for p in mine)
         warn_of_thin_rows(self.name, code.points_per_row(int(task.points.min()), rows))
-        return CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
+        state = CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
+        state = replace(state, current=mine)
+        if not self.replan:
+            return state
+        return replace(state, drift=Drift.unknown(delays_of(fleet)))
 
     def _for_hours(
         self, task: Task, fleet: Fleet | DelayDistribution, points: IntArray
@@ -167,11 +188,12 @@ class Coded(Scheme):
             )
             return Ask(work, Everyone(), setup=True)
         batch = state.task.batch(state.round)
-        chosen = state.plans[batch]
+        made, chosen = state.plans[batch], state.current[batch]
+        gradient = Gradient(batch)
+        if chosen is not made:
+            gradient = WeightedGradient(batch, answer_weights(made, chosen).tolist())
         wait = Until(chosen.deadline)
-        return Ask(
-            Gradient(batch), wait, chosen.loads, adds=state.parity[batch], model=state.question
-        )
+        return Ask(gradient, wait, chosen.loads, adds=state.parity[batch], model=state.question)
 
     def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
         """Keep the parity, or take a step along g_M = (g_C + g_U)/m (section 3.5)."""
@@ -182,11 +204,24 @@ class Coded(Scheme):
             return replace(state, parity=tuple(Quadratic.of(*part) for part in parts))
         batch = task.batch(state.round)
         total = inbox.plus(state.parity[batch], state.asked)
-        return state.descended(total, float(task.points[batch].sum()))
+        state = state.descended(total, float(task.points[batch].sum()))
+        return state if state.drift is None else self._followed(state, state.drift, inbox)
+
+    def _followed(self, state: CodedState, drift: Drift, inbox: Inbox) -> CodedState:
+        """Learn how long clients took; every so many rounds, let the plans follow."""
+        drift = drift.after(inbox.timings)
+        state = replace(state, drift=drift)
+        if state.round % self.replan:
+            return state
+        if drift.as_planned:
+            return replace(state, current=state.plans)
+        now = drift.delays
+        found = {id(p): replanned(p, now, deadline=self.deadline) for p in state.plans}
+        return replace(state, current=tuple(found[id(p)] for p in state.plans))
 
     def plan(self, state: CodedState) -> Plan:
         """Return the plan of the first mini-batch."""
-        return state.plans[0]
+        return state.current[0]
 
     def facts(self, state: CodedState) -> dict[str, float]:
         """Return the facts about the parity and the plan's predictions."""
