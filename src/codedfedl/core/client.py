@@ -177,23 +177,33 @@ class LocalModel(Work):
         return {"model": task.model_shape}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Embedded(Work):
     """The gradient over all points that a client has embedded by now, as heavy as all it holds.
 
     Parameters
     ----------
-    least
-        A client with fewer points embedded says nothing yet.
+    least : int, or array of shape (n,)
+        A client with fewer points embedded says nothing yet, and embeds on.
     grows
         Whether later answers are about more points, as more are embedded; otherwise every answer is
         about those of the first one.
     """
 
-    least: int = 1
+    least: npt.ArrayLike = 1
     grows: bool = True
 
     kind: ClassVar[str] = "embedded"
+
+    def for_client(self, j: int) -> "Embedded":
+        """Return what is asked of one client."""
+        least = np.asarray(self.least)
+        return replace(self, least=int(least[j])) if least.ndim else self
+
+    @property
+    def common(self) -> "Embedded":
+        """Without what is asked of each client."""
+        return replace(self, least=1) if np.ndim(self.least) else self
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return ℓ/k times the gradient over k points."""

@@ -3,7 +3,7 @@
 A client with slow-down s takes s times as long as planned for everything: P(T ≤ t) = F(ℓ̃, t/s) with
 the planned distribution F. An answer after t seconds is as likely as F gives to a time within a few
 per cent of t; no answer by t has the probability 1 − F. Every round adds to the log-likelihood of
-each s on a grid, and old rounds fade, so that the estimate follows a client that changes again.
+each s on a grid, and old ones fade, so that the estimate follows a client that changes again.
 A prior keeps a client that never answers from being taken for infinitely slow.
 
 The estimate is exactly 1 unless another s is e⁶ times as likely: where delays are as planned, twice
@@ -30,7 +30,7 @@ _ONE = 30  # where the grid has 1
 _WIDTH = 0.05  # times within this share of one another are the same time
 _OUTLIER = 1e-4  # probability of a time that no slow-down explains
 _SURE = 6.0  # log-likelihood that another slow-down must gain over 1
-_FADING = 0.98  # what a round leaves of earlier evidence: the last 50 rounds count
+_FADING = 0.98  # what a question leaves of earlier evidence: the last 50 of a client count
 _PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2  # a factor of 4 is one deviation
 
 
@@ -90,7 +90,8 @@ class Drift:
         likelihood = np.where(
             timings.answered[seen], by_then - before, 1 - delays.cdf(loads, as_planned)
         )
-        evidence = _FADING * self.evidence
+        evidence = self.evidence.copy()
+        evidence[:, seen] *= _FADING
         evidence[:, seen] += np.log(np.maximum(likelihood, 0) + _OUTLIER)
         return Drift(self.planned, evidence)
 

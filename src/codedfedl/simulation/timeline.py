@@ -72,12 +72,15 @@ class Exchange:
 
     @property
     def timings(self) -> Timings:
-        """How long clients took, as the server sees it; of those still busy, nothing is said."""
+        """How long clients took for such work, as the server sees it.
+
+        Of those who are still busy with an earlier ask, nothing is said.
+        """
         if self.kept is None:
             loads = np.where(self.outcome == NOT_ASKED, 0, self.loads)
             return Timings.until(loads, self.arrival_times, self.arrived, self.seconds)
         loads, seconds = np.zeros_like(self.loads), np.zeros(len(self.loads))
-        for job in self.kept:
+        for job in (one for one in self.kept if one.work.kind == self.ask.work.kind):
             loads[job.client], seconds[job.client] = job.load, job.finished - job.asked
         return Timings(loads, seconds, loads > 0)
 
@@ -177,9 +180,11 @@ class Timeline:
         if has_own_pace(work):
             by = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
         if by is not None:
-            loads, seconds_per_point = by
+            more, seconds_per_point = by
+            before = np.floor(self._embedded).astype(np.int64)
+            loads = np.minimum(before + more, self.held)  # a second time goes on from the first
             self._embedded = loads.astype(np.float64)
-            compute = loads * seconds_per_point
+            compute = (loads - before) * seconds_per_point
             upload = clock.upload(work.cost(task, loads))
         else:
             loads, missing = asked, (self.held - self._embedded) * work.embeds
