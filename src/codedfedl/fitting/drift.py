@@ -4,7 +4,9 @@ A client with slow-down s takes s times as long as planned for everything: P(T �
 the planned distribution F. An answer after t seconds is as likely as F gives to a time within a few
 per cent of t; no answer by t has the probability 1 − F. Every round adds to the log-likelihood of
 each s on a grid, and old ones fade, so that the estimate follows a client that changes again.
-A prior keeps a client that never answers from being taken for infinitely slow.
+With a prior for which a factor of 4 is one standard deviation, the estimate is the posterior mean
+of log s: of a client that never answers it lies well above the least s that explains its silence,
+so that a deadline is soon long enough to hear it again.
 
 The estimate is exactly 1 unless another s is e⁶ times as likely: where delays are as planned, twice
 the gain of a maximum-likelihood estimate is about χ² with one degree of freedom, so that a client
@@ -31,7 +33,7 @@ _WIDTH = 0.05  # times within this share of one another are the same time
 _OUTLIER = 1e-4  # probability of a time that no slow-down explains
 _SURE = 6.0  # log-likelihood that another slow-down must gain over 1
 _FADING = 0.98  # what a question leaves of earlier evidence: the last 50 of a client count
-_PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2  # a factor of 4 is one deviation
+_PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +101,10 @@ class Drift:
     def slowdowns(self) -> FloatArray:
         """The slow-down of each client, 1 where nothing else is much likelier, shape (n,)."""
         likely = self.evidence + _PRIOR[:, None]
-        best = likely.argmax(axis=0)
-        gained = np.take_along_axis(likely, best[None], axis=0)[0] - likely[_ONE]
-        return np.where(gained > _SURE, SLOWDOWNS[best], 1.0)
+        best = likely.max(axis=0)
+        chances = np.exp(likely - best)
+        mean = np.log(SLOWDOWNS) @ chances / chances.sum(axis=0)
+        return np.where(best - likely[_ONE] > _SURE, np.exp(mean), 1.0)
 
     @property
     def as_planned(self) -> bool:

@@ -27,20 +27,9 @@ __all__ = ["Paced", "PacedState", "Table"]
 
 @dataclass(frozen=True, eq=False)
 class PacedState(Descent):
-    """Descent on the points that were embedded in the set-up.
-
-    Attributes
-    ----------
-    setup_deadline : seconds
-        For how long everybody embeds in all.
-    embedding : seconds
-        For how long the next ask lets everybody embed.
-    set_up
-        Whether that is over.
-    """
+    """Descent on the points that were embedded in the set-up."""
 
     setup_deadline: float = 0.0
-    embedding: float = 0.0
     set_up: bool = False
 
     @property
@@ -94,7 +83,7 @@ class Paced(Scheme):
                 )
             each = seconds_to_embed(task.feature_macs, task.workload, fleet)
             seconds = plan_embedding(each, task.held, task.workload.features, self.excess)
-        return replace(self.first_state(task, model, seconds), embedding=seconds)
+        return self.first_state(task, model, seconds)
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> PacedState:
         """Return the state before the set-up."""
@@ -103,7 +92,7 @@ class Paced(Scheme):
     def ask(self, state: Any) -> Ask | None:
         """Let everybody embed, then ask for gradients."""
         if not state.set_up:
-            return Ask(Embed(), Until(state.embedding), setup=True)
+            return Ask(Embed(), Until(state.setup_deadline), setup=True)
         return None if state.finished else self.ask_round(state)
 
     def receive(self, state: Any, inbox: Inbox) -> Any:

@@ -180,11 +180,9 @@ class Timeline:
         if has_own_pace(work):
             by = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
         if by is not None:
-            more, seconds_per_point = by
-            before = np.floor(self._embedded).astype(np.int64)
-            loads = np.minimum(before + more, self.held)  # a second time goes on from the first
+            loads, seconds_per_point = by
             self._embedded = loads.astype(np.float64)
-            compute = (loads - before) * seconds_per_point
+            compute = loads * seconds_per_point
             upload = clock.upload(work.cost(task, loads))
         else:
             loads, missing = asked, (self.held - self._embedded) * work.embeds
