@@ -91,9 +91,9 @@ def replanned(
 ) -> "NewtonState":
     """Return the state with the deadline and the loads that suit the clients as they are.
 
-    The rounds' deadline changes in the ratio of two plans, for the clients as they are and as they
-    were planned: a federation may have chosen a longer one. Where the clients as they are cannot
-    be planned with, the plan stays.
+    The rounds' deadline grows in the ratio of two plans, for the clients as they are and as they
+    were planned: a federation may have chosen a longer one, with a margin, which faster clients do
+    not take away. Where the clients as they are cannot be planned with, the plan stays.
     """
     pace, first = state.pace, state.first_plan
     assert pace is not None
@@ -105,7 +105,7 @@ def replanned(
             before, now = plan(pace.fleet), plan(pace.actual)
         except InputError:
             return state
-        deadline *= now.round_deadline / before.round_deadline
+        deadline *= max(1.0, now.round_deadline / before.round_deadline)
         longer = now.setup_deadline / before.setup_deadline
         blocks = {**state.blocks, **state.waiting}
         embedded = {client: block.points for client, block in blocks.items()}
