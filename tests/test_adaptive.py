@@ -25,6 +25,7 @@ from codedfedl.planning.replan import LARGEST_WEIGHT, answer_weights, replanned
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
+from codedfedl.runs.journal import Journal
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.newton_pace import Pace
@@ -351,6 +352,27 @@ class TestFederation:
         grid.crash_after = None
         federate(grid, experiment, directory, lambda _: None)
         np.testing.assert_array_equal(model_of(tmp_path / "whole"), model_of(tmp_path / "killed"))
+        assert replay(directory).same
+
+    def test_newton_waits_longer_for_slower_clients(self, tmp_path: Path) -> None:
+        """Answers take four times as long as in the probes, late ones too; and after a kill."""
+
+        def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+            return (1.6 if question == "embedded" else 0.4) + 0.01 * client
+
+        scheme = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10, "replan": 2}
+        experiment = experiment_of(4, 12, scheme, deadline=None, probes=4)
+        grid = transport_of(experiment, tmp_path / "nodes", Script(delay))
+        directory = RunDirectory(tmp_path / "run")
+        grid.crash_after = 12
+        with pytest.raises(KeyboardInterrupt):
+            federate(grid, experiment, directory, lambda _: None)
+        grid.crash_after = None
+        federate(grid, experiment, directory, lambda _: None)
+        records = rounds_of(list(Journal(directory.path).exchanges()))
+        assert not records[0].arrived.any()
+        assert records[-1].deadline > 2 * records[0].deadline
+        assert records[-1].arrived.all()
         assert replay(directory).same
 
 
