@@ -28,14 +28,18 @@ __all__ = ["BEYOND", "Reproduction"]
 
 _DATASETS = ("mnist", "fashion-mnist")
 _FEWER_PATCHES = 1152  # 32 filters
+_RIGHT = "as planned"
 _DELAYS: dict[str, dict[str, Any]] = {
-    "as planned": {},
+    _RIGHT: {},
     "all 2 times slower": {"fleet.slower": 2.0},
     "slowest third 5 times slower": {"fleet.slower": 5.0, "fleet.slower_share": 0.3334},
 }
-_ROBUST = (  # schemes, and the hours at which they are compared
-    ({"name": "coded-newton", "hours": 11.0}, (1.0, 2.0, 5.0, 11.0)),
-    ({"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}, (50.0, 100.0, 200.0)),
+_SPARSE = {"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}
+_ROBUST: tuple[tuple[dict[str, Any], int, int, tuple[float, ...]], ...] = (
+    # schemes, rounds after which they plan again, epochs, and the hours at which they are compared
+    ({"name": "coded-newton", "hours": 3.0}, 10, 100, (1.0, 2.0, 3.0)),
+    ({"name": "balanced"}, 10, 100, (2.0, 5.0, 8.0, 11.0)),
+    (_SPARSE, 10, 100, (50.0, 100.0, 200.0)),
 )
 _EXACT = (  # a scheme, and the one that gives the exact solution
     {"name": "coded-newton", "deadline": 1800.0, "hours": 96.0},
@@ -140,32 +144,48 @@ def _patches(job: Reproduction, dataset: str, papers_target: float) -> list[Outc
 
 
 def robustness(job: Reproduction) -> dict[str, Any]:
-    """Compare the metric at equal hours, when clients are slower than the plans assume."""
-    schemes = {"schemes": [scheme for scheme, _ in _ROBUST]}
+    """Compare the metric at equal hours, when clients are slower than the plans assume.
+
+    A plan is kept, follows the clients, or knew it all before: what is lost is lost to the last.
+    """
     rows = []
-    for dataset in _DATASETS:
-        as_planned: dict[tuple[str, float], float | None] = {}
-        for delays, changes in _DELAYS.items():
-            name = f"robustness-{dataset}-{delays.replace(' ', '-')}"
-            experiment = job.built_in(f"coldstart-{dataset}", schemes | changes)
-            every = curves(job.run(name, experiment))
-            for cell, (_, hours) in zip(cells(experiment), _ROBUST, strict=True):
-                seeds = [curve for curve in every if curve.cell == cell.id]
-                scheme = cell.scheme.name
+    for dataset in [job.dataset] if job.dataset else _DATASETS:
+        for scheme, replan, epochs, hours in _ROBUST:
+            for delays, slower in _DELAYS.items():
+                changes = {"training.epochs": epochs, **slower}
+                name = f"robustness-{dataset}-{scheme['name']}-{delays.replace(' ', '-')}"
+                kept, following = scheme | {"replan": 0}, scheme | {"replan": replan}
+                both = job.built_in(
+                    f"coldstart-{dataset}", changes | {"schemes": [kept, following]}
+                )
+                found = dict(zip(("kept", "follows"), _by_setting(job, name, both), strict=True))
+                best = "kept"
+                if delays != _RIGHT:
+                    changes |= {"schemes": [kept], "fleet.foreseen": True}
+                    known = job.built_in(f"coldstart-{dataset}", changes)
+                    (found["foreseen"],) = _by_setting(job, f"{name}-foreseen", known)
+                    best = "foreseen"
                 for hour in hours:
-                    reached = median_of_all([curve.at(hour) for curve in seeds])
-                    right = as_planned.setdefault((scheme, hour), reached)
-                    rows.append(
+                    at = {how: median_of_all([one.at(hour) for one in found[how]]) for how in found}
+                    rows += [
                         {
                             "dataset": dataset,
-                            "scheme": scheme,
+                            "scheme": scheme["name"],
                             "delays": delays,
+                            "plan": how,
                             "hours": hour,
                             "metric": reached,
-                            "points_lost": _points_lost(right, reached),
+                            "points_lost": _points_lost(at[best], reached),
                         }
-                    )
+                        for how, reached in at.items()
+                    ]
     return job.show(rows)
+
+
+def _by_setting(job: Reproduction, name: str, experiment: Experiment) -> list[list[Curve]]:
+    """Run an experiment; return the curves of each setting, one for every seed."""
+    every = curves(job.run(name, experiment))
+    return [[curve for curve in every if curve.cell == cell.id] for cell in cells(experiment)]
 
 
 def _points_lost(right: float | None, reached: float | None) -> float | None:

@@ -49,7 +49,8 @@ def reproduce_command(
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="For frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds."
+            help="For frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds; for "
+            "robustness, one of the first two."
         ),
     ] = None,
     data: Data = None,
@@ -66,7 +67,8 @@ def reproduce_command(
     fleet. An interrupted run in --out is continued; a finished one is not run again.
 
     coldstart: every scheme's hours to the paper's accuracy with the set-up charged. robustness:
-    the same with clients slower than planned. quality: rounds to exact ridge regression with a
+    accuracy at equal hours with clients slower than planned, where the plan is kept, follows them,
+    or knew it before. quality: rounds to exact ridge regression with a
     third of the clients late. settings: a regression, a homogeneous fleet, a thousand clients.
 
     frontier: every scheme at its best, hours to the target against what leaves a client.
@@ -79,8 +81,10 @@ def reproduce_command(
         seeds = 5 if item is Item.COLDSTART else 3
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: must be at least 1")
-    if item is not Item.FRONTIER and (fleet or dataset):
+    if item is not Item.FRONTIER and (fleet or (dataset and item is not Item.ROBUSTNESS)):
         raise InputError("--fleet and --dataset select a part of frontier: leave them out")
+    if item is Item.ROBUSTNESS and dataset not in (None, "mnist", "fashion-mnist"):
+        raise InputError(f"--dataset is {dataset!r}: robustness has mnist and fashion-mnist")
     if item in _PAPER:
         document = reproduce_paper(item, out, seeds, alpha, data, device, as_json)
     else:

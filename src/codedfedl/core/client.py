@@ -101,6 +101,10 @@ class Gradient(Work):
         """Return the points of the mini-batch."""
         return np.asarray(task.points[self.batch])
 
+    def weight_of(self, client: int) -> float:
+        """Return what a client multiplies its gradient by."""
+        return 1.0
+
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return X̂ᵀ(X̂β − Y)."""
         features, targets = client.batch(self.batch)
@@ -131,6 +135,10 @@ class WeightedGradient(Gradient):
     def common(self) -> "WeightedGradient":
         """Without the weight."""
         return replace(self, weights=0.0)
+
+    def weight_of(self, client: int) -> float:
+        """Return the weight of a client."""
+        return float(np.asarray(self.weights)[client])
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return w·X̂ᵀ(X̂β − Y)."""
@@ -204,23 +212,33 @@ class LocalDirection(LocalModel):
         return {"direction": task.model_shape}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Embedded(Work):
     """The gradient over all points that a client has embedded by now, as heavy as all it holds.
 
     Parameters
     ----------
-    least
-        A client with fewer points embedded says nothing yet.
+    least : int, or array of shape (n,)
+        A client with fewer points embedded says nothing yet, and embeds on.
     grows
         Whether later answers are about more points, as more are embedded; otherwise every answer is
         about those of the first one.
     """
 
-    least: int = 1
+    least: npt.ArrayLike = 1
     grows: bool = True
 
     kind: ClassVar[str] = "embedded"
+
+    def for_client(self, j: int) -> "Embedded":
+        """Return what is asked of one client."""
+        least = np.asarray(self.least)
+        return replace(self, least=int(least[j])) if least.ndim else self
+
+    @property
+    def common(self) -> "Embedded":
+        """Without what is asked of each client."""
+        return replace(self, least=1) if np.ndim(self.least) else self
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return ℓ/k times the gradient over k points."""

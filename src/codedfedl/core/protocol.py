@@ -17,6 +17,7 @@ from codedfedl.core.aggregate import LEAST_SUMMED, SUM, Combine
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
+from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.gradients import Quadratic
@@ -191,6 +192,8 @@ class Inbox:
         arrive.
     server_done
         Whether the server finished the ask's `server_work`; True if there was none.
+    timings
+        How long clients took, as far as the server saw it.
     """
 
     arrived: Mask
@@ -199,6 +202,7 @@ class Inbox:
     replies: tuple[Reply, ...] = ()
     loads: IntArray | None = None
     server_done: bool = True
+    timings: Timings | None = None
 
     def total(self, name: str = "gradient") -> Array:
         """Return the sum of an array over the clients that arrived; 0 if none did."""

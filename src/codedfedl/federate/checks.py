@@ -42,13 +42,13 @@ class Bounds:
         return cls(largest_square, 1.0 if classes else np.inf)
 
     def check_gradient(
-        self, gradient: npt.NDArray[np.float32], model: npt.NDArray[Any], points: int
+        self, gradient: npt.NDArray[np.float32], model: npt.NDArray[Any], points: float
     ) -> None:
         """Refuse what no `points` points can add up to: ‖Σ xrᵀ‖ ≤ Σ ‖x‖(‖x‖‖β‖ + ‖y‖)."""
         longest = np.sqrt(self.squared_features)
         each = longest * (longest * norm(model) + np.sqrt(self.squared_targets))
         if not norm(gradient) <= points * each * (1 + _ROUNDING):
-            raise RefusedError(f"gradient is longer than {points} points allow")
+            raise RefusedError(f"gradient is longer than {points:g} points allow")
 
     def check_parity(
         self,

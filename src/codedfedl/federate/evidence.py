@@ -13,7 +13,7 @@ What counts is the worst direction: a lie about two classes cannot hide in the n
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -120,6 +120,10 @@ class Expected:
     metric: Metric
     rows: float
 
+    def times(self, weight: float) -> "Expected":
+        """Return what the gradient should be times a weight."""
+        return replace(self, gradient=weight * self.gradient, spread=weight**2 * self.spread)
+
     def measure(self, gradient: npt.NDArray[Any]) -> Measured:
         """Return how far a gradient lies off, in the worst direction of the labels."""
         columns = len(self.spread)
@@ -181,14 +185,15 @@ class Evidence:
             If the client has sent no parity: then anything could be its gradient.
         """
         made, batch = self.setup, getattr(work, "batch", 0)
-        coded = type(work) is Gradient and isinstance(made, Parity)
+        coded = isinstance(work, Gradient) and isinstance(made, Parity)
         if not coded and not (type(work) is Embedded and isinstance(made, BlockParity)):
             return None
         found = self._stored(client, batch)
         if found is None:
             raise RefusedError("has sent no parity to judge its answers by")
-        if coded:
-            return self._of_load(found, client, batch, load, model)
+        if isinstance(work, Gradient):
+            expected = self._of_load(found, client, batch, load, model)
+            return None if expected is None else expected.times(work.weight_of(client))
         points = int(self.task.held[client])
         rows, embedded = (max(own, share * points) for own, share in self._usual(client, found))
         # At most, over all points. Who embeds fewer than others may not lie off further for it.

@@ -16,7 +16,7 @@ from codedfedl.core.aggregate import SUM, RunningSum
 from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare
 from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task
-from codedfedl.core.record import SETUP
+from codedfedl.core.record import ARRIVED, NOT_ASKED, SETUP
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
@@ -28,6 +28,7 @@ from codedfedl.federate.judging import Judge, coherent
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrays, Arrival, Transport
+from codedfedl.fitting.drift import Timings
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members
@@ -231,8 +232,29 @@ class Federation:
             tuple(sorted(replies, key=lambda reply: (reply.client, reply.round))),
             stored,
             excluded=tuple(sorted(self.excluded - self._without)),
+            timings=None if ask.setup else self._timings(ask.work, tally, deadline, replies),
         )
         return self._inbox(ask, self.last)
+
+    def _timings(self, work: Work, tally: Tally, deadline: float, replies: list[Reply]) -> Timings:
+        """Say how long clients took; who was refused, or busy with an earlier round, tells nothing.
+
+        Where a client chooses its points it may embed more of them first, which is no delay: then
+        answers for all its points are timed alone, late ones too.
+        """
+        if not work.elastic:
+            loads = np.where(tally.outcome == NOT_ASKED, 0, tally.loads)
+            loads[[*tally.busy, *(client for client, _ in tally.refusals)]] = 0
+            length = min(deadline, self.transport.now() - tally.began)
+            return Timings.until(loads, tally.when, tally.outcome == ARRIVED, length)
+        loads, seconds = np.zeros_like(tally.loads), tally.when.copy()
+        for reply in replies:
+            whole = reply.points == self.task.held[reply.client]
+            loads[reply.client] = reply.points if whole else 0
+        for client, late in tally.late_answers:
+            seconds[client] = late
+        loads[~np.isfinite(seconds)] = 0
+        return Timings(loads, np.where(loads > 0, seconds, 0.0), loads > 0)
 
     def _judged(self, taken: list[_Taken], tally: Tally) -> None:
         """Let the judge hear all answers of a round, and leave out those that do not count."""
@@ -308,7 +330,9 @@ class Federation:
         held, measured = int(self.task.held[client]), None
         if isinstance(work, Gradient | Embedded):
             model = to_host(self._sent[pending.round])
-            about = points if isinstance(work, Gradient) else held
+            about: float = held
+            if isinstance(work, Gradient):
+                about = points * work.weight_of(client)
             self.bounds.check_gradient(arrays["gradient"], model, about)
             if expected is not None:
                 measured = expected.measure(arrays["gradient"])

@@ -67,6 +67,7 @@ class FleetConfig(_Table):
 
     The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
     their processors and links, in the set-up and in rounds; measured delays are scaled as a whole.
+    With `foreseen`, the plans know it: what a run with wrong delays is to be compared with.
     """
 
     name: str = "paper"
@@ -77,6 +78,7 @@ class FleetConfig(_Table):
     erasure: float = Field(0.1, ge=0, lt=1)
     slower: float = Field(1.0, gt=0)
     slower_share: float = Field(1.0, ge=0, le=1)
+    foreseen: bool = False
 
 
 class FeaturesConfig(_Table):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from codedfedl.core.protocol import Reply
 from codedfedl.core.record import SETUP, Record
+from codedfedl.fitting.drift import Timings
 
 __all__ = ["Exchange", "exchange_columns"]
 
@@ -35,6 +36,8 @@ class Exchange:
         Points of each client's part in a secure sum; 0 of those who have none in it.
     excluded
         Who is left out from then on.
+    timings
+        How long clients took, for schemes that follow it.
     """
 
     record: Record
@@ -45,6 +48,7 @@ class Exchange:
     spent: float = 0.0
     excluded: tuple[int, ...] = ()
     counted: npt.NDArray[np.int64] | None = None
+    timings: Timings | None = None
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
@@ -70,6 +74,8 @@ class Exchange:
         kept["excluded"] = np.array(self.excluded, dtype=np.int64)
         if self.counted is not None:
             kept["counted"] = self.counted
+        if (seen := self.timings) is not None:
+            kept["timings"] = np.array([seen.loads, seen.seconds, seen.answered], dtype=np.float64)
         return kept
 
     @classmethod
@@ -108,6 +114,7 @@ class Exchange:
             spent=spent,
             excluded=tuple(kept.get("excluded", np.empty(0, np.int64)).tolist()),
             counted=kept.get("counted"),
+            timings=_timings(kept["timings"]) if "timings" in kept else None,
         )
 
 
@@ -116,6 +123,11 @@ def exchange_columns(file: BinaryIO, *, gradients: bool) -> dict[str, npt.NDArra
     large = () if gradients else ("sum/", "reply", "total")
     with np.load(file) as stored:
         return {name: stored[name] for name in stored.files if not name.startswith(large)}
+
+
+def _timings(columns: npt.NDArray[Any]) -> Timings:
+    loads, seconds, answered = columns
+    return Timings(loads.astype(np.int64), seconds, answered > 0)
 
 
 def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:

@@ -255,7 +255,12 @@ class Journal:
                 + replies
             )
         return Inbox(
-            exchange.record.arrived, exchange.points, sums, replies, loads=exchange.counted
+            exchange.record.arrived,
+            exchange.points,
+            sums,
+            replies,
+            loads=exchange.counted,
+            timings=exchange.timings,
         )
 
     def count(self) -> int:

@@ -7,13 +7,14 @@ import numpy as np
 
 from codedfedl._types import IntArray
 from codedfedl.arrays import Array
-from codedfedl.core.client import Gradient, Parity
+from codedfedl.core.client import Gradient, Parity, WeightedGradient
 from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fitting.drift import Drift, check_replan
+from codedfedl.fleet.delays import DelayDistribution, delays_of
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
@@ -21,6 +22,7 @@ from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, plan, rows_of
+from codedfedl.planning.replan import answer_weights, replanned
 
 __all__ = ["Coded", "CodedState"]
 
@@ -35,17 +37,27 @@ class CodedState(Descent):
         Of every mini-batch, divided by the probability that the server finishes its gradient.
     promised
         Hours and excess, where the plan is for hours.
+    drift
+        What the rounds have shown of the delays, where the plans follow them.
+    current
+        The plans that the rounds follow: `plans`, for which the parity was made, until the delays
+        turn out to be others.
     """
 
     plans: tuple[Plan, ...] = ()
     parity: tuple[Quadratic, ...] = ()
     code: Code = GAUSSIAN
     promised: tuple[float, float] = (np.nan, np.nan)
+    drift: Drift | None = None
+    current: tuple[Plan, ...] = ()
 
     @property
     def checkpointed(self) -> bool:
-        """Plans and parity are made in the set-up; plain descent changes the model alone."""
-        return super().checkpointed
+        """Plans and parity are made in the set-up; plain descent changes the model alone.
+
+        Plans that follow the rounds are brought back by playing these again.
+        """
+        return super().checkpointed and self.drift is None
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,9 @@ class Coded(Scheme):
         one that is done is divided by the probability of that. By default it takes no time.
     server_alpha
         The server's α.
+    replan
+        Rounds after which the delays are fitted again to how long clients took; then deadline and
+        weights follow (`planning.replan`). 0 keeps the plan.
     """
 
     redundancy: float = 0.1
@@ -87,6 +102,7 @@ class Coded(Scheme):
     excess: float = 1.0
     server_rate: float | None = None
     server_alpha: float = 2.0
+    replan: int = 0
 
     name: ClassVar[str] = "coded"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
@@ -106,6 +122,7 @@ class Coded(Scheme):
         optimiser(self.name, self.optimiser, same_points=False)
         if self.planned not in ("rule", "hours"):
             raise InputError(f"{self.name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
+        check_replan(self.name, self.replan)
         self._check_server()
 
     def _check_server(self) -> None:
@@ -113,12 +130,13 @@ class Coded(Scheme):
             value = getattr(self, key)
             if value is not None and not 0 < value < np.inf:
                 raise InputError(f"{self.name}.{key} is {value:g}: must be finite and above 0")
-        rival = "deadline" if self.deadline is not None else "planned"
-        if self.server_rate is not None and (rival == "deadline" or self.planned == "hours"):
-            raise InputError(
-                f"{self.name}.server_rate is {self.server_rate:g} and {self.name}.{rival} is "
-                f"{getattr(self, rival)!r}: both set the deadline; leave one out"
-            )
+        rivals = {"deadline": None, "planned": "rule", "replan": 0}
+        for key, default in rivals.items():
+            if self.server_rate is not None and getattr(self, key) != default:
+                raise InputError(
+                    f"{self.name}.server_rate is {self.server_rate:g} and {self.name}.{key} is "
+                    f"{getattr(self, key)!r}: both set the deadline; leave one out"
+                )
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
@@ -136,7 +154,11 @@ class Coded(Scheme):
         mine = tuple(plans[p.tobytes()] for p in task.points)
         rows = max(p.parity_rows for p in mine)
         warn_of_thin_rows(self.name, code.points_per_row(int(task.points.min()), rows))
-        return CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
+        state = CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
+        state = replace(state, current=mine)
+        if not self.replan:
+            return state
+        return replace(state, drift=Drift.unknown(delays_of(fleet)))
 
     def _server(self, points: IntArray) -> Server | None:
         """Return the server as a node, which takes `redundancy` of these points at most."""
@@ -212,10 +234,13 @@ class Coded(Scheme):
             )
             return Ask(work, Everyone(), setup=True)
         batch = state.task.batch(state.round)
-        chosen = state.plans[batch]
+        made, chosen = state.plans[batch], state.current[batch]
+        gradient = Gradient(batch)
+        if chosen is not made:
+            gradient = WeightedGradient(batch, answer_weights(made, chosen).tolist())
         server = self._server(state.task.points[batch])
         return Ask(
-            Gradient(batch),
+            gradient,
             Until(chosen.deadline),
             chosen.loads,
             adds=state.parity[batch],
@@ -238,11 +263,24 @@ class Coded(Scheme):
             return replace(state, parity=parity)
         batch = task.batch(state.round)
         total = inbox.plus(state.parity[batch], state.asked) if inbox.server_done else inbox.total()
-        return state.descended(total, float(task.points[batch].sum()))
+        state = state.descended(total, float(task.points[batch].sum()))
+        return state if state.drift is None else self._followed(state, state.drift, inbox)
+
+    def _followed(self, state: CodedState, drift: Drift, inbox: Inbox) -> CodedState:
+        """Learn how long clients took; every so many rounds, let the plans follow."""
+        drift = drift.after(inbox.timings)
+        state = replace(state, drift=drift)
+        if state.round % self.replan:
+            return state
+        if drift.as_planned:
+            return replace(state, current=state.plans)
+        now = drift.delays
+        found = {id(p): replanned(p, now, deadline=self.deadline) for p in state.plans}
+        return replace(state, current=tuple(found[id(p)] for p in state.plans))
 
     def plan(self, state: CodedState) -> Plan:
         """Return the plan of the first mini-batch."""
-        return state.plans[0]
+        return state.current[0]
 
     def facts(self, state: CodedState) -> dict[str, float]:
         """Return the facts about the parity and the plan's predictions."""

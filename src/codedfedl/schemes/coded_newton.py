@@ -27,6 +27,7 @@ from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
+from codedfedl.fitting.drift import Timings, check_replan
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
@@ -34,6 +35,7 @@ from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.sketching import damping as damping_of
 from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
+from codedfedl.schemes.newton_pace import Pace, replanned
 from codedfedl.schemes.newton_state import (
     NewtonState,
     assumed_curvature,
@@ -79,6 +81,10 @@ class CodedNewton(Scheme):
         Number of rounds; by default until the answers show that the excess is reached.
     hours
         Continue with rounds until this time, whatever the plan.
+    replan
+        Rounds after which the delays are fitted again to how long clients took; then the rounds'
+        deadline follows, and who is slower embeds as many points as the plan would give it before
+        it answers again. 0 keeps the plan.
     damped
         False uses the parity's Hessian undamped, which diverges; for demonstration only.
     """
@@ -91,6 +97,7 @@ class CodedNewton(Scheme):
     deadline: float | None = None
     rounds: int | None = None
     hours: float | None = None
+    replan: int = 10
     damped: bool = True
 
     name: ClassVar[str] = "coded-newton"
@@ -105,6 +112,7 @@ class CodedNewton(Scheme):
 
     def __post_init__(self) -> None:
         check_mixing(self.name, self.mixing, self.bits)
+        check_replan(self.name, self.replan)
         _ = self.parity(_first(self.nonzeros, 1))  # raises InputError for an unknown code
 
     def parity(self, nonzeros: int) -> BlockParity:
@@ -132,9 +140,7 @@ class CodedNewton(Scheme):
                 "coded-newton plans with a Fleet: measured delays do not say how long embedding "
                 "takes; give a fleet file, or use coded"
             )
-        plan, parity = self._planned(task, fleet, self.rounds)
-        if self.rounds is None and plan.rounds > task.rounds:
-            plan, parity = self._planned(task, fleet, task.rounds)
+        plan, parity = self._planned(task, fleet)
         last = plan.rounds
         if self.hours is not None:
             left = 3600 * self.hours - plan.setup_deadline
@@ -149,9 +155,18 @@ class CodedNewton(Scheme):
                 f"coded-newton would need {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
-        return NewtonState(task, model, plan=plan, first_plan=plan, last_round=last, parity=parity)
+        state = NewtonState(task, model, plan=plan, first_plan=plan, last_round=last, parity=parity)
+        if not self.replan or self.summed:
+            return state
+        return replace(state, pace=Pace.planned(fleet))
 
-    def _planned(
+    def _planned(self, task: Task, fleet: Fleet) -> tuple[ColdStart, BlockParity]:
+        plan, parity = self._planned_for(task, fleet, self.rounds)
+        if self.rounds is None and plan.rounds > task.rounds:
+            return self._planned_for(task, fleet, task.rounds)
+        return plan, parity
+
+    def _planned_for(
         self, task: Task, fleet: Fleet, rounds: int | None
     ) -> tuple[ColdStart, BlockParity]:
         one = self.parity(_first(self.nonzeros, 1)).setup(task)
@@ -176,8 +191,11 @@ class CodedNewton(Scheme):
             return Ask(state.parity, wait, combine=EACH, keep_late=True, setup=True)
         if state.round >= state.last_round or state.good_enough:
             return None
-        work, wait = Embedded(least=self.mixing), Until(state.plan.round_deadline)
-        return Ask(work, wait, combine=EACH, keep_late=True)
+        least: Any = self.mixing
+        if state.least is not None:
+            least = np.maximum(least, state.least).tolist()
+        wait = Until(state.plan.round_deadline)
+        return Ask(Embedded(least), wait, combine=EACH, keep_late=True)
 
     def receive(self, state: NewtonState, inbox: Inbox) -> NewtonState:
         """Solve on parity, or use the answers and take a step."""
@@ -185,11 +203,15 @@ class CodedNewton(Scheme):
         if blocks := blocks_of(inbox.replies):
             state = self._with_parity(state, blocks)
         if not started:
-            return self._start_from_parity(state)
+            state = self._start_from_parity(state)
+            return self._followed(state, state.setup_timings(inbox.timings))
         state = self._with_answers(state, inbox)
         step, decrement = newton_step(state)
         state = self._with_model(state, double(state.model) - step)
-        state = replace(state, round=state.round + 1)
+        assert state.plan is not None
+        spent = state.spent + state.plan.round_deadline
+        state = replace(state, round=state.round + 1, spent=spent)
+        state = self._followed(state, inbox.timings)
         if self.rounds is not None or self.hours is not None:
             return state
         return state.judged(decrement)
@@ -215,6 +237,15 @@ class CodedNewton(Scheme):
             "predicted_start_excess": state.start_excess,
             "damping": state.damping,
         }
+
+    def _followed(self, state: NewtonState, seen: Timings | None) -> NewtonState:
+        """Learn how long clients took; every so many rounds, let the plan follow."""
+        if state.pace is None:
+            return state
+        state = replace(state, pace=state.pace.after(seen))
+        if state.round % self.replan:
+            return state
+        return replanned(state, lambda fleet: self._planned(state.task, fleet)[0], self.hours)
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
         """Decompose the parity that is there; what is late waits until it is worth it."""
@@ -248,6 +279,7 @@ class CodedNewton(Scheme):
             last = state.task.rounds if self.hours is None else last
         state = self._with_model(state, sketch.solve(start))
         state = replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
+        state = replace(state, spent=plan.setup_deadline)
         asks_evidence = self.rounds is None and self.hours is None
         return state.judged(0.0) if asks_evidence else state
 

@@ -7,13 +7,15 @@ from typing import Self
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity
 from codedfedl.core.protocol import State
+from codedfedl.fitting.drift import Timings
 from codedfedl.learning.sketching import Sketch
 from codedfedl.planning.cold_start import ColdStart, sampling_excess
+from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block
 
 __all__ = [
@@ -65,6 +67,12 @@ class NewtonState(State):
         The relative excess of its objective, predicted likewise.
     estimate : float
         The relative excess now, by what the answers say; ∞ where nobody asks.
+    spent : float, seconds
+        Set-up and rounds so far.
+    pace
+        What the rounds have shown of the clients' delays, where the plan follows them.
+    least : array of shape (n,), optional
+        Points that each client is to embed before it answers, where the plan changed.
     """
 
     parity: BlockParity | None = None
@@ -82,6 +90,9 @@ class NewtonState(State):
     start_loss: float = np.nan
     start_excess: float = np.nan
     estimate: float = np.inf
+    spent: float = 0.0
+    pace: Pace | None = None
+    least: IntArray | None = None
 
     @property
     def gradient(self) -> FloatArray:
@@ -93,6 +104,12 @@ class NewtonState(State):
         """Whether the answers say that the wanted excess is reached."""
         assert self.plan is not None
         return self.estimate <= self.plan.wanted
+
+    def setup_timings(self, seen: Timings | None) -> Timings | None:
+        """Return how long the set-up took as if it had been rounds of as much work."""
+        if self.pace is None or self.parity is None or seen is None:
+            return None
+        return self.pace.setup_timings(seen, self.parity.setup(self.task))
 
     def judged(self, decrement: float) -> "NewtonState":
         """Return the state with an estimate of its excess.

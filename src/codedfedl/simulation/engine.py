@@ -210,9 +210,10 @@ class Simulation:
             if ask.keep_late:
                 setting.models[round_] = setting.driver.question
         settings = [setting for setting, _ in asked]
-        for setting, exchange, inbox in zip(
+        for setting, exchange, found in zip(
             settings, exchanges, self._inboxes(settings, exchanges), strict=True
         ):
+            inbox = replace(found, timings=exchange.timings)
             if self.listener is not None:
                 self.listener(setting, exchange, inbox)
             setting.driver.receive(inbox)

@@ -17,6 +17,7 @@ from codedfedl.core.protocol import Ask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
 from codedfedl.core.waiting import arrivals
 from codedfedl.core.work import Work
+from codedfedl.fitting.drift import Timings
 from codedfedl.fleet import costs
 from codedfedl.simulation.clock import Clock
 
@@ -25,13 +26,14 @@ __all__ = ["Assignment", "Exchange", "Timeline", "has_own_pace"]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a client works on: in which round it was asked, and when it is done."""
+    """What a client works on: in which round and when it was asked, and when it is done."""
 
     client: int
     round: int
     work: Work
     load: int
     finished: float
+    asked: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +62,7 @@ class Exchange:
     def jobs(self, clients: Mask, now: float = 0.0) -> list[Assignment]:
         """Return this ask as the work of some clients."""
         return [
-            Assignment(j, self.round, self.ask.work, int(self.loads[j]), now + float(seconds))
+            Assignment(j, self.round, self.ask.work, int(self.loads[j]), now + float(seconds), now)
             for j, seconds in zip(
                 np.flatnonzero(clients).tolist(), self.arrival_times[clients], strict=True
             )
@@ -70,6 +72,20 @@ class Exchange:
     def done(self) -> Sequence[Assignment]:
         """The jobs whose answers came, by client."""
         return self.jobs(self.arrived) if self.kept is None else self.kept
+
+    @property
+    def timings(self) -> Timings:
+        """How long clients took for such work, as the server sees it.
+
+        Of those who are still busy with an earlier ask, nothing is said.
+        """
+        if self.kept is None:
+            loads = np.where(self.outcome == NOT_ASKED, 0, self.loads)
+            return Timings.until(loads, self.arrival_times, self.arrived, self.seconds)
+        loads, seconds = np.zeros_like(self.loads), np.zeros(len(self.loads))
+        for job in (one for one in self.kept if one.work.kind == self.ask.work.kind):
+            loads[job.client], seconds[job.client] = job.load, job.finished - job.asked
+        return Timings(loads, seconds, loads > 0)
 
 
 def has_own_pace(work: Work) -> bool:

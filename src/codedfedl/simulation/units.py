@@ -1,7 +1,7 @@
 """What is simulated in one go: the settings of a seed that share their data and features."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_nam
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, read_clients
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
+from codedfedl.fleet.slowed import slowed
 from codedfedl.learning.features import Encoder, FeatureMap, typical_sigma
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
@@ -187,11 +188,13 @@ def _planned_and_actual(
     built_in = config.name in BUILT_IN
     clients = _built_in(config, unit.seed) if built_in else unit.fleets[config.name]
     if isinstance(clients, MeasuredDelays):
-        return clients, clients.slowed(_factor(clients.mean(task.points[0]), config))
+        measured = clients.slowed(_factor(clients.mean(task.points[0]), config))
+        return (measured if config.foreseen else clients), measured
     if isinstance(clients, Devices):
         clients = clients.parameters(task.workload)
     fleet = Fleet.of(clients, task.points[0])
-    return fleet, _slowed(fleet, config)
+    actual = _slowed(fleet, config)
+    return (actual if config.foreseen else fleet), actual
 
 
 def _built_in(config: FleetConfig, seed: int) -> Devices:
@@ -208,9 +211,7 @@ def _built_in(config: FleetConfig, seed: int) -> Devices:
 
 def _slowed(fleet: Fleet, config: FleetConfig) -> Fleet:
     """Return the fleet as it is, where that is not what the plans assume."""
-    factor = _factor(FleetDelays(fleet).mean(fleet.points), config)
-    slower = {name: getattr(fleet, name) * factor for name in ("packet_time", "packet_time_up")}
-    return replace(fleet, rate=fleet.rate / factor, **slower)
+    return slowed(fleet, _factor(FleetDelays(fleet).mean(fleet.points), config))
 
 
 def _factor(seconds: FloatArray, config: FleetConfig) -> FloatArray:

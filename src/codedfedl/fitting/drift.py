@@ -1,0 +1,125 @@
+"""How much slower each client has become than its plan assumed, from the times of its answers.
+
+A client with slow-down s takes s times as long as planned for everything: P(T ≤ t) = F(ℓ̃, t/s) with
+the planned distribution F. An answer after t seconds is as likely as F gives to a time within a few
+per cent of t; no answer by t has the probability 1 − F. Every round adds to the log-likelihood of
+each s on a grid, and old ones fade, so that the estimate follows a client that changes again.
+With a prior for which a factor of 4 is one standard deviation, the estimate is the posterior mean
+of log s: of a client that never answers it lies well above the least s that explains its silence,
+so that a deadline is soon long enough to hear it again.
+
+The estimate is exactly 1 unless another s is e⁶ times as likely: where delays are as planned, twice
+the gain of a maximum-likelihood estimate is about χ² with one degree of freedom, so that a client
+is taken for another than it is with a probability of about 0.0005. Compute and link are not told
+apart: the load of a client hardly varies, so its rounds do not identify them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.slowed import slowed
+
+__all__ = ["SLOWDOWNS", "Drift", "Timings", "check_replan"]
+
+SLOWDOWNS: FloatArray = 2.0 ** (np.arange(-30, 51) / 10)
+"""The slow-downs that are told apart: from 1/8 to 32, 7% from one to the next."""
+
+_ONE = 30  # where the grid has 1
+_WIDTH = 0.05  # times within this share of one another are the same time
+_OUTLIER = 1e-4  # probability of a time that no slow-down explains
+_SURE = 6.0  # log-likelihood that another slow-down must gain over 1
+_FADING = 0.98  # what a question leaves of earlier evidence: the last 50 of a client count
+_PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2
+
+
+@dataclass(frozen=True, eq=False)
+class Timings:
+    """How long clients took for one question each, as the server saw it; arrays of shape (n,).
+
+    Attributes
+    ----------
+    loads
+        Points of the question; 0 where nothing was seen of a client.
+    seconds
+        From the question until the answer was there, or until the server stopped waiting.
+    answered
+        Whether the answer was there; otherwise it took longer than `seconds`.
+    """
+
+    loads: IntArray
+    seconds: FloatArray
+    answered: Mask
+
+    @classmethod
+    def until(cls, loads: IntArray, seconds: FloatArray, arrived: Mask, length: float) -> "Timings":
+        """Return the timings of a wait of some length: who has not arrived by then took longer."""
+        return cls(loads, np.where(arrived, seconds, length), arrived)
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """What is known of the clients' slow-downs.
+
+    Attributes
+    ----------
+    planned
+        The delays that the plan assumes.
+    evidence : array of shape (slow-downs, n)
+        The log-likelihood of each slow-down in `SLOWDOWNS`, up to a constant of the client.
+    """
+
+    planned: DelayDistribution
+    evidence: FloatArray
+
+    @classmethod
+    def unknown(cls, planned: DelayDistribution) -> "Drift":
+        """Nothing was seen yet: all is as planned."""
+        return cls(planned, np.zeros((len(SLOWDOWNS), len(planned.client))))
+
+    def after(self, timings: Timings | None) -> "Drift":
+        """Return what is known after some more answers, or their absence."""
+        if timings is None or not timings.loads.any():
+            return self
+        seen = np.flatnonzero(timings.loads)
+        loads, seconds = timings.loads[seen], np.maximum(timings.seconds[seen], 1e-9)
+        delays, as_planned = self.planned.take(seen), seconds / SLOWDOWNS[:, None]
+        by_then = delays.cdf(loads, as_planned * np.exp(_WIDTH))
+        before = delays.cdf(loads, as_planned * np.exp(-_WIDTH))
+        likelihood = np.where(
+            timings.answered[seen], by_then - before, 1 - delays.cdf(loads, as_planned)
+        )
+        evidence = self.evidence.copy()
+        evidence[:, seen] *= _FADING
+        evidence[:, seen] += np.log(np.maximum(likelihood, 0) + _OUTLIER)
+        return Drift(self.planned, evidence)
+
+    @property
+    def slowdowns(self) -> FloatArray:
+        """The slow-down of each client, 1 where nothing else is much likelier, shape (n,)."""
+        likely = self.evidence + _PRIOR[:, None]
+        best = likely.max(axis=0)
+        chances = np.exp(likely - best)
+        mean = np.log(SLOWDOWNS) @ chances / chances.sum(axis=0)
+        return np.where(best - likely[_ONE] > _SURE, np.exp(mean), 1.0)
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether nobody is known to be another than planned."""
+        return bool((self.slowdowns == 1).all())
+
+    @property
+    def delays(self) -> DelayDistribution:
+        """The delays as they are."""
+        return slowed(self.planned, self.slowdowns)
+
+
+def check_replan(scheme: str, rounds: int) -> None:
+    """Refuse a number of rounds that is none."""
+    if rounds < 0 or rounds != int(rounds):
+        raise InputError(
+            f"{scheme}.replan is {rounds}: must be a whole number of rounds, or 0 to keep the plan"
+        )

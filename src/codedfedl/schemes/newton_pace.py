@@ -1,0 +1,118 @@
+"""What `coded-newton` learns of its clients' speed, and what follows for their loads.
+
+A client that is slower than planned has embedded few of its points when the set-up ends. Whenever
+it is asked it then spends its time on answers for those few, again and again, and never gets to
+embed more. So it is left alone until it has as many as it would have by the end of the set-up that
+would be planned now, at its own pace; the others go on meanwhile.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codedfedl._types import IntArray
+from codedfedl.errors import InputError
+from codedfedl.fitting.drift import Drift, Timings
+from codedfedl.fleet.costs import BlockSetup
+from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.slowed import slowed
+from codedfedl.planning.cold_start import ColdStart
+
+if TYPE_CHECKING:
+    from codedfedl.schemes.newton_state import NewtonState
+
+__all__ = ["Pace", "replanned"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pace:
+    """The fleet that a plan assumes, and what answers have shown since."""
+
+    fleet: Fleet
+    drift: Drift
+
+    @classmethod
+    def planned(cls, fleet: Fleet) -> "Pace":
+        """Return that of a plan before anybody has answered."""
+        return cls(fleet, Drift.unknown(FleetDelays(fleet)))
+
+    def after(self, seen: Timings | None) -> "Pace":
+        """Return what is known after some answers."""
+        return replace(self, drift=self.drift.after(seen))
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether nobody is known to be another than planned."""
+        return self.drift.as_planned
+
+    @property
+    def actual(self) -> Fleet:
+        """The fleet as it is."""
+        return slowed(self.fleet, self.drift.slowdowns)
+
+    def setup_timings(self, seen: Timings, setup: BlockSetup) -> Timings:
+        """Return the times of a set-up as those of rounds of as much work.
+
+        Embedding and mixing become as many points of a gradient; the planned time of the parity's
+        packets makes room for that of a model and a gradient.
+        """
+        fleet = self.fleet
+        computing = seen.loads * setup.seconds_per_point(fleet, 0.0)
+        sent = setup.packets(seen.loads) * fleet.packet_time_up / (1 - fleet.erasure_up)
+        link = FleetDelays(fleet).mean(np.zeros(len(fleet)))
+        loads = np.round(computing * fleet.rate).astype(np.int64)
+        return Timings(loads, np.maximum(seen.seconds - sent + link, 0.0), seen.answered)
+
+    def least_points(
+        self, planned: IntArray, embedded: Mapping[int, int], longer: float, held: IntArray
+    ) -> IntArray:
+        """Return how many points each client embeds before it answers; 0: as many as it has.
+
+        Parameters
+        ----------
+        planned : array of shape (n,)
+            Points by the end of the set-up that would be planned now.
+        embedded
+            Points that clients had when it ended, by client.
+        longer
+            How many times as long the set-up would be.
+        """
+        least = planned.copy()
+        for client, points in embedded.items():
+            least[client] = points * longer
+        return np.where(self.drift.slowdowns > 1, np.minimum(least, held), 0)
+
+
+def replanned(
+    state: "NewtonState", plan: Callable[[Fleet], ColdStart], hours: float | None
+) -> "NewtonState":
+    """Return the state with the deadline and the loads that suit the clients as they are.
+
+    The rounds' deadline grows in the ratio of two plans, for the clients as they are and as they
+    were planned: a federation may have chosen a longer one, with a margin, which faster clients do
+    not take away. Where the clients as they are cannot be planned with, the plan stays.
+    """
+    pace, first = state.pace, state.first_plan
+    assert pace is not None
+    assert first is not None
+    assert state.plan is not None
+    deadline, least = first.round_deadline, None
+    if not pace.as_planned:
+        try:
+            before, now = plan(pace.fleet), plan(pace.actual)
+        except InputError:
+            return state
+        deadline *= max(1.0, now.round_deadline / before.round_deadline)
+        longer = now.setup_deadline / before.setup_deadline
+        blocks = {**state.blocks, **state.waiting}
+        embedded = {client: block.points for client, block in blocks.items()}
+        least = pace.least_points(now.points, embedded, longer, state.task.held)
+    last = state.last_round
+    if hours is not None:
+        left = max(3600 * hours - state.spent, 0.0) // deadline
+        last = min(state.round + int(left), state.task.rounds)
+    timed = replace(state.plan, round_deadline=deadline)
+    return replace(state, plan=timed, least=least, last_round=last)
