@@ -54,10 +54,11 @@ class Stock(LocalFederation):
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the rounds but the first."""
+    """Seconds are a median, processor seconds a mean, over the rounds but the first."""
 
     seconds: float
     processor: float
+    server: float
     threads: int
 
 
@@ -82,7 +83,7 @@ def measure(nodes: int, rounds: int, folder: Path, *, stock: bool) -> Measured:
     directory.open(experiment, resume=False)
     shards = write_shards(experiment, load_dataset("digits"), folder / "data")
     kind, application = (Stock, _stock_app(folder)) if stock else (LocalFederation, APP)
-    spent: dict[int, float] = {}
+    spent: dict[int, tuple[float, float]] = {}
     threads, until = 0, time.monotonic() + 1500
     with kind(folder / "local", shards, stock=stock, app=application) as local:
         local.submit(directory.path / "config.toml", directory.path)
@@ -91,14 +92,17 @@ def measure(nodes: int, rounds: int, folder: Path, *, stock: bool) -> Measured:
                 raise SystemExit("the federation does not go on")
             sight = look(directory)
             done = sum(not record.is_setup for record in sight.happened)
-            spent.setdefault(done, _processor(local.mark))
+            spent.setdefault(done, _processor(local))
             threads = max(threads, _server_threads(local.mark))
             local.revive()
             time.sleep(0.2)
     records = [record for record in look(directory).happened if not record.is_setup]
     first, last = min(spent.keys() - {0}), max(spent)
-    processor = (spent[last] - spent[first]) / (last - first)
-    return Measured(statistics.median(r.seconds for r in records[1:]), processor, threads)
+    nodes_spent, server_spent = (
+        (end - begin) / (last - first) for begin, end in zip(spent[first], spent[last], strict=True)
+    )
+    seconds = statistics.median(record.seconds for record in records[1:])
+    return Measured(seconds, nodes_spent + server_spent, server_spent, threads)
 
 
 def _stock_app(folder: Path) -> Path:
@@ -111,14 +115,16 @@ def _stock_app(folder: Path) -> Path:
     return place
 
 
-def _processor(mark: str) -> float:
-    """Return the processor seconds of all processes of a federation, ended ones too."""
-    total = 0
-    for process in guard.marked(mark):
+def _processor(local: LocalFederation) -> tuple[float, float]:
+    """Return the processor seconds of all nodes, and of the server; ended processes count too."""
+    nodes = {node.pid for node in local.nodes if node is not None}
+    ticks = [0, 0]
+    for process in guard.marked(local.mark):
         with suppress(OSError, IndexError):
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            total += sum(int(fields[k]) for k in (11, 12, 13, 14))  # own, and those waited for
-    return total / TICKS
+            own = sum(int(fields[k]) for k in (11, 12, 13, 14))  # and of those waited for
+            ticks[os.getsid(process) not in nodes] += own
+    return ticks[0] / TICKS, ticks[1] / TICKS
 
 
 def _server_threads(mark: str) -> int:
@@ -138,14 +144,15 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
     )
-    print("nodes  way     seconds a round  processor seconds a round  threads of the server")
+    print("nodes  way     seconds a round  processor seconds: all  server  threads of the server")
     for nodes in given.nodes:
         for stock in (False,) if given.ours else (True, False):
             with tempfile.TemporaryDirectory() as folder:
                 m = measure(nodes, given.rounds, Path(folder), stock=stock)
             way = "Flower" if stock else "ours"
             print(
-                f"{nodes:5}  {way:6}  {m.seconds:15.2f}  {m.processor:25.2f}  {m.threads:21}",
+                f"{nodes:5}  {way:6}  {m.seconds:15.2f}  {m.processor:22.2f}  {m.server:6.2f}"
+                f"  {m.threads:21}",
                 flush=True,
             )
 

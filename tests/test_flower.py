@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import transport as transports
-from codedfedl.federate.flower.pulls import Batched
+from codedfedl.federate.flower.pulls import Batched, pulls_of
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.flower.wire import (
     MalformedError,
@@ -46,6 +47,7 @@ from codedfedl.federate.flower.wire import (
     unpack,
 )
 from codedfedl.federate.transport import Answered, Arrays, Arrival
+from tests.own_superlink import OwnSuperLink, numbers
 
 # A message knows the run that its process belongs to; here there is no such process.
 TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
@@ -664,3 +666,36 @@ class TestBatched:
         assert max(engine.looks) <= most
         own = 1 + 32  # the engine pulls the parts of one answer side by side
         assert engine.threads <= before + own
+
+
+@pytest.fixture
+def own_superlink(tmp_path: Path) -> Iterator[OwnSuperLink]:
+    yield OwnSuperLink(tmp_path / "link.db", 3)
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the SuperLink uses
+def test_on_the_superlinks_own_code(own_superlink: OwnSuperLink) -> None:
+    """Its data base tells of an answer once, and before its parts are there."""
+    link = own_superlink
+    assert isinstance(pulls_of(link.grid), Batched)
+    transport = FlowerTransport(link.grid)
+    questions: dict[int, tuple[int, dict[str, Any]]] = {
+        j: (node, {"place": j}) for j, node in enumerate(link.nodes)
+    }
+    asked = transport.ask("work", questions, {"model": numbers(9)}, 30.0, largest=10**6)
+    slow, *others = [link.answer(j, numbers(j)) for j in range(3)]
+    for parts in others:
+        link.upload(parts)
+    arrivals = transport.gather(asked, transport.now() + 30.0)
+    found = [next(arrivals) for _ in others]
+    assert sorted(arrival.client for arrival in found) == [1, 2]
+    link.upload(slow)
+    found.append(next(arrivals))
+    for arrival in found:
+        assert arrival.status == "answer"
+        assert arrival.facts["node"] == arrival.client
+        np.testing.assert_array_equal(arrival.arrays["own"], numbers(arrival.client))
+    assert list(arrivals) == []
+    assert link.requests["PushMessages"] == 1
+    assert link.requests["ConfirmMessageReceived"] == 3
