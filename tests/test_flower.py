@@ -565,6 +565,12 @@ class TestBatched:
         np.testing.assert_array_equal(arrays["own"], np.full(3, facts["node"]))
         return int(facts["node"])
 
+    def test_what_nobody_asked_for_is_left_alone(self) -> None:
+        engine = Engine(2)
+        engine.answer(0)
+        engine.replies["question 1"] = engine.replies.pop("question 0")
+        assert engine.pulls().ready({"question 1": None}) == {}
+
     def test_one_look_finds_all_that_are_there(self) -> None:
         engine = Engine(5)
         pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)

@@ -158,8 +158,12 @@ class Batched:
         client = self._grid._runtime_client
         heard = client.PullMessages(PullAppMessagesRequest(message_ids=unknown))
         for message, tree in zip(heard.messages_list, heard.message_object_trees, strict=True):
-            alone = PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
-            yield message.metadata.reply_to_message_id, _Parts(client, alone)
+            identity = message.metadata.reply_to_message_id
+            if identity in unknown:  # it may tell of others, too
+                alone = PullAppMessagesResponse(
+                    messages_list=[message], message_object_trees=[tree]
+                )
+                yield identity, _Parts(client, alone)
 
     def _pulled(self, parts: "_Parts", largest: int | None) -> Pulled | None:
         """Pull what is there of an answer; what is wrong with one is no trouble for another."""
