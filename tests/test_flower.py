@@ -9,19 +9,34 @@ import re
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import transport as transports
+from codedfedl.federate.flower.pulls import Batched, pulls_of
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.flower.wire import (
     MalformedError,
@@ -32,6 +47,7 @@ from codedfedl.federate.flower.wire import (
     unpack,
 )
 from codedfedl.federate.transport import Answered, Arrays, Arrival
+from tests.own_superlink import OwnSuperLink, numbers
 
 # A message knows the run that its process belongs to; here there is no such process.
 TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
@@ -481,3 +497,211 @@ class TestAtOnce:
             dealt.append(weakref.ref(arrival.arrays["own"]))
             del arrival
         assert (len(dealt), alive) == (3, [0, 0, 0])
+
+
+class Engine:
+    """The engine's API beneath a grid: answers in parts, each there once it is uploaded.
+
+    Attributes
+    ----------
+    looks, pulled : list
+        How many messages each look was for, and every part that was asked for.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.replies: dict[str, tuple[Any, Any]] = {}
+        self.parts: dict[str, bytes] = {}
+        self.looks: list[int] = []
+        self.pulled: list[str] = []
+        self.threads = 0
+        self.grid: Any = SimpleNamespace(
+            _run=SimpleNamespace(run_id=1), node=Node(node_id=1), _runtime_client=self
+        )
+        self.identities = [f"question {j}" for j in range(count)]
+
+    def answer(self, j: int, *, uploaded: bool = True) -> dict[str, bytes]:
+        """Let node j answer; return the parts that are not uploaded yet."""
+        message = Message(pack({"node": j}, {"own": np.full(3, j, np.float32)}), 1, "query.work")
+        message.metadata.__dict__["_reply_to_message_id"] = self.identities[j]
+        with no_object_id_recompute():
+            message.metadata.__dict__["_message_id"] = message.object_id
+            told = message_to_proto(remove_content_from_message(message))
+            self.replies[self.identities[j]] = (told, get_object_tree(message))
+            parts = get_all_nested_objects(message)
+            later = {identity: part.deflate() for identity, part in parts.items()}
+        if not uploaded:
+            return later
+        self.parts |= later
+        return {}
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        self.looks.append(len(request.message_ids))
+        self.threads = max(self.threads, threading.active_count())
+        told = [self.replies.pop(one) for one in request.message_ids if one in self.replies]
+        return PullAppMessagesResponse(
+            messages_list=[message for message, _ in told],
+            message_object_trees=[tree for _, tree in told],
+        )
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        self.pulled.append(request.object_id)
+        content = self.parts.get(request.object_id)
+        return PullObjectResponse(
+            object_found=True, object_available=content is not None, object_content=content or b""
+        )
+
+    def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
+        return None
+
+    def pulls(self) -> Batched:
+        return Batched(self.grid, HttpGrid.pull_messages)
+
+
+class TestBatched:
+    """Pulls that never block, with Flower's own code to put messages together."""
+
+    def facts(self, pulled: Any) -> int:
+        facts, arrays = unpack(pulled.content)
+        np.testing.assert_array_equal(arrays["own"], np.full(3, facts["node"]))
+        return int(facts["node"])
+
+    def test_what_nobody_asked_for_is_left_alone(self) -> None:
+        engine = Engine(2)
+        engine.answer(0)
+        engine.replies["question 1"] = engine.replies.pop("question 0")
+        assert engine.pulls().ready({"question 1": None}) == {}
+
+    def test_one_look_finds_all_that_are_there(self) -> None:
+        engine = Engine(5)
+        pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
+        assert pulls.ready(waiting) == {}
+        for j in (1, 3):
+            engine.answer(j)
+        found = pulls.ready(waiting)
+        assert [self.facts(found[engine.identities[j]]) for j in (1, 3)] == [1, 3]
+        assert len(found) == 2
+        assert engine.looks == [5, 5]
+
+    def test_an_upload_holds_nobody_up(self) -> None:
+        engine = Engine(2)
+        pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
+        slow = engine.answer(0, uploaded=False)
+        engine.answer(1)
+        with at_most(0.0):
+            found = pulls.ready(waiting)
+        assert found.keys() == {"question 1"}
+        del waiting["question 1"]
+        assert pulls.ready(waiting) == {}
+        assert engine.looks == [2]  # it is known to be on its way
+        engine.parts |= slow
+        assert self.facts(pulls.ready(waiting)["question 0"]) == 0
+
+    def test_no_part_is_pulled_twice(self) -> None:
+        engine = Engine(1)
+        pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
+        engine.answer(0)
+        missing, content = engine.parts.popitem()
+        for _ in range(3):
+            assert pulls.ready(waiting) == {}
+        engine.parts[missing] = content
+        assert self.facts(pulls.ready(waiting)["question 0"]) == 0
+        times = Counter(engine.pulled)
+        assert times.pop(missing) == 4
+        assert set(times.values()) == {1}
+        assert len(times) > 2
+
+    def test_a_rogue_spoils_its_own_answer_alone(self) -> None:
+        engine = Engine(2)
+        pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
+        engine.parts |= dict.fromkeys(engine.answer(0, uploaded=False), b"no message")
+        engine.answer(1)
+        found = pulls.ready(waiting)
+        assert self.facts(found["question 1"]) == 1
+        for _ in range(2):
+            found |= pulls.ready({"question 0": None})
+        assert isinstance(found["question 0"], InputError)
+
+    def test_an_answer_that_is_too_large_is_malformed(self) -> None:
+        engine = Engine(1)
+        engine.answer(0)
+        assert isinstance(engine.pulls().ready({"question 0": 5})["question 0"], MalformedError)
+
+    def test_a_dead_engine_is_said(self) -> None:
+        engine = Engine(2)
+        engine.grid._runtime_client = None
+        found = engine.pulls().ready(dict.fromkeys(engine.identities))
+        assert all("does not answer" in str(found[one]) for one in engine.identities)
+
+    def test_two_hundred_questions_have_one_thread(self) -> None:
+        engine = Engine(200)
+        sent = iter(engine.identities)
+
+        class Pushing(SmallGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                return [next(sent) for _ in messages]
+
+        transport = FlowerTransport(Pushing(), lambda _grid: engine.pulls())
+        before = threading.active_count()
+        asked = transport.ask("work", {j: (j, {}) for j in range(200)}, {}, 20.0)
+        while len(engine.looks) < 3:  # nobody has answered yet
+            time.sleep(0.01)
+        assert engine.threads <= before + 1
+        for j in range(200):
+            engine.answer(j)
+        found = list(transport.gather(asked, transport.now() + 20.0))
+        assert sorted(arrival.facts["node"] for arrival in found) == list(range(200))
+        assert all(arrival.client == arrival.facts["node"] for arrival in found)
+
+    @pytest.mark.parametrize("most", [3, 50])
+    def test_large_answers_have_one_thread_too(self, most: int) -> None:
+        engine = Engine(50)
+        sent = iter(range(50))
+
+        class Answering(SmallGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                places = [next(sent) for _ in messages]
+                for j in places:
+                    engine.answer(j)
+                return [engine.identities[j] for j in places]
+
+        transport = FlowerTransport(Answering(), lambda _grid: engine.pulls())
+        before = threading.active_count()
+        asked = transport.ask("work", {j: (j, {}) for j in range(50)}, {}, 20.0, at_once=most)
+        found = list(transport.gather(asked, transport.now() + 20.0))
+        assert sorted(arrival.facts["node"] for arrival in found) == list(range(50))
+        assert max(engine.looks) <= most
+        own = 1 + 32  # the engine pulls the parts of one answer side by side
+        assert engine.threads <= before + own
+
+
+@pytest.fixture
+def own_superlink(tmp_path: Path) -> Iterator[OwnSuperLink]:
+    yield OwnSuperLink(tmp_path / "link.db", 3)
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the SuperLink uses
+def test_on_the_superlinks_own_code(own_superlink: OwnSuperLink) -> None:
+    """Its data base tells of an answer once, and before its parts are there."""
+    link = own_superlink
+    assert isinstance(pulls_of(link.grid), Batched)
+    transport = FlowerTransport(link.grid)
+    questions: dict[int, tuple[int, dict[str, Any]]] = {
+        j: (node, {"place": j}) for j, node in enumerate(link.nodes)
+    }
+    asked = transport.ask("work", questions, {"model": numbers(9)}, 30.0, largest=10**6)
+    slow, *others = [link.answer(j, numbers(j)) for j in range(3)]
+    for parts in others:
+        link.upload(parts)
+    arrivals = transport.gather(asked, transport.now() + 30.0)
+    found = [next(arrivals) for _ in others]
+    assert sorted(arrival.client for arrival in found) == [1, 2]
+    link.upload(slow)
+    found.append(next(arrivals))
+    for arrival in found:
+        assert arrival.status == "answer"
+        assert arrival.facts["node"] == arrival.client
+        np.testing.assert_array_equal(arrival.arrays["own"], numbers(arrival.client))
+    assert list(arrivals) == []
+    assert link.requests["PushMessages"] == 1
+    assert link.requests["ConfirmMessageReceived"] == 3

@@ -164,6 +164,12 @@ class TestErrors:
         with pytest.raises(InputError, match=rf"coded\.{next(iter(rival))}.*leave one out"):
             Coded(server_rate=3.0, **rival)
 
+    def test_a_server_that_is_too_slow_for_a_row(self) -> None:
+        task = Task(Workload(2, 1), 1, np.full((1, 3), POINTS), 1, Schedule(0.1), 0.0)
+        fleet = replace(fleet_of_three(), availability=np.ones(3))
+        with pytest.raises(InputError, match=r"coded\.server_rate is 1e-09: so slow"):
+            Coded(server_rate=1e-9).start(task, fleet, None)
+
     def test_measured_delays(self) -> None:
         task = Task(Workload(2, 1), 1, np.array([[10]]), 1, Schedule(0.1), 0.0)
         with pytest.raises(InputError, match=r"coded\.server_rate is 3, which needs a Fleet"):

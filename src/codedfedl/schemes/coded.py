@@ -176,7 +176,13 @@ class Coded(Scheme):
                 f"{self.name}.server_rate is {self.server_rate:g}, which needs a Fleet: measured "
                 "delays have no node for the server; leave it out"
             )
-        return plan(fleet, points=points, server=server)
+        found = plan(fleet, points=points, server=server)
+        if found.parity_rows == 0:
+            raise InputError(
+                f"{self.name}.server_rate is {self.server_rate:g}: so slow that the best plan has "
+                "no parity at all; raise it, or use uncoded"
+            )
+        return found
 
     def _for_hours(
         self, task: Task, fleet: Fleet | DelayDistribution, points: IntArray

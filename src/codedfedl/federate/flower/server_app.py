@@ -9,18 +9,24 @@ from codedfedl.errors import InputError
 from codedfedl.federate.flower.registry import read_names
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
+from codedfedl.federate.transport import Transport
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
 
-__all__ = ["app"]
+__all__ = ["app", "federate_on"]
 
 app = ServerApp()
 
 
 @app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Run the federation of the run configuration.
+    """Run the federation of the run configuration."""
+    federate_on(FlowerTransport(grid), context)
+
+
+def federate_on(transport: Transport, context: Context) -> None:
+    """Run the federation of the run configuration on a transport.
 
     Its keys: `experiment`, the path of a TOML file with a [federation] table; `out`, the run
     directory; `set`, overrides such as "federation.deadline=20 training.step=3"; `registry`, the
@@ -39,4 +45,4 @@ def serve(grid: Grid, context: Context) -> None:
         experiment = read_experiment(str(keys["experiment"]), changes, options)
         registry = str(keys.get("registry", ""))
         names = read_names(Path(registry)) if registry else {}
-        federate(FlowerTransport(grid), experiment, directory, say, names=names)
+        federate(transport, experiment, directory, say, names=names)

@@ -1,14 +1,14 @@
 """Answers as they come, and a deadline that holds whatever the clients do.
 
-Pulling an answer blocks while it is still being uploaded. So every question has a thread of its
-own, which waits for its answer and puts it into one queue; whoever waits for a deadline waits for
-the queue alone.
+Every ask has a thread of its own, which looks for the answers to all its questions (`pulls`) and
+puts them into one queue; whoever waits for a deadline waits for the queue alone.
 """
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -16,9 +16,9 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from codedfedl.errors import InputError
+from codedfedl.federate.flower.pulls import Pulled, Pulls, pulls_of, tried
 from codedfedl.federate.flower.wire import (
     MalformedError,
-    inflating,
     message_type,
     pack,
     pack_arrays,
@@ -28,8 +28,7 @@ from codedfedl.federate.transport import Arrays, Arrival, Status, printable
 
 __all__ = ["FlowerTransport"]
 
-_SECONDS_PER_LOOK = 0.03  # of the engine's time: with many clients each looks less often
-_BEFORE_THE_DEADLINE = 0.3  # when everybody looks once more
+_BEFORE_THE_DEADLINE = 0.3  # seconds; when one looks once more
 _TRIES = 3
 _AGAIN = 5.0  # seconds until a question that got lost is asked again
 
@@ -39,11 +38,14 @@ _Slot = threading.Semaphore | None  # of the memory that an answer takes up
 class FlowerTransport:
     """A `Transport` on a Flower grid.
 
-    The engine may refuse a request when it is busy; every one is tried a few times.
+    Parameters
+    ----------
+    pulls
+        How answers are got from a grid.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, pulls: Callable[[Grid], Pulls] = pulls_of) -> None:
+        self._grid, self._pulls = grid, pulls
         self._arrivals: SimpleQueue[tuple[Arrival, _Slot]] = SimpleQueue()
         self._questions = 0
 
@@ -61,7 +63,7 @@ class FlowerTransport:
 
     def nodes(self) -> set[int]:
         """Return the nodes that are there, as far as the engine knows."""
-        return set(self._tried(self._grid.get_node_ids))
+        return set(tried(self._grid.get_node_ids))
 
     def ask(
         self,
@@ -76,29 +78,25 @@ class FlowerTransport:
         """Push a message to every node, in this thread or as there is room for answers."""
         until = time.monotonic() + seconds
         shared = pack_arrays(arrays)
-        look = max(0.1, _SECONDS_PER_LOOK * len(questions))
         asked = {}
         waiting = []
         for client, (node, facts) in questions.items():
             asked[self._questions] = client
             content = pack(facts, shared)
-            waiting.append(
-                _Question(self._questions, client, node, kind, content, until, look, largest)
-            )
+            waiting.append(_Question(self._questions, client, node, kind, content, until, largest))
             self._questions += 1
-        if at_once is not None:
-            slots = threading.Semaphore(at_once)
-            for question in waiting:
-                _in_background(self._insist, question, slots)
-        elif waiting:
-            identities = self._push([question.message() for question in waiting])
-            if not any(identities):  # a node that is gone still has messages stored for it
-                raise InputError(
-                    "the engine accepts no more messages: see the SuperLink's log, and run this "
-                    "again to continue"
-                )
-            for question, identity in zip(waiting, identities, strict=True):
-                _in_background(self._wait, question, identity)
+        if not waiting:
+            return asked
+        slots = None if at_once is None else threading.Semaphore(at_once)
+        watch = _Watch(self._push, self._pulls(self._grid), self._arrivals, slots)
+        if slots is not None:
+            watch.queue.extend(waiting)
+        elif not watch.asked(waiting):  # a node that is gone still has messages stored for it
+            raise InputError(
+                "the engine accepts no more messages: see the SuperLink's log, and run this "
+                "again to continue"
+            )
+        threading.Thread(target=watch.run, daemon=True).start()
         return asked
 
     def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
@@ -117,62 +115,100 @@ class FlowerTransport:
             if slot is not None:
                 slot.release()
 
-    def _wait(self, question: "_Question", identity: str | None) -> None:
-        self._arrivals.put((self._pulled(question, identity), None))
-
-    def _insist(self, question: "_Question", slots: threading.Semaphore) -> None:
-        """Ask when there is a place, and again where the question or its answer got lost."""
-        arrival, slot = question.nothing("late", "no answer in time"), None
-        if slots.acquire(timeout=max(question.left, 0.0)):
-            for _ in range(_TRIES):
-                arrival = self._pulled(question, *self._push([question.message()]))
-                if arrival.status != "gone" or question.left < _AGAIN:
-                    break
-                time.sleep(_AGAIN)
-            slot = slots
-        self._arrivals.put((arrival, slot))
-
     def _push(self, messages: list[Message]) -> list[str | None]:
         """Send messages; None stands for one that the engine does not take."""
         try:
-            sent = list(self._tried(lambda: self._grid.push_messages(messages)))
+            sent = tried(lambda: self._grid.push_messages(messages))
         except InputError:
             sent = []
         return [*sent, *[None] * (len(messages) - len(sent))]
 
-    def _pulled(self, question: "_Question", identity: str | None) -> Arrival:
-        if not identity:
-            return question.nothing("gone", "the engine does not accept a message for the node")
-        while question.left > 0:
-            try:
-                with inflating(question.largest):
-                    found = list(self._tried(lambda: self._grid.pull_messages([identity])))
-            except MalformedError as error:
-                return question.malformed(error)
-            except InputError as error:
-                return question.nothing("gone", str(error))
-            if found:
-                return question.answered(found[0])
-            last = question.left - _BEFORE_THE_DEADLINE
-            time.sleep(min(question.look, last) if last > 0 else min(question.look, 0.1))
-        return question.nothing("late", "no answer in time")
 
-    @staticmethod
-    def _tried(call: Callable[[], Iterable[Any]]) -> Iterable[Any]:
-        for attempt in range(_TRIES):
-            try:
-                return call()
-            except MalformedError:  # trying again would not mend it
-                raise
-            except Exception as error:  # whatever the engine's transport raises
-                reason = printable(f"{type(error).__name__}: {error}")
-            time.sleep(0.5 * (attempt + 1))
-        raise InputError(f"the engine does not answer ({reason}): see the SuperLink's log")
+class _Watch:
+    """All questions of one ask, until each has an answer or its time is up.
+
+    Parameters
+    ----------
+    slots
+        Where answers are large: how many may be on their way; a question waits in `queue` until
+        there is a place, and is asked again if it or its answer got lost.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[list[Message]], list[str | None]],
+        pulls: Pulls,
+        arrivals: "SimpleQueue[tuple[Arrival, _Slot]]",
+        slots: _Slot,
+    ) -> None:
+        self.queue: deque[_Question] = deque()
+        self._push, self._pulls, self._arrivals, self._slots = push, pulls, arrivals, slots
+        self._waiting: dict[str, _Question] = {}
+        self._again: list[_Question] = []  # which have their place already
+
+    def run(self) -> None:
+        """Ask, look, and sleep, until there is nothing to wait for."""
+        while self.queue or self._again or self._waiting:
+            self._ask_more()
+            self._look()
+            self._end_late_ones()
+            self._sleep()
+
+    def asked(self, questions: list["_Question"]) -> bool:
+        """Push questions; return whether the engine took any of them."""
+        identities = self._push([question.message() for question in questions])
+        for question, identity in zip(questions, identities, strict=True):
+            if identity:
+                self._waiting[identity] = question
+            else:
+                reason = "the engine does not accept a message for the node"
+                self._arrived(question, question.nothing("gone", reason))
+        return any(identities)
+
+    def _ask_more(self) -> None:
+        now = time.monotonic()
+        due = [question for question in self._again if question.not_before <= now]
+        self._again = [question for question in self._again if question.not_before > now]
+        while self.queue and self._slots is not None and self._slots.acquire(blocking=False):
+            due.append(self.queue.popleft())
+        for question in due:
+            self.asked([question])
+
+    def _look(self) -> None:
+        sizes = {identity: question.largest for identity, question in self._waiting.items()}
+        found = self._pulls.ready(sizes) if sizes else {}
+        for identity in list(found):  # an answer may be large: it is kept in one place
+            question = self._waiting.pop(identity)
+            self._arrived(question, question.arrival(found.pop(identity)))
+
+    def _arrived(self, question: "_Question", arrival: Arrival) -> None:
+        again = self._slots is not None and question.tries + 1 < _TRIES
+        if again and arrival.status == "gone" and question.left >= _AGAIN:
+            later = time.monotonic() + _AGAIN
+            self._again.append(replace(question, tries=question.tries + 1, not_before=later))
+            return
+        self._arrivals.put((arrival, self._slots))
+
+    def _end_late_ones(self) -> None:
+        for identity, question in list(self._waiting.items()):
+            if question.left <= 0:
+                del self._waiting[identity]
+                self._arrivals.put((question.nothing("late", "no answer in time"), self._slots))
+        while self.queue and self.queue[0].left <= 0:
+            late = self.queue.popleft().nothing("late", "no answer in time")
+            self._arrivals.put((late, None))
+
+    def _sleep(self) -> None:
+        waiting = [*self._waiting.values(), *self._again, *self.queue]
+        if waiting:
+            pause = self._pulls.pause(len(self._waiting))
+            last = min(question.left for question in waiting) - _BEFORE_THE_DEADLINE
+            time.sleep(min(pause, last) if last > 0 else min(pause, 0.1))
 
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """What is asked of one node, until when, and how often one looks for its answer."""
+    """What is asked of one node, until when, and how often it was asked before."""
 
     number: int
     client: int
@@ -180,8 +216,9 @@ class _Question:
     kind: str
     content: RecordDict
     until: float
-    look: float
     largest: int | None
+    tries: int = 0
+    not_before: float = 0.0
 
     @property
     def left(self) -> float:
@@ -198,6 +235,13 @@ class _Question:
         now = time.monotonic()
         return Arrival(self.number, self.client, "malformed", now, reason=str(error))
 
+    def arrival(self, pulled: Pulled) -> Arrival:
+        if isinstance(pulled, Message):
+            return self.answered(pulled)
+        if isinstance(pulled, MalformedError):
+            return self.malformed(pulled)
+        return self.nothing("gone", str(pulled))
+
     def answered(self, message: Message) -> Arrival:
         now = time.monotonic()
         if message.has_error():
@@ -210,7 +254,3 @@ class _Question:
             reason = printable(facts["problem"])
             return Arrival(self.number, self.client, "problem", now, reason=reason)
         return Arrival(self.number, self.client, "answer", now, facts, arrays)
-
-
-def _in_background(work: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=work, args=arguments, daemon=True).start()

@@ -1,0 +1,161 @@
+"""What a round of a federation takes: seconds, and processor seconds of everything together.
+
+Real processes on loopback, `uncoded`, which waits for all. Flower's own way, in which every node
+connects to the SuperLink itself and starts a process for every message, beside ours, with a gate
+that holds requests, nodes that answer in one process, and pulls in one request.
+`python -m benchmarks.rounds`
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from codedfedl.data import load_dataset
+from codedfedl.federate.flower import guard
+from codedfedl.federate.flower.local import LocalFederation
+from codedfedl.federate.flower.programs import APP
+from codedfedl.federate.flower.pulls import OneByOne
+from codedfedl.federate.flower.server_app import federate_on
+from codedfedl.federate.flower.transport import FlowerTransport
+from codedfedl.federate.shards import write_shards
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import check
+from codedfedl.runs.watching import look
+
+ROOT = Path(__file__).resolve().parents[1]
+TICKS = os.sysconf("SC_CLK_TCK")
+
+app = ServerApp()
+
+
+@app.main()
+def one_by_one(grid: Grid, context: Context) -> None:
+    """Serve with a thread for every question, as Flower's grid has it."""
+    federate_on(FlowerTransport(grid, OneByOne), context)
+
+
+class Stock(LocalFederation):
+    """Flower's own nodes, beside the gate."""
+
+    @property
+    def address(self) -> str:
+        """Where nodes come in: the SuperLink itself."""
+        return self.superlink.address
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds are a median, processor seconds a mean, over the rounds but the first."""
+
+    seconds: float
+    processor: float
+    server: float
+    threads: int
+
+
+def experiment_of(nodes: int, rounds: int) -> Experiment:
+    waits = {"ready_timeout": 900.0, "probe_timeout": 600.0}
+    return check(
+        {
+            "data": {"name": "digits", "batches": 1},
+            "features": {"n_components": 500, "sigma": 2.0},
+            "training": {"step": 6.0, "ridge": 9e-6},
+            "schemes": [{"name": "uncoded"}],
+            "federation": {"clients": nodes, "rounds": rounds, "deadline": 300.0, "probes": 1}
+            | waits,
+        },
+        "the benchmark",
+    )
+
+
+def measure(nodes: int, rounds: int, folder: Path, *, stock: bool) -> Measured:
+    """Play a federation; count what all its processes do between two rounds."""
+    experiment, directory = experiment_of(nodes, rounds), RunDirectory(folder / "run")
+    directory.open(experiment, resume=False)
+    shards = write_shards(experiment, load_dataset("digits"), folder / "data")
+    kind, application = (Stock, _stock_app(folder)) if stock else (LocalFederation, APP)
+    spent: dict[int, tuple[float, float]] = {}
+    threads, until = 0, time.monotonic() + 1500
+    with kind(folder / "local", shards, stock=stock, app=application) as local:
+        local.submit(directory.path / "config.toml", directory.path)
+        while len(spent) < rounds:
+            if time.monotonic() > until:
+                raise SystemExit("the federation does not go on")
+            sight = look(directory)
+            done = sum(not record.is_setup for record in sight.happened)
+            spent.setdefault(done, _processor(local))
+            threads = max(threads, _server_threads(local.mark))
+            local.revive()
+            time.sleep(0.2)
+    records = [record for record in look(directory).happened if not record.is_setup]
+    first, last = min(spent.keys() - {0}), max(spent)
+    nodes_spent, server_spent = (
+        (end - begin) / (last - first) for begin, end in zip(spent[first], spent[last], strict=True)
+    )
+    seconds = statistics.median(record.seconds for record in records[1:])
+    return Measured(seconds, nodes_spent + server_spent, server_spent, threads)
+
+
+def _stock_app(folder: Path) -> Path:
+    """Write an app whose server is the one above."""
+    text = (APP / "pyproject.toml").read_text("utf-8")
+    place = folder / "stock-app"
+    place.mkdir()
+    ours = "codedfedl.federate.flower.server_app:app"
+    (place / "pyproject.toml").write_text(text.replace(ours, "benchmarks.rounds:app"), "utf-8")
+    return place
+
+
+def _processor(local: LocalFederation) -> tuple[float, float]:
+    """Return the processor seconds of all nodes, and of the server; ended processes count too."""
+    nodes = {node.pid for node in local.nodes if node is not None}
+    ticks = [0, 0]
+    for process in guard.marked(local.mark):
+        with suppress(OSError, IndexError):
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            own = sum(int(fields[k]) for k in (11, 12, 13, 14))  # and of those waited for
+            ticks[os.getsid(process) not in nodes] += own
+    return ticks[0] / TICKS, ticks[1] / TICKS
+
+
+def _server_threads(mark: str) -> int:
+    """Return how many threads the server app has."""
+    for process in guard.marked(mark, "flwr-serverapp"):
+        with suppress(OSError):
+            return len(list(Path(f"/proc/{process}/task").iterdir()))
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10, 30])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--ours", action="store_true", help="leave Flower's own way out")
+    given = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
+    )
+    print("nodes  way     seconds a round  processor seconds: all  server  threads of the server")
+    for nodes in given.nodes:
+        for stock in (False,) if given.ours else (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                m = measure(nodes, given.rounds, Path(folder), stock=stock)
+            way = "Flower" if stock else "ours"
+            print(
+                f"{nodes:5}  {way:6}  {m.seconds:15.2f}  {m.processor:22.2f}  {m.server:6.2f}"
+                f"  {m.threads:21}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Which answers are there: asked of the engine for all questions in one request.
+
+A grid's own `pull_messages` blocks while an answer is being uploaded, and then looks for each of
+its parts every second or more. `Batched` uses the two requests beneath it: it asks for all answers
+at once, takes the parts that are there, and never waits. No thread belongs to a question, and a
+slow upload holds nobody up.
+
+`Batched` uses Flower's internals, which `pulls_of` checks; on any other grid every question has a
+thread for each look.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from codedfedl.errors import InputError
+from codedfedl.federate.flower.wire import MalformedError, inflating
+from codedfedl.federate.transport import printable
+
+__all__ = ["Batched", "OneByOne", "Pulled", "Pulls", "pulls_of", "tried"]
+
+_TRIES = 3
+
+Pulled = Message | MalformedError | InputError
+"""An answer, why it is not ours, or why there will be none."""
+
+
+class Pulls(Protocol):
+    """The answers to some questions."""
+
+    def ready(self, waiting: Mapping[str, int | None]) -> dict[str, Pulled]:
+        """Return what is there by now, and do not wait for the rest.
+
+        Parameters
+        ----------
+        waiting
+            The most bytes of each answer that is not there yet, by the message it answers.
+        """
+
+    def pause(self, waiting: int) -> float:
+        """Return how many seconds to leave between two looks for so many answers."""
+
+
+def tried(call: Callable[[], Iterable[Any]]) -> list[Any]:
+    """Ask the engine, which may refuse a request when it is busy, a few times."""
+    for attempt in range(_TRIES):
+        try:
+            return list(call())
+        except MalformedError:  # trying again would not mend it
+            raise
+        except Exception as error:  # whatever the engine's transport raises
+            reason = printable(f"{type(error).__name__}: {error}")
+        time.sleep(0.5 * (attempt + 1))
+    raise InputError(f"the engine does not answer ({reason}): see the SuperLink's log")
+
+
+def pulls_of(grid: Grid) -> Pulls:
+    """Return the best way to get answers from a grid."""
+    try:
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+        from flwr.superlink.grid.http_grid import HttpGrid
+
+        names = ("PullMessages", "PullObject", "ConfirmMessageReceived")
+        if isinstance(grid, HttpGrid) and all(hasattr(grid._runtime_client, n) for n in names):
+            PullAppMessagesRequest(message_ids=[])
+            PullAppMessagesResponse(messages_list=[], message_object_trees=[])
+            return Batched(grid, HttpGrid.pull_messages)
+    except Exception:  # whatever another version does
+        return OneByOne(grid)
+    return OneByOne(grid)
+
+
+class OneByOne:
+    """A thread for every question and look; one that blocks stays until its answer is there."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._done: SimpleQueue[tuple[str, Pulled | None]] = SimpleQueue()
+        self._busy: set[str] = set()
+
+    def ready(self, waiting: Mapping[str, int | None]) -> dict[str, Pulled]:
+        """Return what the threads of earlier looks have found."""
+        for identity in waiting.keys() - self._busy:
+            self._busy.add(identity)
+            look = (identity, waiting[identity])
+            threading.Thread(target=self._look, args=look, daemon=True).start()
+        found: dict[str, Pulled] = {}
+        while True:
+            try:
+                identity, pulled = self._done.get_nowait()
+            except Empty:
+                return found
+            self._busy.remove(identity)
+            if pulled is not None and identity in waiting:
+                found[identity] = pulled
+
+    def pause(self, waiting: int) -> float:
+        """With many clients each looks less often: 0.03 s of the engine's time for a look."""
+        return max(0.1, 0.03 * waiting)
+
+    def _look(self, identity: str, largest: int | None) -> None:
+        try:
+            with inflating(largest):
+                messages = tried(lambda: self._grid.pull_messages([identity]))
+            self._done.put((identity, messages[0] if messages else None))
+        except (MalformedError, InputError) as error:
+            self._done.put((identity, error))
+
+
+class Batched:
+    """One request for all answers, and then one for each part that has been uploaded.
+
+    Parameters
+    ----------
+    grid
+        A grid over HTTP.
+    put_together
+        The grid's own way to make messages of their parts.
+    """
+
+    def __init__(self, grid: Any, put_together: Callable[[Any, Any], Iterable[Message]]) -> None:
+        self._grid, self._put_together = grid, put_together
+        self._begun: dict[str, _Parts] = {}  # the engine tells of an answer once
+
+    def ready(self, waiting: Mapping[str, int | None]) -> dict[str, Pulled]:
+        """Return the answers of which all parts are there."""
+        self._begun = {one: parts for one, parts in self._begun.items() if one in waiting}
+        unknown = [identity for identity in waiting if identity not in self._begun]
+        found: dict[str, Pulled] = {}
+        try:
+            self._begun |= dict(tried(lambda: self._heard_of(unknown)))
+        except InputError as error:
+            found |= dict.fromkeys(unknown, error)
+        for identity, parts in self._begun.items():
+            pulled = self._pulled(parts, waiting[identity])
+            if pulled is not None:
+                found[identity] = pulled
+        for identity in found:
+            self._begun.pop(identity, None)
+        return found
+
+    def pause(self, waiting: int) -> float:
+        """Return a tenth of a second: a look for a thousand answers is one request, too."""
+        return 0.1
+
+    def _heard_of(self, unknown: list[str]) -> Iterable[tuple[str, "_Parts"]]:
+        """Ask which answers have come, at least in part."""
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+
+        if not unknown:
+            return
+        client = self._grid._runtime_client
+        heard = client.PullMessages(PullAppMessagesRequest(message_ids=unknown))
+        for message, tree in zip(heard.messages_list, heard.message_object_trees, strict=True):
+            identity = message.metadata.reply_to_message_id
+            if identity in unknown:  # it may tell of others, too
+                alone = PullAppMessagesResponse(
+                    messages_list=[message], message_object_trees=[tree]
+                )
+                yield identity, _Parts(client, alone)
+
+    def _pulled(self, parts: "_Parts", largest: int | None) -> Pulled | None:
+        """Pull what is there of an answer; what is wrong with one is no trouble for another."""
+        grid = SimpleNamespace(_run=self._grid._run, node=self._grid.node, _runtime_client=parts)
+        try:
+            with inflating(largest):
+                (message,) = self._put_together(grid, [])
+        except _UploadingError:
+            return None
+        except MalformedError as error:
+            return error
+        except Exception as error:  # a busy engine, or whatever a rogue has sent
+            parts.failures += 1
+            reason = printable(f"{type(error).__name__}: {error}")
+            failed = parts.failures >= _TRIES
+            return InputError(f"the answer cannot be pulled ({reason})") if failed else None
+        return message
+
+
+class _UploadingError(Exception):
+    """A part of an answer is not there yet."""
+
+
+class _Parts:
+    """The engine's API as it is for one answer: parts that were pulled are not pulled again."""
+
+    def __init__(self, client: Any, alone: Any) -> None:
+        self._client, self._alone, self.failures = client, alone, 0
+        self._pulled: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, _request: Any) -> Any:  # noqa: N802
+        return self._alone
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        found = self._pulled.get(request.object_id)
+        if found is None:
+            found = self._client.PullObject(request)
+            if found.object_found and not found.object_available:
+                raise _UploadingError
+            self._pulled[request.object_id] = found
+        return found
