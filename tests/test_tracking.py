@@ -13,6 +13,7 @@ from codedfedl.simulation.progress import Progress
 from codedfedl.tracking import Series, Tracker, open_tracker
 from tests.conftest import Run
 from tests.growing import ROUNDS, GrowingRun, finished_run
+from tests.test_live import after_every_look
 from tests.test_simulate import small
 
 SCHEMES = [{"name": "coded", "redundancy": 0.1}, {"name": "coded-newton"}]
@@ -290,3 +291,23 @@ def test_a_finished_run_is_sent_by_its_report(run: Run, tmp_path: Path) -> None:
         events.Reload()
         counted += len(events.Scalars("total_hours"))
     assert counted == len(expected)
+
+
+@pytest.mark.extras
+@pytest.mark.filterwarnings("default")
+def test_a_federation_is_followed_into_event_files(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    growing = GrowingRun(finished_run(tmp_path / "source"), tmp_path / "run")
+    after_every_look(monkeypatch, growing.grow_or_finish)
+    code, _, err = run("federate", "follow", tmp_path / "run", "--track", "tensorboard")
+    assert code == 0, err
+    (folder,) = (tmp_path / "run" / "tensorboard" / "run").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    rounds = sorted(round_ for *_, round_ in table(tmp_path / "run"))
+    assert [event.step for event in events.Scalars("accuracy")] == rounds
+    assert b"report.html" in events.Tensors("report")[0].tensor_proto.string_val[0]

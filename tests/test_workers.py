@@ -114,7 +114,7 @@ def test_what_two_began_one_finishes_with_their_threads(
 
     with pytest.raises(KeyboardInterrupt):
         simulate(experiment(), directory, jobs=2, threads=1, watch=stop)
-    used: set[int] = set()
+    used: set[int | None] = set()
     with limited(2, "cpu"):  # what would be used, if the run did not know better
         simulate(experiment(), directory, resume=True, watch=lambda *_: used.add(usable_threads()))
         assert usable_threads() == 2

@@ -44,7 +44,8 @@ class FedNova(Scheme):
         Gradient steps of the client that is slowest on average. The others take as many as they
         are done with by then, on average.
     most_steps
-        The most steps of any client: points of a single client are overfitted otherwise.
+        The most steps of any client. The mean number of steps multiplies the step on what slow
+        clients send too: too many diverge.
     deadline : seconds, optional
         Wait no longer than this; by default wait for all clients.
     step

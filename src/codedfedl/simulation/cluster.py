@@ -1,6 +1,8 @@
 """Units on a Dask cluster: any machines that can be reached and have the same packages."""
 
 import pickle
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -49,6 +51,7 @@ class _Cluster:
 
     def __init__(self, client: Any, order: Any, queue: Any, name: str) -> None:
         self.client, self.order, self.queue, self.name = client, order, queue, name
+        self._received: deque[bytes] = deque()
 
     def submit(self, place: int, checkpoint: Checkpoint) -> Future:
         future: Future = self.client.submit(
@@ -57,10 +60,12 @@ class _Cluster:
         return future
 
     def receive(self, seconds: float) -> Message | None:
-        try:
-            message: Message = pickle.loads(self.queue.get(timeout=seconds))
-        except TimeoutError:
+        if not self._received:  # a wait with a timeout would be an error in the scheduler's log
+            self._received += self.queue.get(batch=True)
+        if not self._received:
+            time.sleep(seconds)
             return None
+        message: Message = pickle.loads(self._received.popleft())
         return message
 
 

@@ -10,10 +10,10 @@ from codedfedl.arrays import to_device
 __all__ = ["limited", "set_threads", "usable_threads"]
 
 
-def usable_threads() -> int:
-    """Return how many threads a product has in this process."""
+def usable_threads() -> int | None:
+    """Return how many threads a product has in this process; None: its library does not say."""
     libraries = [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
-    return max(libraries, default=1)
+    return max(libraries, default=None)
 
 
 def set_threads(threads: int | None, device: str) -> None:

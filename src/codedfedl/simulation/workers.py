@@ -88,13 +88,15 @@ def check_workers(jobs: int, dask: str | None, threads: int | None) -> None:
         raise InputError("--jobs is for this machine and --dask for a cluster: leave one out")
 
 
-def threads_of(jobs: int, dask: str | None) -> int:
-    """Return how many threads each unit has by default: all, divided among the units."""
-    if dask is not None:
-        return 1
-    return (
-        usable_threads() if jobs == 1 else max(1, min(usable_threads(), cpu_count() or 1) // jobs)
-    )
+def threads_of(jobs: int, dask: str | None) -> int | None:
+    """Return how many threads each unit has by default: all, divided among the units.
+
+    None where the library of the linear algebra, such as Apple's, does not let its threads be set.
+    """
+    usable = usable_threads()
+    if usable is None or (dask is None and jobs == 1):
+        return usable
+    return 1 if dask is not None else max(1, min(usable, cpu_count() or 1) // jobs)
 
 
 def played(workers: Workers, places: Sequence[int], checkpoint: Checkpoint) -> Iterator[Message]:
