@@ -37,8 +37,8 @@ _DELAYS: dict[str, dict[str, Any]] = {
 _SPARSE = {"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}
 _ROBUST: tuple[tuple[dict[str, Any], int, int, tuple[float, ...]], ...] = (
     # schemes, rounds after which they plan again, epochs, and the hours at which they are compared
-    ({"name": "coded-newton", "hours": 3.0}, 10, 100, (1.0, 2.0, 3.0)),
-    ({"name": "balanced"}, 10, 100, (2.0, 5.0, 8.0, 11.0)),
+    ({"name": "coded-newton", "hours": 3.0}, 10, 300, (1.0, 2.0, 3.0)),
+    ({"name": "balanced"}, 10, 300, (2.0, 5.0, 8.0, 11.0)),
     (_SPARSE, 10, 100, (50.0, 100.0, 200.0)),
 )
 _EXACT = (  # a scheme, and the one that gives the exact solution

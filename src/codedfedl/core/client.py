@@ -254,9 +254,11 @@ class Embedded(Work):
     ) -> IntArray:
         """Take new points in when they are half as many again, or all: answers can be compared.
 
-        A client that lost some of what it had embedded answers for what is left.
+        No client answers for more points than it is asked for. One that lost some of what it had
+        embedded answers for what is left.
         """
-        grown = (embedded >= _GROWTH * answered) | (embedded == held)
+        embedded = np.minimum(embedded, asked)
+        grown = (embedded >= _GROWTH * answered) | (embedded == asked)
         if not self.grows:
             grown = np.asarray(answered == 0)
         loads = np.where(grown, embedded, np.minimum(answered, embedded))

@@ -1,8 +1,8 @@
 """How much slower each client has become than its plan assumed, from the times of its answers.
 
 A client with slow-down s takes s times as long as planned for everything: P(T ≤ t) = F(ℓ̃, t/s) with
-the planned distribution F. An answer after t seconds is as likely as F gives to a time within a few
-per cent of t; no answer by t has the probability 1 − F. Every round adds to the log-likelihood of
+the planned distribution F. An answer after t seconds is as likely as F gives to a time within 6% of
+t/s; no answer by t has the probability 1 − F. Every round adds to the log-likelihood of
 each s on a grid, and old ones fade, so that the estimate follows a client that changes again.
 With a prior for which a factor of 4 is one standard deviation, the estimate is the posterior mean
 of log s: of a client that never answers it lies well above the least s that explains its silence,
@@ -25,11 +25,11 @@ from codedfedl.fleet.slowed import slowed
 
 __all__ = ["SLOWDOWNS", "Drift", "Timings", "check_replan"]
 
-SLOWDOWNS: FloatArray = 2.0 ** (np.arange(-30, 51) / 10)
-"""The slow-downs that are told apart: from 1/8 to 32, 7% from one to the next."""
+SLOWDOWNS: FloatArray = 2.0 ** (np.arange(-12, 31) / 6)
+"""The slow-downs that are told apart: from 1/4 to 32, 12% from one to the next."""
 
-_ONE = 30  # where the grid has 1
-_WIDTH = 0.05  # times within this share of one another are the same time
+_ONE = 12  # where the grid has 1
+_EDGES: FloatArray = 2.0 ** (np.arange(-12.5, 31) / 6)  # halfway between them
 _OUTLIER = 1e-4  # probability of a time that no slow-down explains
 _SURE = 6.0  # log-likelihood that another slow-down must gain over 1
 _FADING = 0.98  # what a question leaves of earlier evidence: the last 50 of a client count
@@ -85,13 +85,10 @@ class Drift:
         if timings is None or not timings.loads.any():
             return self
         seen = np.flatnonzero(timings.loads)
-        loads, seconds = timings.loads[seen], np.maximum(timings.seconds[seen], 1e-9)
-        delays, as_planned = self.planned.take(seen), seconds / SLOWDOWNS[:, None]
-        by_then = delays.cdf(loads, as_planned * np.exp(_WIDTH))
-        before = delays.cdf(loads, as_planned * np.exp(-_WIDTH))
-        likelihood = np.where(
-            timings.answered[seen], by_then - before, 1 - delays.cdf(loads, as_planned)
-        )
+        seconds = np.maximum(timings.seconds[seen], 1e-9) / _EDGES[:, None]
+        by_then = self.planned.take(seen).cdf(timings.loads[seen], seconds)
+        late = 1 - (by_then[:-1] + by_then[1:]) / 2
+        likelihood = np.where(timings.answered[seen], by_then[:-1] - by_then[1:], late)
         evidence = self.evidence.copy()
         evidence[:, seen] *= _FADING
         evidence[:, seen] += np.log(np.maximum(likelihood, 0) + _OUTLIER)

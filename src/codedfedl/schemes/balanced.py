@@ -4,9 +4,10 @@ The baseline for any gain of parity: everything in this package except parity.
 
 Loads follow the actual speed by themselves, since everybody embeds for the same time. But clients
 that are slower than planned have then too few points, and the answers are about these for ever. So
-every so many rounds, where the points are too few for the planned excess, everybody answers for all
-that it has embedded by then while it waited for others, and the optimiser starts anew from the
-model that it has.
+every so many rounds, where the points are too few for the planned excess, everybody takes in points
+that it has embedded by then while it waited for others: as many as a set-up planned now would give
+it, but no more than as many again, since rounds grow with the loads. The optimiser starts anew from
+the model that it has.
 """
 
 from dataclasses import dataclass, replace
@@ -14,26 +15,28 @@ from typing import ClassVar
 
 import numpy as np
 
+from codedfedl._types import IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
 from codedfedl.core.waiting import Everyone
-from codedfedl.fitting.drift import Timings, check_replan
+from codedfedl.fitting.drift import check_replan
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.optimisers import optimiser
-from codedfedl.planning.cold_start import sampling_excess
+from codedfedl.planning.cold_start import plan_embedding, sampling_excess
 from codedfedl.schemes.pace import Paced, PacedState
 
 __all__ = ["Balanced"]
 
 _FAR_OFF = 1.2  # times the planned excess: with α = 2, luck alone brings more in one run of 100
+_GROWTH = 2.0  # times the loads, at most: rounds grow with them
 
 
 @dataclass(frozen=True, eq=False)
 class BalancedState(PacedState):
-    """The same, and whether the next answers are about more points."""
+    """The same, and up to how many points the next loads may grow, shape (n,); None: not at all."""
 
-    grows: bool = False
+    grown: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -70,22 +73,21 @@ class Balanced(Paced):
 
     def ask_round(self, state: BalancedState) -> Ask:
         """Ask everybody for the gradient over what it has."""
-        return Ask(replace(self.work, grows=state.grows), Everyone(), model=state.question)
+        work = replace(self.work, grows=state.grown is not None)
+        return Ask(work, Everyone(), state.grown, model=state.question)
 
     def receive_round(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Take a step of the optimiser; every so many rounds, let loads grow if they must."""
-        state = replace(state.descended(inbox.total(), state.held), grows=False)
+        state = replace(state.descended(inbox.total(), state.held), grown=None)
         due = self.replan > 0 and state.round % self.replan == 0
-        if due and self.setup_deadline is None and self._too_few(state, inbox.timings):
-            return replace(state, grows=True, question=None, memory=None)
-        return state
-
-    def _too_few(self, state: BalancedState, seen: Timings | None) -> bool:
-        """Say whether the points cost far more by sampling than was planned."""
-        if seen is None:
-            return False
-        held, features = state.task.held.astype(np.float64), state.task.workload.features
-        return (
-            sampling_excess(held, np.where(seen.answered, seen.loads, 0), features)
-            > _FAR_OFF * self.excess
-        )
+        if not due or self.setup_deadline is not None or inbox.timings is None:
+            return state
+        points = np.where(inbox.timings.answered, inbox.timings.loads, 0)
+        held, features = state.task.held, state.task.workload.features
+        if sampling_excess(held.astype(np.float64), points, features) <= _FAR_OFF * self.excess:
+            return state
+        some = np.maximum(points, 1)
+        seconds = plan_embedding(state.setup_deadline / some, held, features, self.excess)
+        factor = min(max(seconds / state.setup_deadline, 1.0), _GROWTH)
+        grown = np.minimum(np.ceil(factor * some).astype(np.int64), held)
+        return replace(state, grown=grown, question=None, memory=None)
