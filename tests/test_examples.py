@@ -24,7 +24,13 @@ MODULES = ["codedfedl"] + [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("codedfedl"):
+            raise
+        pytest.skip(f"{error.name} is an extra")
+    assert doctest.testmod(module).failed == 0
 
 
 def test_the_scheme_in_the_docs_trains() -> None:
