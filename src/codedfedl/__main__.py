@@ -1,4 +1,4 @@
-"""`codedfedl`, also as `python -m codedfedl`: what is imported can be interrupted too."""
+"""`codedfedl`, also as `python -m codedfedl`; Ctrl-C during the imports exits cleanly too."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Arrays by what they hold: NumPy's, on the host."""
+"""Type aliases for NumPy arrays on the host, by what they hold."""
 
 import numpy as np
 import numpy.typing as npt

@@ -12,10 +12,10 @@ Result = TypeVar("Result")
 
 
 def two_at_a_time(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Apply a function to all items and yield the results in order, one ahead of the other.
+    """Apply a function to all items and yield the results in order, computing one ahead.
 
-    Such as draws: while one client's points are multiplied, the code of the next is drawn. No more
-    than two results wait in memory.
+    For example, the next client's code is drawn while the current client's points are multiplied.
+    At most two results are in memory.
     """
     with ThreadPoolExecutor(2) as pool:
         ahead: deque[Future[Result]] = deque()

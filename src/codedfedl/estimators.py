@@ -101,7 +101,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Simulate the federation on these points, and keep the results."""
         seed = self._check_parameters()
-        # Far from 0, float32 would not tell points apart; an RBF kernel does not mind the move.
+        # Far from 0, float32 would not tell points apart; an RBF kernel is shift-invariant.
         tiles = Tiles(self.image)
         kind = self._drawn(1.0, seed, tiles)
         self.center_ = points.mean(axis=0) * kind.shift_invariant
@@ -160,7 +160,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         return Encoded(self.encoder_.macs(getattr(self, "n_features_in_", 1)) if known else 0)
 
     def _check_parameters(self) -> int:
-        """Refuse what cannot be, before any work, and return the seed.
+        """Check the parameters before any work, and return the seed.
 
         A seed that is given means the same everywhere.
         """
@@ -187,7 +187,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(2**31))
 
     def _scheme(self, most_points: int) -> Scheme:
-        """Return the scheme; one that is only named mixes less where no client has many points."""
+        """Return the scheme; one given by name mixes less if no client has many points."""
         if not isinstance(self.scheme, str):
             if not hasattr(self.scheme, "receive"):
                 raise InputError(f"scheme is {self.scheme!r}: give a scheme's name, or a scheme")

@@ -13,7 +13,8 @@ _PURPOSES = (
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     """Return the generator of a purpose, such as the code of client 3: ``stream(0, "code", 3)``.
 
-    Streams of different purposes or keys are independent, and drawing more from one moves no other.
+    Streams of different purposes or keys are independent, and drawing more from one does not affect
+    the others.
     """
     key = (_PURPOSES.index(purpose), *keys)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

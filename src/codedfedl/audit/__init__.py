@@ -2,10 +2,10 @@
 
 | file | what it says |
 | --- | --- |
-| `records` | records with a coin of their own: crafted canaries, and real records |
-| `messages` | what a server received, and by which part each record adds to it |
-| `attacks` | scores of records, by who knows all else, or only the population |
-| `run` | one run with coins, its scores, and what they prove of ε |
+| `records` | records that a coin flip includes: crafted canaries, and real records |
+| `messages` | what a server received, and what each record contributes to it |
+| `attacks` | membership scores, by an attacker who knows all else or only the population |
+| `run` | one run with coins, its scores, and the lower bound on ε that they prove |
 
 The statistics are in `privacy.auditing`.
 """

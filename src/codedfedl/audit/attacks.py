@@ -1,9 +1,9 @@
-"""Scores of records: how much likelier what the server received is with a record than without.
+"""Membership scores: how much likelier the server's messages are with a record than without it.
 
-Two attackers. The one of canaries knows everything but the coins, as the proof of a guarantee
-allows: what is left of a sum are the canaries and the noise. The one of real records knows the
-candidates, as a population, and nothing else of the data: a sum of unknown points is Gaussian with
-their mean and covariance.
+There are two attackers. The attacker on canaries knows everything except the coins, as the proof of
+a guarantee allows: what it cannot subtract from a sum are the canaries and the noise. The attacker
+on real records knows the candidates, as a population, and nothing else about the data: it models a
+sum of unknown points as Gaussian with their mean and covariance.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ __all__ = ["KnowsAllElse", "KnowsThePopulation"]
 
 _ROUNDING = 1e-5  # relative error of sums in single precision, where there is no noise
 _RIDGE = 1e-6  # of the mean eigenvalue
-_SHRINKAGE = 0.05  # the same, of covariances that are estimated and taken to be a product
+_SHRINKAGE = 0.05  # the same, for estimated covariances assumed to be a product
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class _Attack(ABC):
     ----------
     scores : array of shape (k,)
     touched : array of shape (k,)
-        Which records had a part in any message.
+        Which records contributed to any message.
     """
 
     problem: Problem
@@ -49,7 +49,7 @@ class _Attack(ABC):
         self.held: IntArray = np.sum(sizes, axis=0)
 
     def observe(self, message: Summed | Mixed) -> None:
-        """Learn from a message, if any of the records has a part in it."""
+        """Update the scores from a message, if any record contributes to it."""
         if isinstance(message, Mixed):
             place, weights = self._mixed_places(message)
             if len(place):
@@ -61,7 +61,7 @@ class _Attack(ABC):
 
     @abstractmethod
     def _observe_sum(self, message: Summed, found: Parts) -> None:
-        """Score the records that have a part in a sum."""
+        """Score the records that contribute to a sum."""
 
     @abstractmethod
     def _observe_parity(self, message: Mixed, place: IntArray, weights: FloatArray) -> None:
@@ -78,7 +78,7 @@ class _Attack(ABC):
     def _mixed_places(self, message: Mixed) -> tuple[IntArray, FloatArray]:
         """Return which records are behind some parity, and their weights.
 
-        A point that surely arrives by itself has the weight 0, and is not in it.
+        A point that is certain to arrive on its own has weight 0, and is left out.
         """
         records = self.records
         if message.batch is None:
@@ -122,9 +122,9 @@ class KnowsAllElse(_Attack):
 
 
 def _ratios_of_canaries(values: FloatArray, found: Parts, variance: float) -> FloatArray:
-    """Return log-likelihood ratios of canaries in what is left of a sum, each by itself.
+    """Return the log-likelihood ratio of each canary in the unknown rest of a sum.
 
-    Those that a canary is not at right angles to count as noise of their own variance.
+    Other canaries that are not orthogonal to it count as noise with their own variance.
     """
     half = found.rate / 2
     middle = (found.left * (half * found.weight)[:, None]).T @ found.right
@@ -153,7 +153,7 @@ def _ratios_of_parity(
     Parameters
     ----------
     covariance : array of shape (q + c, q + c)
-        Of the sum of the weighted points, with signs by chance; a row has 1/u of it.
+        Of the sum of the weighted points with random signs; a row has 1/u of it.
     """
     rows, code = message.values, message.code
     count = len(rows)
@@ -172,18 +172,18 @@ def _ratios_of_parity(
 
 
 def _entries(code: Code, rows: int) -> tuple[float, float]:
-    """Return the chance that a point goes into a row, and by how much."""
+    """Return the probability that a point enters a row, and the size of its entry."""
     nonzeros = code.operations(rows)
     return nonzeros / rows, nonzeros**-0.5
 
 
 class KnowsThePopulation(_Attack):
-    """An attacker who knows candidates, and whose they would be, but not who is in.
+    """An attacker who knows the candidates and their clients, but not which are included.
 
-    Sums without noise over the same points are uncertain by the same unknown points, so of their
-    ratios the mean counts; noise is new in every sum, and ratios add up. Without noise, the size of
-    a ratio rests on a covariance that is only nearly right: it ranks records, and is scaled to a
-    standard deviation of 1 beside the ratios of parity.
+    Noiseless sums over the same points share their uncertainty, the unknown points, so their ratios
+    are averaged. Noise is drawn anew for every sum, so those ratios add up. Without noise, the size
+    of a ratio rests on an approximate covariance: it only ranks records, and is scaled to a
+    standard deviation of 1 before it joins the ratios of parity.
     """
 
     def __post_init__(self) -> None:
@@ -202,7 +202,7 @@ class KnowsThePopulation(_Attack):
         floor = _SHRINKAGE * float(variance.mean()) + 1e-300
         precision = 1 / (variance + message.sigma**2 + floor)
         left = basis.T @ (message.values - middle) @ axes
-        # Where the message is farther off than the population says, that says less than it seems.
+        # A message farther off than the population explains means that the model is too confident.
         precision /= max(float((left**2 * precision).mean()), 1.0)
         right = (found.right @ axes) * found.weight[:, None]
         along = (found.left @ (basis @ (left * precision)) * right).sum(1)
@@ -220,7 +220,7 @@ class KnowsThePopulation(_Attack):
     def _axes(self, message: Summed) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return variances and principal axes of the left factors, within clients.
 
-        And each record's squared parts along them. All are the same in all rounds of one kind.
+        Also each record's squared components along them. They are the same in all rounds of a kind.
         """
         kind = message.work.kind
         if kind not in self._known_axes:

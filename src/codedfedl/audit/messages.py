@@ -1,4 +1,4 @@
-"""What a server received, and by which part each record adds to it."""
+"""What a server received, and what each record contributes to it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Summed:
     Attributes
     ----------
     loads : array of shape (n,)
-        Points of each client behind it; 0 of those who have no part in it.
+        Points of each client behind it; 0 for clients that do not contribute.
     values : array of shape (a, b)
     sigma
         Standard deviation of the noise on every number.
@@ -58,7 +58,7 @@ class Mixed:
     Attributes
     ----------
     weights : array of shape (points,)
-        Of the points of the mini-batch, or of the first ones of all where `batch` is None.
+        Of the points of the mini-batch, or of the client's first points if `batch` is None.
     """
 
     client: int
@@ -70,14 +70,14 @@ class Mixed:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What records add to a sum: record i, if it is in, ``weight · left ⊗ right``.
+    """What records add to a sum: each included record adds ``weight · left ⊗ right``.
 
     Attributes
     ----------
     place : array of shape (k,)
-        Which of all records these are; the others have no part.
+        Indices of these records among all; the others do not contribute.
     weight, rate : arrays of shape (k,)
-        Weight, and the chance to be drawn.
+        Weight, and the probability of being drawn.
     left, right : arrays of shape (k, a) and (k, b)
     """
 
@@ -89,7 +89,7 @@ class Parts:
 
 
 def check_work(work: Work) -> None:
-    """Refuse what no attack here is for."""
+    """Raise `InputError` for work that no attack here covers."""
     if type(work) is Masked:
         if not isinstance(work.work, _SUMMED):
             raise InputError(
@@ -110,7 +110,7 @@ def check_work(work: Work) -> None:
 def messages(
     setting: Setting, exchange: Exchange, inbox: Inbox, problem: Problem, seed: int
 ) -> Iterator[Summed | Mixed]:
-    """Yield what the server received: sums where it sees no more, else each answer."""
+    """Yield what the server received: only sums if it sees no more, otherwise every answer."""
     ask, question = exchange.ask, setting.driver.question
     if ask.noise is not None:
         work, loads = ask.work, np.where(exchange.arrived, exchange.loads, 0)
@@ -194,7 +194,7 @@ def known_sum(message: Summed, problem: Problem, seed: int) -> FloatArray:
 
 
 def parts(message: Summed, records: Records, held: IntArray) -> Parts:
-    """Return what each record adds to a sum, if it is in."""
+    """Return what each record adds to a sum if it is included."""
     work, loads = message.work, np.zeros(len(held), dtype=np.int64)
     loads[: len(message.loads)] = message.loads
     took = _took(work, records, loads)

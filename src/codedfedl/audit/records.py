@@ -1,4 +1,4 @@
-"""Records with a coin of their own: in the data of a run, or replaced by nothing."""
+"""Records that a coin flip keeps in the data of a run, or replaces by nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ Slots = tuple[IntArray, IntArray, IntArray]
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """k records, and where they lie.
+    """k records, and where they are in the data.
 
     Attributes
     ----------
     client, batch, index : arrays of shape (k,)
-        Whose they are, and where in that client's mini-batch.
+        Each record's client, mini-batch, and index in the client's part of it.
     position : array of shape (k,)
         Place among all points of the client, in the order in which it processes them.
     features, targets : arrays of shape (k, q) and (k, c)
@@ -52,9 +52,9 @@ def first_slots(batches: Sequence[Batch], count: int, order: IntArray, room: Int
     Parameters
     ----------
     order : array of shape (n,)
-        Who comes first.
+        Clients in the order in which their places are taken.
     room : array of shape (n,)
-        How many places each has to offer.
+        Number of places at each client.
     """
     if count > room.sum():
         raise InputError(
@@ -85,9 +85,9 @@ def random_slots(batches: Sequence[Batch], count: int, rng: np.random.Generator)
 
 
 def crafted(batches: Sequence[Batch], slots: Slots, rng: np.random.Generator) -> Records:
-    """Return canaries: features of length 1 in directions at right angles, with various labels.
+    """Return canaries: features of length 1 in orthogonal directions, with various labels.
 
-    Two canaries with the same direction have different labels, so that hardly one covers another.
+    Canaries that share a direction have different labels, so that they rarely mask one another.
     """
     client, _, _ = slots
     q, c = batches[0].features.shape[1], batches[0].targets.shape[1]

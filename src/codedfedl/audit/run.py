@@ -1,4 +1,4 @@
-"""An audit: one run with coins for every attack, and what its guesses prove of ε."""
+"""An audit: one run with coins per attack, and the lower bound on ε that its guesses prove."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ __all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit"
 LEAST_CANARIES = 1000
 LEAST_NON_MEMBERS = 10_000
 RECORDS = 36_000
-"""Of these, enough are left out even where clients embed but half of their points."""
+"""Of these, enough are left out even if clients embed only half of their points."""
 
 CONFIDENCE = 0.95
 _DELTA = 1e-5  # where a scheme claims nothing
@@ -35,18 +35,18 @@ _CANARIES, _RECORDS = 0, 1  # streams of coins
 
 @dataclass(frozen=True)
 class Attacked:
-    """How well records were told apart.
+    """How well members were told from non-members.
 
     Attributes
     ----------
     records, non_members
-        Those with a part in what was received, and how many of them were not in.
+        Records that could affect what was received, and how many of them were left out.
     guesses
         One or several sets, their sizes fixed beforehand.
     area, true_positives
         Under the ROC curve; at 0.1% false positives.
     epsilon
-        Lower bound, with half of the allowed error.
+        Lower bound, at half of the allowed error probability.
     """
 
     records: int
@@ -115,7 +115,7 @@ def audit(
     canaries, records
         How many crafted and real records have a coin.
     least_non_members
-        With fewer, so small a share of false positives cannot be measured.
+        With fewer non-members, a false-positive rate of 0.1% cannot be measured.
     """
     state = entry.scheme.start(entry.task, entry.fleet, None)
     account = entry.scheme.privacy(state)
@@ -140,10 +140,11 @@ def audit(
 
 
 def _heaviest(plan: Any, held: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Return who is to have canaries first, and how many of each.
+    """Return the order in which clients get canaries, and how many each can hold.
 
-    A guarantee is for the record that is most exposed: where a plan says whose that is, canaries
-    lie there, on half of the points that a client processes. Otherwise everybody has some.
+    A guarantee must hold for the most exposed record. If a plan says which clients hold it, the
+    canaries go there, on half of the points that a client processes. Otherwise every client gets
+    some.
     """
     weights = getattr(plan, "exposures", None)
     if weights is None:

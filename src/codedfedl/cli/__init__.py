@@ -122,8 +122,8 @@ def tour(
 
 
 def main() -> None:
-    """Run a command; whatever goes wrong ends in one line, and code 2 says it was the input."""
-    debug = "--debug" in sys.argv  # wherever it stands
+    """Run a command; any failure is reported in one line, with exit code 2 for bad input."""
+    debug = "--debug" in sys.argv  # at any position
     sys.argv = [word for word in sys.argv if word != "--debug"]
     try:
         sys.exit(app(standalone_mode=False))

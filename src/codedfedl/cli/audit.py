@@ -1,4 +1,4 @@
-"""`codedfedl audit`: attack what a server would receive, and say what that proves of a claim."""
+"""`codedfedl audit`: attack what a server would receive, and test the claimed ε."""
 
 from typing import Annotated
 

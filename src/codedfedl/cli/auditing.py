@@ -79,7 +79,7 @@ def _audited(
     records: int,
     data: str | None,
 ) -> tuple[list[Audit], list[dict[str, str]]]:
-    """Audit the settings that can be; where only one is wanted, it must be."""
+    """Audit every setting that can be audited; fail if the only one asked for cannot be."""
     found, skipped = [], []
     chosen = _chosen(experiment, setting)
     for problem, entry, its_seed in _settings(experiment, chosen, seed, records, data):

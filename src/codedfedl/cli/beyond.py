@@ -50,7 +50,7 @@ _SETTINGS = ("regression", "homogeneous", "thousand")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where to run what, and whether to print; of `frontier`, which fleet and which data set."""
+    """What to run, where, and whether to print; for `frontier`, which fleet and data set."""
 
     out: Path
     seeds: int
@@ -61,12 +61,12 @@ class Reproduction:
     dataset: str | None = None
 
     def has(self, dataset: str, find: Callable[[], object] | None = None) -> bool:
-        """Return whether a data set can be had; say why where it cannot.
+        """Return whether a data set is available; print why if it is not.
 
         Parameters
         ----------
         find
-            Raises `InputError` where it cannot; `load_dataset` does it by default.
+            Raises `InputError` if it is not; `load_dataset` by default.
         """
         try:
             (find or partial(load_dataset, dataset, self.data))()
@@ -76,7 +76,7 @@ class Reproduction:
         return True
 
     def run(self, name: str, experiment: Experiment) -> RunDirectory:
-        """Run an experiment, or continue it, or find it done."""
+        """Run an experiment, or continue it; a finished one is not run again."""
         directory = RunDirectory(self.out / name)
         with with_resume_hint(directory.path, resumes=True):
             run_experiment(experiment, directory, self.data, self.device, resume=True)
@@ -130,7 +130,7 @@ def cold_start(job: Reproduction) -> dict[str, Any]:
 def _patches(job: Reproduction, dataset: str, papers_target: float) -> list[Outcome]:
     """Run the schemes on features of patches: to a target of their own, and to the paper's.
 
-    Fewer features make the set-up shorter, and are enough for the paper's.
+    Fewer features shorten the set-up, and suffice for the paper's target.
     """
     fewer = {"features.n_components": _FEWER_PATCHES, "training.target": papers_target}
     found = []
@@ -244,4 +244,4 @@ BEYOND: dict[str, Callable[[Reproduction], dict[str, Any]]] = {
     "quality": quality,
     "settings": settings,
 }
-"""What goes beyond the paper, by name."""
+"""Reproductions beyond the paper, by name."""

@@ -43,7 +43,7 @@ def charged_plans(
     }
     try:
         free = plan_hours(clients, training, _EXCESS)
-    except InputError:  # some clients are seldom there: only the rule has a plan
+    except InputError:  # some clients are rarely available: only the rule has a plan
         return document
     document["hours"] = {
         "deadline_s": free.plan.deadline,

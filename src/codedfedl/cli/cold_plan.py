@@ -19,8 +19,8 @@ __all__ = ["plan_feature_map", "plan_from_cold"]
 
 _ROWS = 12
 _LEAST_SIDE = 16  # of an image: patches see little in smaller ones
-# Features, and the part of the default stride where they are of patches: the more telling the
-# later, by exact ridge regression on points left out of the training data (docs/features.md).
+# Number of features, and for patches the divisor of the default stride. Sorted from the least to
+# the most accurate, by exact ridge regression on held-out training points (docs/features.md).
 _TABLES = ((500, None), (1000, None), (2000, None), (4000, None))
 _IMAGES = (
     *_TABLES[:3], (1000, 1), (4000, None), (2000, 1), (1000, 2), (4000, 1), (2000, 2), (4000, 2),
@@ -100,7 +100,7 @@ def plan_feature_map(
     *,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Choose the feature map that tells most and is trained in time, and show what others take."""
+    """Choose the most accurate feature map that is trained in time, and show what others take."""
     maps = _feature_maps(inputs, image)
     plans = plan_maps(clients, workload, clients.points * batches, maps, excess, LEAST_MIXING)
     chosen = best_map(plans, hours)
@@ -124,7 +124,7 @@ def plan_feature_map(
 
 
 def _feature_maps(inputs: int, image: tuple[int, int, int] | None) -> list[MapCost]:
-    """Return maps from the least telling to the most: patches where points are images."""
+    """Return maps from the least to the most accurate; with patches if points are images."""
     maps = []
     for q, part in _TABLES if image is None or min(image[:2]) < _LEAST_SIDE else _IMAGES:
         if part is None:

@@ -95,7 +95,7 @@ def _trained(
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
     directory.open(experiment, resume=resume)
-    directory.announce("starting")  # an earlier end of this run is not that of this one
+    directory.announce("starting")  # replaces the status that an earlier run left
     shards = write_shards(experiment, loaded, folder / "data")
     keys = security.held(folder / "keys", training.clients, helper=cap is not None)
     settings: dict[str, Any] = {"keys": keys, "port": port, "works": training.modules}
@@ -111,7 +111,7 @@ def _trained(
 
 
 def _with_points(experiment: Experiment, dataset: Dataset) -> Experiment:
-    """State how many points each node has: whoever deals them knows."""
+    """State how many points each node has: they are assigned here, so they are known."""
     from codedfedl.federate.shards import node_name
 
     assert experiment.federation is not None
@@ -129,7 +129,7 @@ def local_experiment(
     Parameters
     ----------
     given, overrides
-        Changes by options of their own, and by --set, which come last.
+        Changes from dedicated options, and from --set, which are applied last.
     """
     base = built_in("demo").model_dump(exclude_none=True)
     base |= {"title": f"{scheme['name']} on real clients", "seeds": [0]}
@@ -171,7 +171,7 @@ def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -
 
 
 def _privacy(directory: RunDirectory) -> dict[str, Any]:
-    """Return what the run gave away under a guarantee, where it has one."""
+    """Return the run's privacy account, if it has one."""
     path = directory.path / "privacy.json"
     return {"privacy": json.loads(path.read_text("utf-8"))} if path.is_file() else {}
 

@@ -63,9 +63,9 @@ def watch(
     Parameters
     ----------
     ended
-        Is asked at every look; says whether the run is over, whatever its status says.
+        Called at every poll; returns whether the run is over, whatever its status says.
     told
-        How many exchanges are no news.
+        Number of exchanges that were shown before.
     grown
         Is called after exchanges that are.
     """
@@ -93,7 +93,7 @@ def watch(
 
 
 def _sentences(sight: Sight, told: int) -> list[str]:
-    """Return a sentence for every exchange after so many, as the server says it."""
+    """Return a sentence for every exchange after the first `told`, as the server words it."""
     if len(sight.happened) <= told:
         return []
     rounds = federation_config(sight.directory.experiment()).rounds
@@ -103,16 +103,16 @@ def _sentences(sight: Sight, told: int) -> list[str]:
 def engine_check(
     finished: Callable[[], bool], look_after: Callable[[], None] = lambda: None
 ) -> Callable[[], bool]:
-    """Return a function that says now and then whether the engine thinks that a run is over.
+    """Return a function that polls now and then whether the engine considers a run over.
 
-    It never waits: what the engine answers, which may take seconds, is known at a later call.
+    It never blocks: the engine may take seconds to answer, and a later call returns the answer.
 
     Parameters
     ----------
     finished
         Asks the engine; is called in a thread.
     look_after
-        What is done as often besides.
+        Called just before the engine is asked.
     """
     ask, failures = ThreadPoolExecutor(1).submit, 0
     asked = time.monotonic()
@@ -186,7 +186,7 @@ def served(directory: RunDirectory, port: int | None) -> Iterator[None]:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[str, bool], None]]:
-    """Give a way to show sentences: those that stay, and what is being done now."""
+    """Yield a function that shows sentences: permanent ones, and the current activity."""
     if not messages.is_terminal:
         yield _line_when_it_changes()
         return
@@ -203,7 +203,7 @@ def _shown() -> Iterator[Callable[[str, bool], None]]:
 
 
 def _line_when_it_changes() -> Callable[[str, bool], None]:
-    """Return a function that prints what it is told, with the seconds so far, if that is new."""
+    """Return a function that prints a sentence with the elapsed seconds, unless it repeats."""
     began, last = time.monotonic(), ""
 
     def show(sentence: str, _stays: bool) -> None:
@@ -217,7 +217,7 @@ def _line_when_it_changes() -> Callable[[str, bool], None]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that everything is ended."""
+    """Turn SIGTERM and SIGHUP into an exception, so that all processes are ended."""
 
     def stop(number: int, _frame: Any) -> None:
         raise SystemExit(128 + number)

@@ -86,9 +86,9 @@ def frontier(job: Reproduction) -> dict[str, Any]:
 
 
 def _has(job: Reproduction, dataset: str) -> bool:
-    """Return whether a data set can be had; one that was asked for by name must be there."""
+    """Return whether a data set is available; one that was asked for by name must be."""
     if job.dataset is not None:
-        return True  # whatever is wrong with it is an error
+        return True  # loading it raises an error if it is missing
     return job.has(dataset, partial(_diamonds_file, job) if dataset == _DIAMONDS else None)
 
 

@@ -13,7 +13,7 @@ __all__ = ["LazyCommand", "LazyGroup", "unwrapped"]
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command by the place of its function, and what the list of commands shows of it.
+    """A command: where its function is, and its line in the list of commands.
 
     Attributes
     ----------

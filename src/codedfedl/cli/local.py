@@ -64,9 +64,9 @@ class TrainingOptions:
         return {"name": self.scheme, **settings, **({"secure": True} if self.secure else {})}
 
     def epsilon_cap(self, scheme: "Scheme") -> float | None:
-        """Return what each node spends at most, where a helper is needed; None where it is not.
+        """Return the most ε that each node spends, if a helper is needed; otherwise None.
 
-        Sums without noise have no ε: whoever asks for them here allows any.
+        Sums without noise have no ε: asking for them here allows any.
         """
         from codedfedl.core.disclosure import needs_helper, only_private
 
@@ -91,7 +91,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """Keys that the nodes must hold, and nodes that die."""
+    """Keys that the nodes must hold, and how many nodes to kill."""
 
     tls: Annotated[bool, typer.Option("--tls", help="Use certificates, and a key per node.")] = (
         False
@@ -105,7 +105,7 @@ class SecurityOptions:
     ] = 0
 
     def check(self, training: TrainingOptions) -> None:
-        """Refuse to kill so many nodes that nothing is left to see."""
+        """Refuse to kill more nodes than the nodes and rounds allow."""
         if self.kill >= training.clients:
             raise InputError(
                 f"--kill {self.kill} would leave none of {training.clients} nodes: kill fewer"

@@ -41,7 +41,7 @@ def known_experiments(begun: str) -> list[str]:
 def known_schemes(begun: str) -> list[str]:
     """Complete the name of a scheme, built in or of an entry point, in a shell.
 
-    Built-in names are read from the source: importing the schemes would take longer than a key.
+    Built-in names are read from the source: importing the schemes would be too slow for completion.
     """
     from importlib.metadata import entry_points
 

@@ -42,7 +42,7 @@ def show_plan(
 
 
 def _plan(parity: ParityOptions, clients: Clients, server: Server | None) -> Plan:
-    """Plan with rows that are given, or that suit the server."""
+    """Plan with a given number of parity rows, or with the number that suits the server."""
     redundancy = parity.redundancy
     if redundancy is None and parity.rows is None and server is None:
         redundancy = 0.1
@@ -67,7 +67,7 @@ def _workload(work: WorkOptions) -> Workload:
 
 
 def _image(work: WorkOptions) -> tuple[int, int, int] | None:
-    """Return the image's shape, or refuse what is none."""
+    """Return the image's shape; raise `InputError` if it is invalid."""
     if work.image is None:
         return None
     try:
@@ -85,7 +85,7 @@ def _image(work: WorkOptions) -> tuple[int, int, int] | None:
 def _show(
     clients: Clients, chosen: Plan, output: OutputOptions, more: dict[str, Any] | None = None
 ) -> None:
-    """Write, draw and print a plan, in JSON with something more."""
+    """Write, draw and print a plan; in JSON, with extra fields."""
     with progress("planning"):
         waiting = expected_maximum(clients, clients.points)
     if chosen.parity_rows >= chosen.total_points:
@@ -111,7 +111,7 @@ def _show(
 
 
 def _measured_plan(name: str, parity: ParityOptions, work: WorkOptions) -> tuple[Clients, Plan]:
-    """Plan with delays as they were measured, which say nothing about other work."""
+    """Plan with measured delays, which do not extend to other kinds of work."""
     needs_a_fleet = {"--server-rate": parity.server_rate, "--rounds": parity.rounds}
     needs_a_fleet |= {"--within": parity.within}
     _refuse(f"the measured delays of {name}", needs_a_fleet | {"--excess": parity.excess})
@@ -121,7 +121,7 @@ def _measured_plan(name: str, parity: ParityOptions, work: WorkOptions) -> tuple
 
 
 def _others(parity: ParityOptions) -> dict[str, Any]:
-    """Return the options that say how many rows there are, but --rounds."""
+    """Return the options that set the number of parity rows, except --rounds."""
     return {
         "--redundancy": parity.redundancy,
         "--rows": parity.rows,
@@ -170,7 +170,7 @@ def _plan_feature_map(
 def _plan_for_rounds(
     clients: Fleet, parity: ParityOptions, work: WorkOptions, output: OutputOptions
 ) -> None:
-    """Plan for the least time with the set-up and all rounds; show what the paper's rule costs."""
+    """Minimise the time of set-up and all rounds; show what the paper's rule costs."""
     rounds = parity.rounds
     assert rounds is not None
     _server(parity, clients)  # refuses --max-rows alone

@@ -1,4 +1,4 @@
-"""`codedfedl predict` and `export`: what a model is for."""
+"""`codedfedl predict` and `export`: use a trained model."""
 
 from pathlib import Path
 from typing import Annotated

@@ -44,7 +44,7 @@ def private(job: Reproduction) -> dict[str, Any]:
 
 
 def _rows(found: list[Outcome]) -> list[dict[str, Any]]:
-    """Return the rows of every simulation, with what a guarantee is about."""
+    """Return the rows of every simulation, with ε and δ."""
     rows = []
     for outcome, row in zip(found, outcome_rows(found), strict=True):
         settings = outcome.known.scheme.settings if outcome.known else {}

@@ -62,7 +62,7 @@ def write_report(
 
 
 def _print(found: Mapping[str, list[Outcome]], differences: Sequence[Mapping[str, Any]]) -> None:
-    """Print the results of each run; of several, first what differs, and last what that changed."""
+    """Print the results of each run; for several, the differences first and their effect last."""
     if len(found) == 1:
         (rows,) = found.values()
         results.print(outcome_view(rows, results.width))
@@ -82,7 +82,7 @@ def _print(found: Mapping[str, list[Outcome]], differences: Sequence[Mapping[str
 
 
 def _note_unfinished(directory: RunDirectory) -> None:
-    """Say what state a run is in whose tables are there, but not the latest."""
+    """Print the state of an unfinished run: its tables may be out of date."""
     status = directory.status.read()
     if status is not None and status.state != "done":
         messages.print(

@@ -63,12 +63,12 @@ def named_experiment(name: str, changes: Mapping[str, Any]) -> Experiment:
 
 
 def set_options(changes: Mapping[str, Any]) -> dict[str, str]:
-    """Return how errors call the keys of --set."""
+    """Return the names of the keys of --set in error messages."""
     return {key: f"--set {key}" for key in changes}
 
 
 def replay(run: Path, data: str | None, as_json: bool) -> None:
-    """Compute a federation's model again from its recorded arrivals; exit code 1: it differs."""
+    """Recompute a federation's model from its recorded arrivals; exit with 1 if it differs."""
     found = replay_federation(RunDirectory(run), data)
     if as_json:
         print_json({"run": str(run), **asdict(found), "same": found.same})

@@ -1,4 +1,4 @@
-"""`codedfedl federate serve`, `node` and what an operator says: register, revoke, stop, key."""
+"""`codedfedl federate serve`, `node`, and the operator's commands: register, revoke, stop, key."""
 
 import logging
 import signal
@@ -170,7 +170,7 @@ def node_command(
 
 
 def check_access(superlink: str, authority: Path | None, key: Path | None) -> None:
-    """Refuse a node without certificates that leaves this machine, and files that lack."""
+    """Refuse another machine as the server without certificates, and missing files."""
     host = superlink.rpartition(":")[0]
     if (authority is None) != (key is None):
         raise InputError("give both --ca and --key: a key is only safe with the server's authority")
@@ -282,7 +282,7 @@ def say(sentence: str) -> None:
 
 def _log_to_stderr() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
 
 
 def leave_on_signals() -> None:

@@ -1,4 +1,4 @@
-"""A grid of settings: put together, run, and judged."""
+"""A grid of settings: built, run and compared."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,14 +66,14 @@ def sweep(
 
 
 def _winners(found: list[Outcome]) -> dict[str, str | None]:
-    """Return who is first on each clock; nobody where not all race for the same."""
+    """Return the fastest setting on each clock; None if their targets differ."""
     race = found if len(races(found)) == 1 else []
     winners = {clock: best(race, clock) for clock in CLOCKS}
     return {clock: None if one is None else one.setting for clock, one in winners.items()}
 
 
 def _for_own_data(chosen: Experiment, name: str, given: Mapping[str, Any]) -> Experiment:
-    """Leave out a built-in experiment's step and target on a table: they are for its own data."""
+    """Drop a built-in experiment's step and target for a user's table: they suit its own data."""
     if Path(name).is_file() or not Path(chosen.data.name).suffix:
         return chosen
     kept = {key for key in ("step", "decay_epochs", "target") if f"training.{key}" in given}

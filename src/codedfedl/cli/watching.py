@@ -19,7 +19,7 @@ _FIRST = "reading data"
 
 @contextmanager
 def watched() -> Iterator[Watch]:
-    """Show simulated hours, accuracy and who is late; piped, each stage and its time."""
+    """Show simulated hours, accuracy and stragglers; if piped, each stage and its time."""
     with _bar() if messages.is_terminal else _lines() as watch:
         yield watch
 
@@ -90,7 +90,7 @@ def _bar() -> Iterator[Watch]:
 
 
 def _latest(progress: told.Progress) -> str:
-    """Describe the last scheme that plays in rounds: hours, accuracy, who missed the deadline."""
+    """Describe the last scheme that runs in rounds: hours, accuracy, stragglers."""
     playing = [one for one in progress.played if one.round > 1]
     if not playing:
         return ""

@@ -1,7 +1,7 @@
 """How answers are combined before a scheme sees them.
 
-`SUM` is for schemes that need no single answer: only the sum of all leaves this file, with noise
-where the scheme asks for it. `EACH` hands on every answer by itself.
+`SUM` is for schemes that do not need individual answers: only their sum leaves this module, with
+noise if the scheme asks for it. `EACH` passes on every answer separately.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ SUM, EACH = Combine.SUM, Combine.EACH
 
 
 class RunningSum:
-    """A sum of answers, of which one at a time is in memory."""
+    """A running sum that holds one answer at a time in memory."""
 
     def __init__(self) -> None:
         self._totals: dict[str, Array] = {}
-        self._own: set[str] = set()  # what no answer refers to, and may be added to in place
+        self._own: set[str] = set()  # arrays that no answer refers to: safe to update in place
 
     def add(self, arrays: Mapping[str, Array]) -> None:
         """Add an answer."""

@@ -1,8 +1,8 @@
-"""What changed in a client's gradient since its last answer that was counted, under a secure sum.
+"""The change of a client's gradient since its last counted answer, under a secure sum.
 
-The sum of all clients' last gradients is what a server needs that keeps them. It may not see any of
-them, so it keeps the sum, and adds to it what changed. Differences are of integers: whatever a
-client's answers have been, the sum is exactly that of its last one.
+A server that reuses the clients' last gradients needs only their sum. It may not see a single one,
+so it keeps the sum and adds the changes. Differences are between integers: whatever a client sent
+before, the sum contains exactly its last gradient.
 """
 
 from collections.abc import Mapping
@@ -42,19 +42,19 @@ class Anchor:
 
 @dataclass(frozen=True, eq=False)
 class Changed(Masked):
-    """The change of a gradient since the answer that was counted last; all of it where none was.
+    """The change of a gradient since the last counted answer; the whole gradient if there is none.
 
     Parameters
     ----------
     counted
-        Of each client its last answer that was counted. A client cannot know which one that was,
-        since its message may have come too late: every ask says it.
+        The last counted answer of each client. A client cannot know which one that was, since its
+        message may have arrived too late, so every ask states it.
 
     Notes
     -----
     A device keeps the gradients that it has sent until one of them is counted, and is told the
-    number of a round (`federate.answers`). The simulator, which keeps nothing, computes the old
-    gradient again. The c numbers beside the gradient are 1/q of a packet, and are not charged.
+    round of that one (`federate.answers`). The simulator keeps nothing and recomputes the old
+    gradient. The c numbers beside the gradient are 1/q of a packet, and are not charged.
     """
 
     counted: Mapping[int, Anchor]
@@ -68,13 +68,13 @@ class Changed(Masked):
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
     ) -> IntArray:
-        """Return what the other work says, and no more than is asked for."""
+        """Return the wrapped work's loads, at most those asked for."""
         return np.minimum(asked, self.work.load(asked, embedded, answered, held))
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return what changed, and by how much the gradient grew along the way, in integers.
+        """Return the change of the gradient, and its curvature along the step, in integers.
 
-        The curvature is (β − a)ᵀ(g(β) − g(a)), label by label, (c,); 0 where the points are others.
+        The curvature is (β − a)ᵀ(g(β) − g(a)) per label, shape (c,); 0 if the points differ.
         """
         numbers = FixedPoint(self.scale)
         now = to_host(self.work.answer(client, load, model).arrays["gradient"])
@@ -90,7 +90,7 @@ class Changed(Masked):
         return Answer(load, {"gradient": change, "curvature": numbers.encode(curvature)})
 
     def _again(self, client: Client, last: Anchor, like: Array) -> FloatArray:
-        """Return the gradient that an answer was, computed again, beside a model."""
+        """Recompute the gradient of an earlier answer, on the model's device."""
         where = beside(last.model.astype(np.float32), like)
         return to_host(self.work.answer(client, last.points, where).arrays["gradient"])
 
@@ -103,18 +103,18 @@ class Changed(Masked):
         return change
 
     def as_sent(self) -> dict[str, Any]:
-        """Return the fields as they travel: a client is told a round, and has the rest."""
+        """Return the fields to send: a client is told the round, and has the rest."""
         told = [[last.round, last.points] for last in self.counted.values()]
         return {"work": self.work, "scale": self.scale, "counted": told}
 
     @property
     def common(self) -> "Changed":
-        """What all clients are asked alike."""
+        """The part that is the same for all clients."""
         return replace(self, work=self.work.common, counted={})
 
     @classmethod
     def received(cls, **fields: Any) -> "Changed":
-        """Return the work from its fields as JSON brings them, before the client fills them in."""
+        """Return the work from its fields as decoded from JSON, before the client fills them in."""
         nothing = np.empty((0, 0))
         told = enumerate(fields.pop("counted"))
         counted = {k: Anchor(nothing, int(points), int(round_)) for k, (round_, points) in told}
@@ -123,5 +123,5 @@ class Changed(Masked):
         return cls(**fields, counted=counted)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return that of the model, and (c,)."""
+        """Return the model's shape, and (c,)."""
         return {"gradient": task.model_shape, "curvature": (task.workload.labels,)}

@@ -54,7 +54,7 @@ class Prepare(Work):
         return Answer(client.points, {})
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return nothing on top of embedding."""
+        """Return no cost beyond embedding."""
         return Cost(np.zeros(task.clients), np.zeros(task.clients))
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
@@ -74,7 +74,7 @@ class Embed(OnEmbedded):
         return Answer(load, {})
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return nothing on top of embedding."""
+        """Return no cost beyond embedding."""
         return Cost(np.zeros(task.clients), np.zeros(task.clients))
 
     def points_by(
@@ -115,13 +115,13 @@ class Gradient(Work):
         return costs.packet(task.workload, loads)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return that of the model."""
+        """Return the model's shape."""
         return {"gradient": task.model_shape}
 
 
 @dataclass(frozen=True, eq=False)
 class WeightedGradient(Gradient):
-    """The same, times a weight of each client, so that a sum of those that arrive is unbiased."""
+    """The gradient times the client's weight, so that the sum over arrivals is unbiased."""
 
     weights: npt.ArrayLike
 
@@ -148,7 +148,7 @@ class WeightedGradient(Gradient):
 
 @dataclass(frozen=True)
 class LocalModel(Work):
-    """Some gradient steps on a mini-batch; the model then, times the points behind it."""
+    """Local gradient steps on a mini-batch; returns the new model times the points behind it."""
 
     batch: int
     steps: int
@@ -177,7 +177,7 @@ class LocalModel(Work):
         return costs.packet(task.workload, loads * self.steps)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return that of the model."""
+        """Return the model's shape."""
         return {"model": task.model_shape}
 
 
@@ -214,15 +214,15 @@ class LocalDirection(LocalModel):
 
 @dataclass(frozen=True, eq=False)
 class Embedded(Work):
-    """The gradient over all points that a client has embedded by now, as heavy as all it holds.
+    """The gradient over all points embedded so far, scaled up to all points that a client holds.
 
     Parameters
     ----------
     least : int, or array of shape (n,)
         A client with fewer points embedded says nothing yet, and embeds on.
     grows
-        Whether later answers are about more points, as more are embedded; otherwise every answer is
-        about those of the first one.
+        Whether later answers cover more points, as more are embedded; otherwise every answer covers
+        the points of the first.
     """
 
     least: npt.ArrayLike = 1
@@ -252,7 +252,7 @@ class Embedded(Work):
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
     ) -> IntArray:
-        """Take new points in when they are half as many again, or all: answers can be compared.
+        """Cover new points only once they add half to the last count, or complete it.
 
         No client answers for more points than it is asked for. One that lost some of what it had
         embedded answers for what is left.
@@ -265,7 +265,7 @@ class Embedded(Work):
         return np.where(loads >= np.minimum(self.least, held), loads, 0)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return that of the model."""
+        """Return the model's shape."""
         return {"gradient": task.model_shape}
 
 

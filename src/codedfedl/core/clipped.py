@@ -1,8 +1,9 @@
-"""What a client adds to a private sum: every record's part is clipped, weighted, and in integers.
+"""What a client adds to a private sum: clipped and weighted records, summed in integers.
 
-Each answer is integers modulo 2³² (`privacy.fixed_point`), which is what masks hide and what sums
-exactly. A record moves it by no more than its weight, and rounding: that is all that the proof of a
-private run needs of a client. Only the simulator sends them without a mask; a node puts one on.
+Each answer consists of integers modulo 2³² (`privacy.fixed_point`), which masks can hide and which
+add up exactly. One record moves it by at most its weight plus rounding: the proof of a private run
+needs nothing else from a client. Only the simulator sends answers without a mask; a real node masks
+them.
 """
 
 from abc import abstractmethod
@@ -35,13 +36,13 @@ def clipped(rows: Array, length: float) -> Array:
 
 
 def _of(values: npt.ArrayLike, j: int) -> float:
-    """Return client j's own, where clients have different ones."""
+    """Return client j's value, where clients have different ones."""
     array = np.asarray(values, dtype=np.float64)
     return float(array if array.ndim == 0 else array[j])
 
 
 def _drawn(points: Points, rate: float, rng: np.random.Generator) -> Points:
-    """Return each point with a chance of its own; which ones is the client's secret."""
+    """Draw each point independently with probability `rate`; the draw is the client's secret."""
     if rate == 1:
         return points
     rows = beside(np.flatnonzero(rng.random(points[0].shape[0]) < rate), points[0])
@@ -55,12 +56,12 @@ def _added(parts: Iterable[Array]) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class PrivateSum(OnEmbedded):
-    """A weighted sum over the points that a client has embedded, no more than it is asked for.
+    """A weighted sum over a client's embedded points, at most as many as it is asked for.
 
     Parameters
     ----------
     chances : array of shape (n,), or one client's
-        Its probability to arrive: weights make up for it, so that sums are right on average.
+        Probability that its answer arrives; weights compensate for it, so that sums are unbiased.
     cap : array of shape (n,), or one client's
         A client that sums k of its ℓ points on average gives each the weight ℓ/(k·chance), but no
         more than this.
@@ -71,7 +72,7 @@ class PrivateSum(OnEmbedded):
     draw
         Which draw it is, where draws can be repeated.
     longest
-        To which length a client's whole sum is clipped: for a guarantee for whole clients.
+        Length to which a client's whole sum is clipped, for a client-level guarantee.
     noise
         Standard deviation of the client's own share of the noise, in steps of the integers.
     """
@@ -89,7 +90,7 @@ class PrivateSum(OnEmbedded):
     name: ClassVar[str]
 
     def for_client(self, j: int) -> Self:
-        """Return what is one client's own."""
+        """Return one client's part."""
         return replace(
             self,
             chances=_of(self.chances, j),
@@ -99,18 +100,18 @@ class PrivateSum(OnEmbedded):
 
     @property
     def rate(self) -> float:
-        """Of one client."""
+        """Sampling rate of one client."""
         return float(self.rates)  # type: ignore[arg-type]
 
     @property
     def common(self) -> Self:
-        """What all clients are asked alike: without what is each one's own."""
+        """The part that is the same for all clients, without each client's own values."""
         return replace(self, chances=0.0, cap=0.0, rates=1.0)
 
     def sensitivity(self, numbers: int) -> float:
-        """Return how far one record moves an answer of so many numbers, at most.
+        """Return the most that one record can move an answer of this many numbers.
 
-        A step is for rounding, and one for the client's floating-point sums.
+        One step is added for rounding, and one for the client's floating-point sums.
         """
         steps = FixedPoint(self.scale)
         return steps.distance(steps.distance(float(self.cap), numbers), numbers)  # type: ignore[arg-type]
@@ -138,7 +139,7 @@ class PrivateSum(OnEmbedded):
 
     @abstractmethod
     def part(self, points: Points, model: Array) -> Array:
-        """Return the sum over some points, to which each adds a vector no longer than 1."""
+        """Return the sum over some points; each adds a vector of length 1 at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +164,7 @@ class ClippedMoments(PrivateSum):
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return 4·q multiply-accumulates a point: length, sum, later the projection; two packets.
 
-        The second packet is the helper's, charged to everybody's own link: more than it takes.
+        The second packet is the helper's, charged to every client's own link: an upper bound.
         """
         macs = self._processed(loads) * (4 * task.workload.features)
         return Cost(macs, np.full(task.clients, 2 * task.workload.packet_bits))
@@ -180,7 +181,7 @@ class ClippedGradient(PrivateSum):
     Parameters
     ----------
     direction : array of shape (q,)
-        Of length 1; what the features have in this direction plays no part.
+        Of length 1; the features' component in this direction is removed.
     radius, residual
         R and C: features are clipped to R, residuals to C.
     """
@@ -193,10 +194,10 @@ class ClippedGradient(PrivateSum):
     name: ClassVar[str] = "gradient"
 
     def part(self, points: Points, model: Array) -> Array:
-        """Return Σ x·rᵀ/(R·C), with x less its part in the direction, clipped to R.
+        """Return Σ x·rᵀ/(R·C), with x projected off the direction and clipped to R.
 
-        The features themselves are only read: for s, by which each is shortened, and p, its part in
-        the direction d, the sum is Xᵀ·(s·r) − d·(pᵀ·(s·r)).
+        The features are not modified: with s the factor that clips each point, and p its component
+        along the direction d, the sum is Xᵀ·(s·r) − d·(pᵀ·(s·r)).
         """
         features, labels = points
         xp = array_namespace(features)
@@ -210,7 +211,7 @@ class ClippedGradient(PrivateSum):
         return total / (self.radius * self.residual)
 
     def across(self, features: Array) -> Array:
-        """Return features without their part in the direction, clipped to R."""
+        """Return features without their component in the direction, clipped to R."""
         direction = beside(np.asarray(self.direction, dtype=np.float32), features)
         return clipped(features - (features @ direction)[:, None] * direction, self.radius)
 
@@ -224,5 +225,5 @@ class ClippedGradient(PrivateSum):
         return Cost(self._processed(loads) * (2 * q * c + 2 * c), packets)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return that of the model."""
+        """Return the model's shape."""
         return {self.name: task.model_shape}

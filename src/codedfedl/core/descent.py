@@ -1,4 +1,4 @@
-"""The state of a scheme that descends along gradients, with whatever its optimiser remembers."""
+"""The state of a scheme that descends along gradients, with its optimiser's memory."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -12,16 +12,16 @@ __all__ = ["Descent"]
 
 @dataclass(frozen=True, eq=False)
 class Descent(State):
-    """A model on its way down.
+    """A model trained by gradient descent.
 
     Attributes
     ----------
     optimiser
-        How it goes.
+        The update rule.
     question
-        The model at which it wants the next gradient; `model` where that is None.
+        The model at which the next gradient is evaluated; `model` if None.
     memory
-        What it remembers between two steps.
+        The optimiser's memory between two steps.
     """
 
     optimiser: Optimiser = field(default_factory=GradientDescent)
@@ -30,17 +30,17 @@ class Descent(State):
 
     @property
     def checkpointed(self) -> bool:
-        """Whether there is nothing to remember: plain descent knows its model alone."""
+        """Whether the optimiser has no memory: plain descent needs only its model."""
         return isinstance(self.optimiser, GradientDescent)
 
     @property
     def asked(self) -> Array:
-        """The model at which the next gradient is."""
+        """The model at which the next gradient is evaluated."""
         return self.model if self.question is None else self.question
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done, or more would bring nothing."""
+        """Whether all rounds are done, or more would not improve the model."""
         return super().finished or self.optimiser.settled(self.memory)
 
     def descended(self, total: Array, points: float) -> Self:

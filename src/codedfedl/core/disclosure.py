@@ -1,4 +1,4 @@
-"""What leaves a client: every scheme says it, and is compared with those that disclose no more."""
+"""What leaves a client: a scheme declares it, and is compared with those that disclose no more."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -7,7 +7,7 @@ __all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed", "needs_help
 
 
 class Disclosure(StrEnum):
-    """What somebody besides the client sees, the most telling first.
+    """What anyone but the client sees, the most revealing first.
 
     Parity and Gram matrices rank alike, and so do a client's gradients and its models.
     """
@@ -28,9 +28,9 @@ _RANK = {"raw": 4, "mixed": 3, "statistics": 3, "gradients": 2, "models": 2, "su
 
 
 def discloses_no_more(one: Collection[str], other: Collection[str]) -> bool:
-    """Return whether the most telling of `one` ranks no higher than that of `other`.
+    """Return whether the most revealing of `one` ranks no higher than that of `other`.
 
-    A scheme that says nothing is taken to disclose everything.
+    A scheme that declares nothing is assumed to disclose everything.
 
     Examples
     --------
@@ -49,12 +49,12 @@ def only_private(disclosure: Collection[str]) -> bool:
 
 
 def needs_helper(disclosure: Collection[str]) -> bool:
-    """Return whether answers leave a client in sums, which a helper takes the masks off."""
+    """Return whether answers leave a client only as masked sums, which a helper unmasks."""
     return not {Disclosure.SUMS, Disclosure.DP}.isdisjoint(disclosure)
 
 
 def listed(disclosure: Collection[str]) -> str:
-    """Say a disclosure in words, the most telling first."""
+    """Return a disclosure in words, the most revealing first."""
     return ", ".join(sorted(disclosure, key=list(Disclosure).index)) or "not said"  # type: ignore[arg-type]
 
 

@@ -20,18 +20,18 @@ from codedfedl.errors import InputError
 __all__ = ["PREPARE", "Driver", "drive", "loads_of"]
 
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
-"""What comes before the first round of a scheme that has no set-up of its own."""
+"""The set-up of a scheme that has none of its own."""
 
 
 class Driver:
-    """A scheme on its way.
+    """A scheme that is being run.
 
     Parameters
     ----------
     state
         From `Scheme.start`, or a later one.
     rounds
-        The most rounds that are played.
+        Maximum number of rounds.
     """
 
     def __init__(self, scheme: Scheme, state: State, rounds: int) -> None:
@@ -84,7 +84,7 @@ def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
 
 
 def _check(scheme: Scheme, ask: Ask) -> None:
-    """Refuse what no runtime could answer: an ask that is none must not stall a run."""
+    """Refuse an ask that no runtime could answer: an invalid one must not stall a run."""
     if not isinstance(ask, Ask):
         raise InputError(f"scheme {scheme.name!r} returned {ask!r}: return an Ask, or None")
     if not isinstance(ask.work, Work):

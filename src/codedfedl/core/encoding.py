@@ -22,7 +22,7 @@ from codedfedl.learning.parity import encode, point_weights
 
 __all__ = ["BlockParity", "Gram", "Parity"]
 
-_LEAST_HALF, _LARGEST_HALF = 1e-2, 6e4  # between these a half keeps its eleven digits
+_LEAST_HALF, _LARGEST_HALF = 1e-2, 6e4  # between these a half keeps its eleven bits
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Parity(Work):
     rows : sequence of int
         u of every mini-batch.
     loads, return_probabilities : arrays of shape (batches, n), or (batches,) for one client
-        Of which the weights are made.
+        From which the weights are computed.
     """
 
     rows: Sequence[int]
@@ -100,7 +100,7 @@ class Parity(Work):
         return Answer(client.points, arrays, mixed)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return what the code costs a point, and u·(q + c) numbers to send a mini-batch."""
+        """Return the code's cost per point, and u·(q + c) numbers to send per mini-batch."""
         each = [self.code.operations(rows) for rows in self.rows]
         return costs.parity(task.points, self.rows, task.workload, each)
 
@@ -112,18 +112,18 @@ class Parity(Work):
 
     @classmethod
     def received(cls, **fields: Any) -> "Parity":
-        """Return the work from its fields as JSON brings them."""
+        """Return the work from its fields as decoded from JSON."""
         return cls(**fields | {"code": Code(**fields["code"])})
 
 
 @dataclass(frozen=True)
 class BlockParity(OnEmbedded):
-    """A client's own parity, unweighted, from what it has embedded when it must send.
+    """A client's own parity, unweighted, over the points embedded by the time it must send.
 
-    A client with k of its ℓ points embedded sends ⌊k/⌈mixing/s⌉⌋ rows where every point goes into s
-    of them, √(ℓ/k) times as heavy, so that in expectation they stand for all its points; with fewer
-    than `mixing` it sends nothing. Numbers travel as floats of 16 or 32 bits: a half has eleven
-    digits of binary precision, which is far more than a sketch has.
+    A client with k of its ℓ points embedded sends ⌊k/⌈mixing/s⌉⌋ rows, where every point enters s
+    of them. They are scaled by √(ℓ/k), so that in expectation they represent all its points. With
+    fewer than `mixing` it sends nothing. Numbers are sent as floats of 16 or 32 bits: a half has
+    eleven bits of precision, far more than a sketch has.
     """
 
     code: Code
@@ -151,10 +151,10 @@ class BlockParity(OnEmbedded):
         return Answer(load, arrays, self.code.points_per_row(load, rows))
 
     def _short(self, array: Array, *, must: bool = True) -> Array:
-        """Return numbers in as many bits as they are sent in.
+        """Return numbers in the precision in which they are sent.
 
-        Halves reach from 6e-5 to 65,504. Targets in other units keep 32 bits, of which there are
-        few; features must fit.
+        Halves range from 6e-5 to 65,504. Targets outside that range keep 32 bits, since there are
+        few of them; features must fit.
         """
         xp = array_namespace(array)
         largest = float(xp.max(xp.abs(array)))
@@ -176,13 +176,13 @@ class BlockParity(OnEmbedded):
         return BlockSetup(task.workload, macs, rows_a_point, self.mixing, self.bits)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return what mixing costs a point, and the rows to send."""
+        """Return the cost of mixing per point, and of the rows to send."""
         return self.setup(task).mixing_cost(loads)
 
     def points_by(
         self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
     ) -> tuple[IntArray, FloatArray]:
-        """Return as many points as leave time to mix and to send."""
+        """Return the number of points that leaves time to mix and to send."""
         setup = self.setup(task)
         seconds = setup.seconds_per_point(fleet, slowness)
         return setup.points_by(deadline, fleet, task.held, seconds), seconds
@@ -194,7 +194,7 @@ class BlockParity(OnEmbedded):
 
     @classmethod
     def received(cls, **fields: Any) -> "BlockParity":
-        """Return the work from its fields as JSON brings them."""
+        """Return the work from its fields as decoded from JSON."""
         return cls(**fields | {"code": Code(**fields["code"])})
 
 

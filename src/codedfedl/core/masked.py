@@ -1,7 +1,7 @@
 """Any work whose answers add up, under a secure sum: integers modulo 2³², and the helper's message.
 
-Nobody sees more than the sum of all answers; how that comes about is in `privacy`. Without noise
-this is no guarantee for a record: see `docs/privacy.md`.
+Nobody sees more than the sum of all answers; `privacy` implements this. Without noise, this
+guarantees nothing for a single record: see `docs/privacy.md`.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from codedfedl.privacy.fixed_point import FixedPoint, Residues
 
 __all__ = ["Masked", "masked", "refuse_unbounded"]
 
-_ROOM = 8.0  # times what the numbers of a sum are, to leave room for residuals above 1
+_ROOM = 8.0  # headroom over the bound of a sum, for residuals above 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Masked(Work):
     Parameters
     ----------
     work
-        Whose answers add up.
+        The wrapped work, whose answers add up.
     scale
         Of the fixed-point numbers.
     """
@@ -43,17 +43,17 @@ class Masked(Work):
 
     @property
     def needs_model(self) -> bool:  # type: ignore[override]
-        """As of the other work."""
+        """As in the wrapped work."""
         return self.work.needs_model
 
     @property
     def embeds(self) -> bool:  # type: ignore[override]
-        """As of the other work."""
+        """As in the wrapped work."""
         return self.work.embeds
 
     @property
     def once(self) -> bool:  # type: ignore[override]
-        """As of the other work."""
+        """As in the wrapped work."""
         return self.work.once
 
     def for_client(self, j: int) -> "Masked":
@@ -62,50 +62,50 @@ class Masked(Work):
 
     @property
     def common(self) -> "Masked":
-        """What all clients are asked alike."""
+        """The part that is the same for all clients."""
         return replace(self, work=self.work.common)
 
     @property
     def elastic(self) -> bool:
-        """As of the other work."""
+        """As in the wrapped work."""
         return self.work.elastic
 
     @property
     def batch(self) -> int:
-        """The mini-batch that the other work is about; 0 where it is about all."""
+        """The mini-batch of the wrapped work; 0 if it covers all."""
         return getattr(self.work, "batch", 0)
 
     def available(self, task: Task) -> IntArray:
-        """Return what the other work has."""
+        """Return the points that the wrapped work has."""
         return self.work.available(task)
 
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
     ) -> IntArray:
-        """Return what the other work says."""
+        """Return the wrapped work's loads."""
         return self.work.load(asked, embedded, answered, held)
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return the other work's answer in integers."""
+        """Return the wrapped work's answer in integers."""
         plain = self.work.answer(client, load, model)
         numbers = FixedPoint(self.scale)
         arrays = {name: numbers.encode(to_host(array)) for name, array in plain.arrays.items()}
         return Answer(plain.points, arrays, plain.mixed)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return the other work's, with the helper's message as large as the answer.
+        """Return the wrapped work's cost, plus a helper's message as large as the answer.
 
-        It is charged to everybody's own link: more than it takes.
+        The message is charged to every client's own link: an upper bound.
         """
         plain = self.work.cost(task, loads)
         return Cost(plain.macs, 2 * plain.bits_up)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
-        """Return those of the other work."""
+        """Return the shapes of the wrapped work."""
         return self.work.shapes(task, points)
 
     def decoded(self, sums: Mapping[str, Residues], like: Array) -> dict[str, Array]:
-        """Return the sums as numbers, beside a model."""
+        """Return the sums as numbers, on the model's device."""
         numbers = FixedPoint(self.scale)
         return {
             name: beside(numbers.decode(np.asarray(total)).astype(np.float32), like)
@@ -123,10 +123,10 @@ def refuse_unbounded(largest_square: float) -> None:
 
 
 def masked(work: Work, task: Task) -> Masked:
-    """Return work under a secure sum, with the finest numbers of which no sum wraps around.
+    """Return work under a secure sum, at the finest resolution at which no sum wraps around.
 
-    A number of a sum is no larger than features allow, with predictions and labels of length 1, and
-    some room. In parity signs are by chance, and numbers grow with the root of the points.
+    The features bound every number of a sum, given predictions and labels of length 1 and some
+    headroom. Parity has random signs, so its numbers grow with the square root of the points.
     """
     refuse_unbounded(task.largest_square)
     length, points = sqrt(task.largest_square), float(task.held.sum())

@@ -239,7 +239,7 @@ class State:
         """Return the state after a step along the mean gradient `total`/`points`."""
         size = self.task.step_size(self.round)
         model = self.model
-        if points > 0:  # nobody answered: nothing is learnt
+        if points > 0:  # otherwise nobody answered, and the model stays
             model = step(model, total, points, size, self.task.ridge)
         return replace(self, model=model, round=self.round + 1)
 
@@ -255,7 +255,7 @@ class Limits:
     setup_deadline : seconds
     rounds
     availability
-        No client is taken to answer in a larger share of the rounds.
+        No client is assumed to answer in a larger share of the rounds.
     """
 
     deadline: float | None
@@ -273,19 +273,19 @@ class Scheme(ABC):
     name: ClassVar[str]
 
     solves: ClassVar[bool] = False
-    """Whether it aims at the exact minimum: then a simulator follows how far off it is."""
+    """Whether it aims at the exact minimum: a simulator then tracks the excess over it."""
 
     descends: ClassVar[bool] = True
-    """Whether it takes steps of the task's schedule; otherwise `training.step` plays no part."""
+    """Whether it takes steps of the task's schedule; otherwise `training.step` is ignored."""
 
     features: ClassVar["FeatureMap | None"] = None
     """The feature map, where the scheme itself decides it."""
 
     baseline: ClassVar[str] = ""
-    """What a gain over this scheme is called a gain over; empty where gains are over others."""
+    """What reports call this scheme as a baseline of gains; empty if it is not one."""
 
     solver: ClassVar[str] = "gd"
-    """How it lowers the objective, where no setting `optimiser` says so."""
+    """How it minimises the objective, unless a setting `optimiser` says so."""
 
     disclosure: ClassVar[Disclosed] = frozenset()
     """What leaves a client, to the server or to peers."""
@@ -297,7 +297,7 @@ class Scheme(ABC):
     """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Settings by the names that they once had, with those of today, for errors."""
+    """Former names of settings, with the current ones, for error messages."""
 
     def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
         """Refuse a fleet for which waiting might never end; real federations limit every wait."""
@@ -340,7 +340,7 @@ class Runtime(Protocol):
     """Whoever asks the clients: a virtual clock, or a transport."""
 
     def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
-        """Ask the clients for work on a model, wait, and return what came."""
+        """Ask the clients for work on a model, wait, and return the answers."""
 
 
 def refuse_absent(fleet: "Fleet | DelayDistribution", waiting: str) -> None:

@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 NOT_ASKED, ARRIVED, LATE, DROPPED = range(4)
-"""What became of a question to a client."""
+"""The outcome of a question to a client."""
 
 SETUP = -1
-"""The round of what is asked before the first, which is 0."""
+"""The round number of the set-up; the first round is 0."""
 
 SHOWN_ROUNDS = 8
-"""Rounds of which it is kept when each answer came, or would have come."""
+"""Number of first rounds for which the arrival time of each answer is kept."""
 
 FACTS = (
     "parity_rows",
@@ -69,7 +69,7 @@ FACTS = (
     "epsilon",
     "delta",
 )
-"""What a scheme says once of a setting and seed; NaN where it does not apply."""
+"""Facts that a scheme states once per setting and seed; NaN where one does not apply."""
 
 RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained")
 """What the runtime adds to a scheme's facts."""
@@ -87,12 +87,12 @@ CLIENT_COLUMNS = (
     "setup_compute_s",
     "setup_upload_s",
 )
-"""What is said of each client: seconds are averages over rounds and include late clients."""
+"""The columns of a client: seconds are averages over rounds and include late clients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What became of an exchange; arrays have shape (n,).
+    """The outcome of an exchange; arrays have shape (n,).
 
     Attributes
     ----------
@@ -105,22 +105,23 @@ class Record:
     loads
         Points that each client was asked for.
     outcome
-        `NOT_ASKED`, `ARRIVED`, `LATE` or `DROPPED`, which is: nothing will come.
+        `NOT_ASKED`, `ARRIVED`, `LATE` or `DROPPED` (no answer will come).
     arrival_times : seconds, optional
-        Until each answer was there, or would have been (∞: never); kept of the first rounds alone.
+        When each answer arrived, or would have (∞: never); kept for the first rounds only.
     compute : seconds, optional
-        What each client says it computed (NaN: unknown).
+        Computing time that each client reports (NaN: unknown).
     refusals
         Client and reason.
     distances : array of shape (2, n), optional
-        How many expected errors each client's gradient lay off its parity (NaN: none judged), and
-        the expected error.
+        Distance of each client's gradient from its parity, in expected errors (NaN: not judged),
+        and the expected error.
     suspects
-        Clients whose answers have lain so far off on average that they are almost refused.
+        Clients whose average distance is close to the limit of refusal.
     busy
         Clients that were not asked, since they had not answered an earlier question.
     late_answers
-        Client and seconds since it was asked, of answers to earlier questions that came meanwhile.
+        Client and seconds since it was asked, for answers to earlier questions that arrived
+        meanwhile.
     metric, excess
         Of the model after this exchange.
     """
@@ -152,7 +153,7 @@ class Record:
 
     @property
     def is_setup(self) -> bool:
-        """Whether it is not a round."""
+        """Whether this is the set-up, not a round."""
         return self.round == SETUP
 
     @property
@@ -166,7 +167,7 @@ class Record:
 
 
 def metric_name(classes: bool) -> str:
-    """Return what a model is measured by, where labels are classes and where they are not."""
+    """Return the metric's name, for classes and for regression."""
     return "accuracy" if classes else "R²"
 
 
@@ -234,7 +235,7 @@ def packed(records: Sequence[Record]) -> dict[str, npt.NDArray[Any]]:
 
 
 def unpacked(stored: Mapping[str, npt.NDArray[Any]]) -> list[Record]:
-    """Return the records that `packed` made arrays of."""
+    """Return the records from the arrays of `packed`."""
     times = iter(stored["times"])
     loads = list(stored["loads"])
     return [

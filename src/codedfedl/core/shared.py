@@ -24,9 +24,9 @@ __all__ = ["PaddedGram", "Raw", "SharedGradient"]
 
 @dataclass(frozen=True)
 class Raw(Gram):
-    """All points as they are; the answer is what the server makes of them, at no cost to anybody.
+    """All raw points; the answer is what the server computes from them, at no cost to anybody.
 
-    Features and Gram matrix are the server's work, and the server's algebra is free.
+    The server computes features and Gram matrix, and its algebra is free.
     """
 
     kind: ClassVar[str] = "raw"
@@ -97,5 +97,5 @@ class SharedGradient(Work):
         return Cost(macs, np.full(task.clients, task.workload.packet_bits))
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return that of the model."""
+        """Return the model's shape."""
         return {"gradient": task.model_shape}

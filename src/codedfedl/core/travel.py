@@ -27,8 +27,7 @@ def work_from(facts: Mapping[str, Any], find: Callable[[str], type[Work] | None]
     Parameters
     ----------
     find
-        Returns the class of a kind that is not ours, ``module:Class``; None where it may not be
-        used here.
+        Returns the class of a custom kind, ``module:Class``; None if it may not be used here.
     """
     kind = str(facts["kind"])
     given = {name: _read(value, find) for name, value in facts.items() if name != "kind"}

@@ -41,7 +41,7 @@ class Client(Protocol):
         """Yield its first `count` points, in one part or several."""
 
     def code_stream(self, first: int, *rest: int) -> np.random.Generator:
-        """Return private randomness for a code; the numbers say which, where it is repeatable."""
+        """Return private randomness for a code; the numbers identify a repeatable stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class ArrayClient:
         return int(self.targets.shape[0])
 
     def batch(self, b: int) -> Points:
-        """Return the points of a mini-batch: the first ones have one more where it must be."""
+        """Return the points of a mini-batch: the first mini-batches may have one more."""
         rows = slice(self.batch_start(b), self.batch_start(b + 1))
         return self.features[rows], self.targets[rows]
 
@@ -110,7 +110,7 @@ class Work(ABC):
     """Whether a client does it once in a federation: asked again, it sends the same."""
 
     exact: ClassVar[bool] = True
-    """Whether an answer has no noise of its own: then two over almost the same points tell."""
+    """Whether answers are noiseless: two over almost the same points then reveal single ones."""
 
     @abstractmethod
     def answer(self, client: Client, load: int, model: Array) -> Answer:
@@ -130,7 +130,7 @@ class Work(ABC):
 
     @property
     def common(self) -> "Work":
-        """What all clients are asked alike: without what `for_client` makes different."""
+        """The part that is the same for all clients, without what `for_client` sets."""
         return self
 
     @property
@@ -141,26 +141,26 @@ class Work(ABC):
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
     ) -> IntArray:
-        """Return for how many points each client answers: as asked, unless the work says so.
+        """Return for how many points each client answers: as asked, unless overridden.
 
         Parameters
         ----------
         embedded, answered, held : arrays of shape (n,)
-            Points that each has embedded, had in its last answer, and holds.
+            Points that each client has embedded, covered in its last answer, and holds.
         """
         return asked
 
     def points_by(
         self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
     ) -> tuple[IntArray, FloatArray] | None:
-        """Return how many points each client can be done with by a deadline, and seconds a point.
+        """Return how many points each client can finish by a deadline, and seconds per point.
 
         None for work whose load does not depend on the time.
         """
         return None
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
-        """Return what the arrays of an answer about `points` must look like; None: unknown."""
+        """Return the required shapes of an answer's arrays for `points` points; None if unknown."""
         return None
 
     def as_sent(self) -> dict[str, Any]:
@@ -169,15 +169,15 @@ class Work(ABC):
 
     @classmethod
     def received(cls, **fields: Any) -> Self:
-        """Return the work from its fields as JSON brings them."""
+        """Return the work from its fields as decoded from JSON."""
         return cls(**fields)
 
 
 class OnEmbedded(Work):
-    """Work on what a client has embedded by now, of what it is asked for."""
+    """Work on the points that a client has embedded so far, up to the load asked for."""
 
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
     ) -> IntArray:
-        """Return what is embedded, and no more than is asked for."""
+        """Return the embedded points, at most those asked for."""
         return np.minimum(asked, embedded)

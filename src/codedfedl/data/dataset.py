@@ -15,16 +15,16 @@ __all__ = ["Dataset", "Origin", "chance_of", "check_finite", "real_numbers", "te
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What the file said that the data come from; empty where it said nothing.
+    """Metadata of the file that the data come from; empty if it had none.
 
     Attributes
     ----------
     columns, labels
         Names of the input columns, and of the label columns.
     classes
-        The words that stood for the classes, in their order.
+        Names of the classes, in order.
     low, span : arrays of shape (d,)
-        Inputs are (what the file says − low) / span.
+        Inputs are (value in the file − low) / span.
     """
 
     columns: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Origin:
     span: FloatArray | None = None
 
     def of_pixels(self, inputs: int, whitest: float) -> "Origin":
-        """Return the same for files of pixels from 0 to the whitest, which inputs are shares of."""
+        """Return the origin of pixel files, whose values from 0 to `whitest` become [0, 1]."""
         return replace(self, low=np.zeros(inputs), span=np.full(inputs, whitest))
 
 
@@ -56,9 +56,9 @@ class Dataset:
         Height, width and channels, if a point is an image: its pixels row by row, with the channels
         of a pixel side by side.
     origin
-        What the file said that they come from.
+        Metadata of the file that they come from.
     bits
-        Of an input number where it comes from: 8 for the pixels of an image, say.
+        Bits per input value at its source, such as 8 for the pixels of an image.
 
     Examples
     --------

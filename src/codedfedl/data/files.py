@@ -97,7 +97,7 @@ class Points(NamedTuple):
 
 
 def label_names(label: str | Sequence[str] | None) -> list[str]:
-    """Return the label columns that somebody names: ``label`` by default."""
+    """Return the names of the label columns: ``label`` by default."""
     given = label.split(",") if isinstance(label, str) else label or ["label"]
     return list(dict.fromkeys(name.strip() for name in given))
 
@@ -147,7 +147,7 @@ def _text_column(path: Path, table: pa.Table, name: str) -> npt.NDArray[np.str_]
 
 
 def number_columns(path: Path, table: pa.Table, names: Sequence[str]) -> FloatArray:
-    """Return some columns side by side, shape (n, d), refusing cells that are no numbers."""
+    """Return some columns side by side, shape (n, d), refusing cells that are not numbers."""
     return np.column_stack([_number_column(path, name, table[name]) for name in names])
 
 
@@ -182,7 +182,7 @@ def _is_whole(cell: object) -> bool:
 
 
 def _parsed(column: pa.ChunkedArray) -> FloatArray:
-    """Return a column's numbers, and NaN for a cell that is none."""
+    """Return a column's numbers, with NaN for cells that are not numbers."""
     try:
         if not column.null_count:
             return np.asarray(column.cast(pa.float64()).to_numpy())

@@ -101,7 +101,7 @@ def _digits() -> tuple[Array, Array]:
 
 
 def _of_pixels(digits: Dataset) -> Dataset:
-    """Say that files have whole pixels, each of which is a byte or less."""
+    """Record that the files hold integer pixels of at most a byte."""
     return replace(digits, bits=8, origin=digits.origin.of_pixels(digits.inputs.shape[1], _WHITEST))
 
 

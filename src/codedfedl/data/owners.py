@@ -16,21 +16,21 @@ from codedfedl.streams import stream
 
 __all__ = ["dealt", "fleet_of", "known_clients"]
 
-_CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's, and what each has at least
+_CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's size, and least per client
 
 Names = npt.NDArray[np.str_]
 Known = Devices | DelayParameters
 
 
 def known_clients(given: Known | str | Path | None) -> Known | None:
-    """Return a fleet or devices, read from a file where they are in one; None: the paper's."""
+    """Return a fleet or devices, read from a file if a path is given; None for the paper's."""
     return read_clients(given) if isinstance(given, str | Path) else given
 
 
 def dealt(
     clients: Any, labels: npt.NDArray[Any], fleet: Known | None, seed: int
 ) -> tuple[Names | None, list[IntArray]]:
-    """Return the names of those who have points, and which; at random where nobody says."""
+    """Return the names of the clients and their points, assigned at random by default."""
     if clients is None:
         count = _size(fleet, len(labels))
         return None, partition(labels, min(count, len(labels)), "iid", seed=seed)

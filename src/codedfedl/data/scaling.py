@@ -1,4 +1,4 @@
-"""A scale that clients agree on: each tells sums over its points, and nobody sees a point."""
+"""A scale that clients agree on: each reports sums over its points, and nobody sees a point."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,14 +64,14 @@ def agreed_spreads(told: Sequence[Moments], points: Sequence[int]) -> FloatArray
 
 @dataclass(frozen=True)
 class Scaling:
-    """How every client moves and scales its data, in lists, so that it travels as JSON.
+    """How every client shifts and scales its data; plain lists, to be sent as JSON.
 
     Attributes
     ----------
     low, span
         Inputs become (value − low) / span.
     offset
-        What is taken off the numbers to predict; empty for classes.
+        Subtracted from the numbers to predict; empty for classes.
     """
 
     low: list[float] = field(default_factory=list)
@@ -90,4 +90,4 @@ class Scaling:
 
 
 UNSCALED = Scaling()
-"""Data as they are."""
+"""No scaling."""

@@ -1,6 +1,6 @@
 """A client's own data, as they lie on its disk: read as they are, never scaled.
 
-All clients must use the same units, so that nothing here looks at the values of one of them alone.
+All clients must use the same units, so nothing here depends on the values of a single client.
 """
 
 from collections.abc import Callable

@@ -21,12 +21,12 @@ Array = npt.NDArray[Any]
 
 
 class Unlabelled(NamedTuple):
-    """Points as a file says them, and their labels where it has some.
+    """Points as in a file, and their labels if it has any.
 
     Attributes
     ----------
     scaled
-        Whether they are as `load_dataset` gives them, and not as the file says.
+        Whether they are scaled as by `load_dataset`, not raw as in the file.
     """
 
     inputs: Array
@@ -49,7 +49,7 @@ def read_unlabelled(
     columns
         The columns of a table that are inputs, in this order; by default all but the labels'.
     labels
-        The columns that are labels, where they are there.
+        The label columns, if present.
     directory
         Where the files of built-in data sets are.
     text

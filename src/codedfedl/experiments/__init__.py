@@ -15,7 +15,7 @@ BUILT_IN = sorted(
     for entry in files(__package__).iterdir()
     if entry.name.endswith(".toml")
 )
-"""Their names."""
+"""Names of the built-in experiments."""
 
 
 def built_in(

@@ -1,7 +1,7 @@
 """What a node keeps of its answers to `coded-newton` on sums: the gradients that may be counted.
 
-A node sends the change of its gradient since the answer that was counted last. Which one that was
-it learns only in a later question, so it keeps every gradient that it sends until then.
+A node sends the change of its gradient since its last counted answer. It learns which answer that
+was only from a later question, so it keeps every gradient that it sends until then.
 """
 
 import io
@@ -25,7 +25,7 @@ class Answers:
         self._files = files
 
     def filled(self, work: Changed) -> Changed:
-        """Return the work with the answer that was counted last, of which it knows the round."""
+        """Return the work with the last counted answer filled in, given its round."""
         return replace(
             work, counted={k: self._answer(work, told) for k, told in work.counted.items()}
         )
@@ -38,7 +38,7 @@ class Answers:
         model: npt.NDArray[np.float32],
         change: Residues,
     ) -> None:
-        """Keep what a change leads to, and forget all but the answer that was counted last."""
+        """Keep the gradient after a change, and drop all others but the last counted one."""
         content = io.BytesIO()
         np.savez(content, model=model, points=points, gradient=work.whole(change))
         self._files[str(round_)] = content.getvalue()

@@ -1,4 +1,4 @@
-"""What all parties of a secure sum call the same: what a mask is bound to, and what it hides."""
+"""What all parties of a secure sum must agree on: what a mask is bound to, and what it hides."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ MASKED = "masked"
 
 
 def ask_digest(work: Work, model: npt.NDArray[Any] | None) -> str:
-    """Return the hash of what all clients are asked alike, for `Binding.ask`."""
+    """Return the hash of what is the same for all clients, for `Binding.ask`."""
     text = json.dumps(work_to(work.common), sort_keys=True).encode()
     sent = b"" if model is None else np.asarray(model, dtype="<f4").tobytes()
     return hashlib.sha256(hashlib.sha256(text).digest() + sent).hexdigest()

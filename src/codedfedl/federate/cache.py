@@ -1,7 +1,7 @@
-"""What a client keeps on its own disk: embedded points, and what it has given away once.
+"""What a client keeps on its own disk: embedded points, and the answers that it gives only once.
 
-An engine may start a new process for every message. So features and targets lie in a folder,
-memory-mapped, and are made once.
+An engine may start a new process for every message. So features and targets are computed once and
+memory-mapped from a folder.
 """
 
 import json
@@ -55,7 +55,7 @@ class Cache:
         seconds: float = np.inf,
         scaling: Scaling = UNSCALED,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
-        """Embed until so many points are here, or the time is up.
+        """Embed until this many points are done, or the time is up.
 
         Returns
         -------
@@ -90,9 +90,9 @@ class Cache:
         return rows_of_features, targets, embedded
 
     def once(self, digest: str, make: Callable[[], Answered]) -> Answered:
-        """Give something once in a federation; asked again, give the same, and refuse any other.
+        """Answer once in a federation; asked again, repeat the answer, and refuse other questions.
 
-        Whoever got several would learn more of the data with each. A new federation has a new
+        Every further answer would reveal more about the data. A new federation has a new
         folder, and gets a new answer.
         """
         path = self.folder / "parity.npz"
@@ -128,7 +128,7 @@ class Cache:
 
 
 def clear_old(place: Path) -> None:
-    """Remove caches that nothing was written to for long: their federations' goodbyes got lost."""
+    """Remove caches that were not used for long: the goodbye of their federation got lost."""
     if not place.is_dir():
         return
     for folder in place.iterdir():
@@ -145,7 +145,7 @@ def _clear(folder: Path) -> None:
 
 
 def _reserve(path: Path) -> None:
-    """Take the disk space at once: a memory map on a full disk dies without a word."""
+    """Reserve the disk space up front: a memory map on a full disk crashes without a message."""
     with path.open("r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

@@ -1,4 +1,4 @@
-"""What a client may answer: the right form, and no more than so many points can add up to."""
+"""Checks of a client's answer: it has the right form, and is no larger than its points allow."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ __all__ = ["Bounds", "RefusedError", "answer_bytes", "checked_answer", "norm"]
 
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NUMBERS_AT_ONCE = 1 << 20
-_UNKNOWN = 2**28  # bytes of an answer whose shape a work does not say
+_UNKNOWN = 2**28  # bytes of an answer whose work does not declare its shapes
 
 
 class RefusedError(ValueError):
@@ -28,7 +28,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What features and labels that are known to be bounded allow; ∞ where they are not.
+    """Bounds on the norms of features and labels; ∞ where there is none.
 
     A Fourier feature vector has ‖x‖² ≤ 2, and a one-hot label ‖y‖² = 1.
     """
@@ -57,14 +57,14 @@ class Bounds:
         weights: Sequence[float],
         tolerance: float,
     ) -> None:
-        """Refuse rows that are longer than `points` points of weight 1 at most can make them.
+        """Refuse rows longer than `points` points with weights of at most 1 allow.
 
-        Labels of a known length also make rows of no less: `weights` says Σ w² of every mini-batch.
+        Labels of known length also give a lower bound: `weights` is Σ w² of every mini-batch.
         """
         limits = {"features": self.squared_features, "targets": self.squared_targets}
         for name, array in arrays.items():
             kind = name.rstrip("0123456789")
-            spread = 1 + tolerance * np.sqrt(2 / len(array))  # the code's own chance
+            spread = 1 + tolerance * np.sqrt(2 / len(array))  # randomness of the code
             length = norm(array) ** 2
             if not length <= limits[kind] * points * spread:
                 raise RefusedError(f"{name} of parity is longer than {points} points allow")
@@ -85,7 +85,7 @@ def answer_bytes(work: Work, task: Task) -> int:
 def checked_answer(
     arrival: Arrival, work: Work, task: Task, round_: int, load: int
 ) -> tuple[dict[str, npt.NDArray[np.float32]], int]:
-    """Return an answer's arrays and its points, if all is as the work says.
+    """Return an answer's arrays and its points, if they match the work.
 
     Work that lets a client choose its points may be answered for any number up to `load`.
     """
@@ -104,7 +104,7 @@ def checked_answer(
 
 
 def _whole(facts: Mapping[str, Any], name: str) -> int:
-    """Return a whole number; nothing else that somebody sends is ever written out."""
+    """Return a whole number; no other value from a client ever appears in a message."""
     value = facts.get(name)
     if type(value) is not int or abs(value) > 2**53:
         raise RefusedError(f"{name} is not a whole number of points or rounds")

@@ -1,7 +1,8 @@
-"""What nodes say of themselves, and how much of it is believed: a claim is a weight.
+"""What nodes claim about themselves, and which claims are accepted: a claim acts as a weight.
 
-Points weigh a node's answers, and label columns size everybody's model. What the operator states
-counts; otherwise a claim may be some times the median, so that no single node owns the model.
+A node's points weight its answers, and its label columns set the size of everybody's model. What
+the operator states takes precedence; otherwise a claim may be at most some times the median, so
+that no single node dominates the model.
 """
 
 from collections.abc import Mapping
@@ -42,6 +43,6 @@ def unbelieved(
 
 
 def _median(greeted: Mapping[int, Mapping[str, Any]], key: str) -> int:
-    """Return the lower median, which a node among two cannot move up."""
+    """Return the lower median, which one of two nodes cannot raise."""
     claims = sorted(int(facts[key]) for facts in greeted.values())
     return claims[(len(claims) - 1) // 2]

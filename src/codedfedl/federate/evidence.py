@@ -4,11 +4,12 @@ Parity X̆ = G·W·X of u rows says what a gradient should be, up to the error o
 residuals r̆ = X̆β − Y̆ its gradient A = X̆ᵀr̆ estimates Σ w²g over the client's points. Points are in
 random order, so a load stands for all of them up to a sampling error.
 
-Distances are measured as they matter: by ‖Δ‖² = tr ΔᵀM⁻¹Δ with the curvature M that the parity of
-all clients shows: the objective rises in proportion to it where a false gradient moves the
-minimum. In this norm the error of A has the variance (‖X̆w‖²‖r̆w‖² + ‖Aw‖²)/u in every direction w of
-the labels, for any code here whose columns have length 1, the rows of X̆ being measured by M too.
-What counts is the worst direction: a lie about two classes cannot hide in the noise of all others.
+Distances are measured by their effect on the objective: ‖Δ‖² = tr ΔᵀM⁻¹Δ, with the curvature M
+estimated from the parity of all clients. A false gradient moves the minimum, and the objective
+rises in proportion to ‖Δ‖². In this norm the error of A has the variance (‖X̆w‖²‖r̆w‖² + ‖Aw‖²)/u
+in every direction w of the labels, for any code here whose columns have length 1; the rows of X̆
+are measured by M too. The worst direction counts: a lie about two classes cannot hide in the noise
+of all others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +38,7 @@ _LARGEST = 4096  # features beyond which curvature is measured feature by featur
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """How gradients are measured: by the curvature that all parity together shows.
+    """The norm for gradients: the curvature estimated from the parity of all clients.
 
     Attributes
     ----------
@@ -49,7 +50,7 @@ class Metric:
 
     @classmethod
     def of(cls, features: Iterable[npt.NDArray[Any]], size: int, ridge: float) -> "Metric":
-        """Return that of some parity, with the ridge of the objective."""
+        """Return the metric of some parity, with the ridge of the objective."""
         whole = size <= _LARGEST
         total = np.zeros((size, size) if whole else size)
         for rows in features:
@@ -70,7 +71,7 @@ class Metric:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """How far a gradient lies off, how far it may be expected to, and where to.
+    """How far a gradient is off, its expected error, and the direction.
 
     Attributes
     ----------
@@ -90,11 +91,11 @@ class Measured:
 
     @property
     def distance(self) -> float:
-        """How many expected errors it lies off."""
+        """Distance in expected errors."""
         return self.off / self.error
 
     def check(self, tolerance: float) -> None:
-        """Refuse what no parity can explain, whatever others say."""
+        """Refuse a gradient too far from its parity, whatever the other clients sent."""
         if not self.distance <= tolerance:
             raise RefusedError(
                 f"gradient lies {self.distance:.3g} times its expected error from the client's "
@@ -104,7 +105,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What a gradient should be, and what it may lie off.
+    """The expected gradient, and its expected error.
 
     Attributes
     ----------
@@ -132,7 +133,8 @@ class Expected:
         if not np.isfinite(total):
             nowhere = np.zeros(self.gradient.shape, np.float32)
             return Measured(np.inf, 1.0, nowhere, self.spread)
-        # Few rows do not show all directions of the labels: then none is taken to be surer.
+        # Few rows do not show all directions of the labels: then none is assumed to be more
+        # certain.
         even = min(1.0, _NARROWEST + columns / self.rows)
         least = (even * total + rounding**2) / columns
         root = cholesky((1 - even) * self.spread + least * np.eye(columns), lower=True)
@@ -154,7 +156,7 @@ class Evidence:
     stored
         Returns the parity of a client and mini-batch; None where there is none.
     behind
-        Returns from how many points a client's parity was made.
+        Returns the number of points behind a client's parity.
 
     Attributes
     ----------
@@ -196,7 +198,7 @@ class Evidence:
             return None if expected is None else expected.times(work.weight_of(client))
         points = int(self.task.held[client])
         rows, embedded = (max(own, share * points) for own, share in self._usual(client, found))
-        # At most, over all points. Who embeds fewer than others may not lie off further for it.
+        # At most, over all points: embedding fewer points than others must not widen the limit.
         sampling = points**2 * max(1 / embedded - 1 / points, 0.0)
         return self._expected(found, (client, batch), model, points, 1.0, sampling, rows)
 
@@ -217,9 +219,9 @@ class Evidence:
     def _of_load(
         self, found: parity.Parity, client: int, batch: int, load: int, model: npt.NDArray[Any]
     ) -> Expected | None:
-        """Say what the paper's parity tells of the gradient over the first `load` points.
+        """Return what the paper's parity implies for the gradient over the first `load` points.
 
-        None where it tells nothing: all points are processed and sure to return, so all weigh 0.
+        None if it implies nothing: all points are processed and certain to return, so all weigh 0.
         """
         assert isinstance(self.setup, Parity)
         own, held = self.setup.for_client(client), self.task.points[:, client]
@@ -274,7 +276,7 @@ class Evidence:
 
     @property
     def metric(self) -> Metric:
-        """The curvature of all parity that is there when it is first asked for."""
+        """The curvature of all parity that is available at the first call."""
         if self._metric is None:
             ridge = self.task.ridge * float(self.task.held.sum())
             self._metric = Metric.of(self._features(), self.task.model_shape[0], ridge)
@@ -298,7 +300,8 @@ def squared_weights(work: Parity | BlockParity, points: npt.NDArray[Any]) -> lis
 class Expecting:
     """What clients should answer, computed while they are waited for.
 
-    To judge an answer reads a client's parity, which may be large; a deadline has no time for that.
+    Judging an answer reads the client's parity, which may be large: too slow just before a
+    deadline.
 
     Parameters
     ----------

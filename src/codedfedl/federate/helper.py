@@ -1,6 +1,6 @@
-"""The helper as a node of its own role: it holds no data, and answers for masks alone.
+"""The helper as a node with its own role: it holds no data, and answers only for masks.
 
-Whatever it has agreed to and answered lies in its home, on the disk before an answer leaves.
+All that it has agreed to and answered is on disk in its home folder before an answer leaves.
 """
 
 import json
@@ -59,14 +59,14 @@ class HelperNode:
         return answer
 
     def _hello(self, federation: str) -> Answered:
-        """Say what this is."""
+        """Return the helper's role, name, key and version."""
         key = public_digits(self.key)
         return {"role": HELPER, "name": self.name, "key": key, "version": __version__}, {}
 
     def _agree(
         self, federation: str, contract: Mapping[str, Any], clients: Mapping[str, str]
     ) -> Answered:
-        """Take a federation's contract, once; the same again is taken, and any other refused."""
+        """Accept a federation's contract once; accept the same again, and refuse any other."""
         self._refuse_ended(federation)
         found = contract_of(contract)
         if found.federation != federation:
@@ -77,7 +77,7 @@ class HelperNode:
             raise InputError("the contract is with other clients than those that are named")
         for name, key in clients.items():
             self._check_client(name, key)
-        self._summing(found, clients, {})  # refuses too few clients, and keys that are none
+        self._summing(found, clients, {})  # refuses too few clients, and invalid keys
         text = json.dumps([found.document(), dict(clients)], sort_keys=True).encode()
         kept = self._files(federation)
         if kept.setdefault("contract", text) != text:
@@ -111,7 +111,7 @@ class HelperNode:
         return {}, {"sum": helper.answer(binding, arrived, numbers)}
 
     def _goodbye(self, federation: str) -> Answered:
-        """Forget the answers of a federation, which from now on gets no other."""
+        """Delete the answers of a federation, which gets no others from now on."""
         kept, answers = self._files(federation), self._answers(federation)
         if "contract" in kept:
             kept["ended"] = b""

@@ -1,4 +1,4 @@
-"""How the server reaches the helper, which may be restarted on the way."""
+"""How the server reaches the helper, which may restart meanwhile."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ class HelperLink:
     job
         What every question says of the federation.
     clients
-        The nodes that are no helper.
+        The nodes that are not helpers.
     patience
         Seconds for which the helper is looked for, and asked again.
 
@@ -49,7 +49,7 @@ class HelperLink:
         self._node: int | None = None
 
     def find(self, key: str | None) -> str:
-        """Look for the helper, that with a key or the only one; return its public key."""
+        """Find the helper with a given key, or the only one; return its public key."""
         until = self.transport.now() + self.patience
         while True:
             others = self.transport.nodes() - self.clients
@@ -100,7 +100,7 @@ class HelperLink:
         largest: int,
         seconds: float,
     ) -> list[Arrival]:
-        """Return what came in time: nothing from a node that the engine does not know any more."""
+        """Return the answers in time; none comes from a node that the engine no longer knows."""
         questions = {node: (node, {"job": self.job, **facts}) for node in nodes}
         until = self.transport.now() + seconds
         try:

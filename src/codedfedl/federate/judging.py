@@ -1,11 +1,11 @@
-"""Answers judged over time and against each other: who lies further off its parity than others do.
+"""Judge answers over time and against each other: find clients unusually far from their parity.
 
-Every honest gradient lies about one expected error off (`evidence.py`); how much exactly, all
-clients share: a model that was fitted to the parity lies further off it. So a distance is measured
-in units of the round's median, and a client is an outlier where it is beyond both a fixed multiple
-and five times the spread of the others. In a single answer that is refused; where the running mean
-is beyond the limit, all answers are, until it has come down. And errors of different sketches have
-nothing to do with each other: answers that lie off in the same direction are refused.
+Every honest gradient is about one expected error away from its parity (`evidence.py`). The exact
+factor is common to all clients: it grows when the model was fitted to the parity. So a distance is
+measured in units of the round's median, and a client is an outlier if it exceeds both a fixed
+multiple and five times the spread of the others. A single outlying answer is refused; if the
+running mean exceeds the limit, all answers are refused until it has come down. The errors of
+different sketches are independent, so answers that deviate in the same direction are refused too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +44,13 @@ class Judge:
     held
         Points of every client.
     means : array of shape (n,)
-        The running mean of each client's distances, in the medians of their rounds; NaN: none yet.
+        The running mean of each client's distances, in units of the round's median; NaN: none yet.
     errors : array of shape (n,)
         The smallest expected error of each client so far.
     calmest
         The smallest median distance of a round so far.
     slack
-        By how much limits are wider, where parity has so few rows that it hardly tells.
+        Factor that widens the limits if parity has too few rows to judge by.
     compared
         How many clients were compared in the last round.
     """
@@ -71,7 +71,7 @@ class Judge:
 
     @property
     def close_to_refused(self) -> list[int]:
-        """Whose running mean is beyond the limit, or close to it."""
+        """Clients whose running mean exceeds the limit, or is close to it."""
         close = np.nan_to_num(self.means, nan=0.0) > _CLOSE * self.lasting_limit
         return [int(j) for j in np.flatnonzero(close)]
 
@@ -89,11 +89,11 @@ class Judge:
     def distances(self, measured: Mapping[int, Measured]) -> dict[int, float]:
         """Return how many expected errors each client's answer lies off.
 
-        An expected error grows with the residuals: whoever led the model astray could lie more and
-        more. So it counts for no more than it was at a better model, but for `_GROWTH`; and, so
-        that no client can widen its limits by parity of large rows, for no more than `_UNSURE`
-        times what is usual for as many points. By which power of the points it grows depends on
-        the code: the larger one counts.
+        An expected error grows with the residuals, so a client that misleads the model could lie
+        more and more. Hence it counts as at most `_GROWTH` times its smallest value so far. It also
+        counts as at most `_UNSURE` times the usual error for as many points, so that no client can
+        widen its limits by parity with large rows. The power of the points with which it grows
+        depends on the code; the larger one counts.
         """
         if not measured:
             return {}
@@ -111,13 +111,13 @@ class Judge:
         return found
 
     def recall(self, distances: Mapping[int, float], errors: Mapping[int, float]) -> None:
-        """Take in what was found in an earlier round."""
+        """Restore the findings of an earlier round."""
         for j, error in errors.items():
             self.errors[j] = min(self.errors[j], error)
         self.hear(distances)
 
     def hear(self, distances: Mapping[int, float]) -> dict[int, str]:
-        """Take in the distances of a round; return whose answers do not count, and why."""
+        """Add the distances of a round; return the clients to refuse, and why."""
         if not distances:
             return {}
         median = max(1.0, _low_median(list(distances.values())))
@@ -152,17 +152,17 @@ class Judge:
 def coherent(
     measured: Mapping[int, Measured], overlap: Callable[[int, int], float]
 ) -> dict[int, str]:
-    """Return whose answers lie off together, and why they do not count.
+    """Return the clients whose answers deviate together, and why they are refused.
 
     The errors of two sketches are independent: in many dimensions they are almost orthogonal. Lies
-    that shall move the model add up, so they are not. What a model that was fitted to the parity
-    does to all clients alike is the median pair's.
+    that are meant to move the model add up, so they are not. A model that was fitted to the parity
+    affects all clients alike, and so the median pair too.
 
     Parameters
     ----------
     overlap
-        Returns the mean square of the cosine that the points of two clients make likely: those of
-        one class have few directions to lie off in.
+        Returns the mean square of the cosine to be expected from the points of two clients: points
+        of one class deviate in few directions.
     """
     clients = sorted(measured)
     if len(clients) < _FEWEST:
@@ -193,23 +193,23 @@ def _cosine(one: FloatArray, other: FloatArray) -> float:
 
 
 def suspects_of(judge: Judge) -> list[int]:
-    """Return who lies further off than most, the furthest first."""
+    """Return the clients that are further off than most, the furthest first."""
     means = np.nan_to_num(judge.means, nan=0.0)
     return [int(j) for j in np.argsort(-means, kind="stable") if means[j] > _SUSPECT]
 
 
 def _limit(ratios: Sequence[float], always: float) -> float:
-    """Return the largest ratio that is no outlier."""
+    """Return the largest ratio that is not an outlier."""
     middle = float(np.median(ratios))
     spread = float(np.median(np.abs(np.asarray(ratios) - middle)))
     return float(np.clip(middle + _SPREADS * spread, always, max(_WIDEST, always)))
 
 
 def _slack(measured: Mapping[int, Measured], few: int) -> float:
-    """Return by how much a limit is wider, where parity has not many more rows than a few."""
+    """Return the factor that widens a limit when parity has few rows."""
     return 1 + (few / float(np.median([one.rows for one in measured.values()]))) ** 2
 
 
 def _low_median(values: Sequence[float]) -> float:
-    """Return the lower of the two middle values: of two clients, one cannot move it up."""
+    """Return the lower of the two middle values: one of two clients cannot raise it."""
     return sorted(values)[(len(values) - 1) // 2]

@@ -1,4 +1,4 @@
-"""The beginning of a federation: all nodes are there, and agree on what they compute."""
+"""The start of a federation: wait for all nodes, and agree on what they compute."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -156,7 +156,7 @@ def _greeted(
         raise RefusedError(f"{node} has inputs = {facts['inputs']}, which is impossible")
     try:
         width = features.size(facts["inputs"])
-    except InputError as error:  # other images than ours, or none
+    except InputError as error:  # images of another shape, or no images
         raise RefusedError(f"{node}: {error}") from None
     for key in ("inputs", "columns"):
         if not 1 <= facts[key] <= _MOST_NUMBERS // width:
@@ -208,7 +208,7 @@ def wait_for(
     say: Say,
     names: Mapping[int, str],
 ) -> Members:
-    """Give the nodes of a resumed federation some time to be there again; return where they are.
+    """Give the nodes of a resumed federation time to reconnect; return the members.
 
     Without keys, or with a new one, a node that was started again has another number: it is known
     by its name, if its data have the same form and size.
@@ -234,7 +234,7 @@ def _met_again(
     say: Say,
     names: Mapping[int, str],
 ) -> Members:
-    """Return the members with the numbers of those that have come back under another."""
+    """Return the members, with the new numbers of those that reconnected under another."""
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
     job = job_of(experiment, members.key)
     greetings = {node: (node, {"job": asdict(job)}) for node in new}

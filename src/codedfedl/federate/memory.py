@@ -1,4 +1,4 @@
-"""A transport without a network: nodes in this process, on a clock that nobody has to wait for.
+"""A transport without a network: nodes in this process, on a virtual clock.
 
 It is for tests and for trying a scheme out: the server and the nodes are the real ones.
 """
@@ -56,7 +56,7 @@ class MemoryTransport:
     Attributes
     ----------
     online : set of int
-        Nodes that are there: take one out and it answers nothing.
+        Connected nodes: one that is removed no longer answers.
     asked : list
         Every question so far: node, kind and facts.
     """

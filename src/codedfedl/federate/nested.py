@@ -1,9 +1,9 @@
-"""Which sums a node gives, so that no difference of two shows single points.
+"""Which sums a node may send, so that no difference of two reveals single points.
 
-A gradient over 100 points and one over 101 give the 101st point's own. Every answer is a sum over
-an interval of a node's points, in their fixed order; what can be had from several by adding and
-subtracting are the sums between any two ends that are connected by intervals. So all connected ends
-must lie apart: by `least` points and by a tenth of what lies before.
+Gradients over 100 and over 101 points reveal that of the 101st point. Every answer is a sum over an
+interval of a node's points, in their fixed order. Adding and subtracting answers gives the sum
+between any two ends that are connected by intervals. So all connected ends must be far apart: by
+`least` points, and by a tenth of the points before them.
 """
 
 import json
@@ -26,13 +26,13 @@ class Nested:
         self.path, self.least = folder / "sums.json", least
 
     def size(self, start: int, wanted: int, *, elastic: bool) -> int:
-        """Return for how many points from `start` on an answer may be, and remember it.
+        """Return how many points from `start` on an answer may cover, and record it.
 
         Parameters
         ----------
         elastic
-            Whether a smaller answer will do: then it is over the points of an earlier one where
-            `wanted` would be too near to it.
+            Whether a smaller answer will do: it then covers the points of an earlier one, if
+            `wanted` would be too close to that.
         """
         groups = self._groups()
         ends = sorted(end for group in groups if start in group for end in group if end > start)

@@ -62,7 +62,7 @@ class Node:
     cache
         A folder of its own.
     least
-        It answers for no fewer points together, in a gradient or behind a parity row.
+        Minimum number of points behind an answer: in a gradient, or behind a parity row.
     works
         Modules whose own kinds of work it does, besides the package's.
     encoder
@@ -72,7 +72,7 @@ class Node:
     clock
         Returns seconds, for what a computation takes.
     vault
-        Where it has one, it answers in sums alone, under masks.
+        If given, it answers only in secure sums, under masks.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class _Desk:
         return {}, vars(moments(self.node.load(), about))
 
     def pair(self) -> Answered:
-        """Say with which helper this node has masks in common, and its own public key."""
+        """Return the helper key that this node has pinned, and its own public key."""
         if self.node.vault is None:
             raise InputError(
                 f"{self.node.name} has no helper: start it with --helper and the helper's key"
@@ -273,7 +273,7 @@ class _Desk:
         return found
 
     def _refuse_few(self, work: Work, mixed: int, held: int) -> None:
-        """Refuse what would show single points; only a client that holds few has no choice."""
+        """Refuse answers that would reveal single points, unless the client holds too few."""
         if mixed < min(self.node.least, held):
             raise InputError(
                 f"{work.kind} mixes {mixed} points, and {self.node.name} answers for "

@@ -11,7 +11,7 @@ __all__ = ["probe"]
 
 
 def probe(federation: Federation) -> Traces:
-    """Measure every node: a gradient over all, a half or a quarter of its points a message.
+    """Measure every node: a message asks for a gradient over all, half or a quarter of its points.
 
     A node that is silent twice is not asked again.
     """
@@ -41,7 +41,7 @@ def probe(federation: Federation) -> Traces:
 
 
 def _measured(federation: Federation, arrival: Arrival, took: float) -> tuple[float, float]:
-    """Return compute and total seconds of a probe, without what only the first one does."""
+    """Return compute and total seconds of a probe, without what only the first one computes."""
     seconds, busy = arrival.facts.get("seconds"), arrival.facts.get("busy")
     if type(seconds) is float and type(busy) is float and 0 < seconds <= busy < took:
         return seconds, took - busy + seconds

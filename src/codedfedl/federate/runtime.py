@@ -122,10 +122,10 @@ class Federation:
         return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once, largest=most)
 
     def begin(self, account: "Account | None") -> None:
-        """Learn what the run gives away under a guarantee, before its first exchange."""
+        """Receive the run's privacy account, if it has one, before its first exchange."""
 
     def end(self) -> None:
-        """Tell whoever is no client that the federation is over."""
+        """Tell parties other than clients that the federation is over."""
 
     # From the journal.
 
@@ -153,7 +153,7 @@ class Federation:
     # Live.
 
     def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
-        """Ask the clients, wait, and return what came."""
+        """Ask the clients, wait, and return their answers."""
         if ask.noise is not None:
             raise InputError(
                 f"{ask.work.kind} is for secure sums, and the scheme discloses neither sums nor "
@@ -195,7 +195,7 @@ class Federation:
                                 (arrival.client, arrival.when - pending.asked)
                             )
                 if pending.work.once and tally.has_refused(pending.client):
-                    self.excluded.add(pending.client)  # what it sends once is no good
+                    self.excluded.add(pending.client)  # its one-time answer is unusable
                 if ask.wait.enough(**counts, expected=len(fresh) + tally.arrived_already):
                     break
         self._judged(taken, tally)
@@ -257,7 +257,7 @@ class Federation:
         return Timings(loads, np.where(loads > 0, seconds, 0.0), loads > 0)
 
     def _judged(self, taken: list[_Taken], tally: Tally) -> None:
-        """Let the judge hear all answers of a round, and leave out those that do not count."""
+        """Pass all answers of a round to the judge, and leave out those that it refuses."""
         measured = {one.reply.client: one.measured for one in taken if one.measured is not None}
         distances = self.judge.distances(measured)
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
@@ -367,7 +367,7 @@ class Federation:
         self._sent.pop(round_ - _REMEMBERED - 1, None)
 
     def _longest(self, ask: Ask) -> float:
-        """Return for how long this ask may wait: no wait is without an end."""
+        """Return how long this ask may wait: every wait is limited."""
         if np.isfinite(ask.wait.deadline):
             return ask.wait.deadline
         limit = None if ask.setup else self.config.deadline

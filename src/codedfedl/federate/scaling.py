@@ -20,7 +20,7 @@ def agree_on_scaling(
 ) -> Scaling:
     """Ask all members for sums twice, about 0 and about the means; every one must answer.
 
-    How many points each has is what it said when it was met.
+    The number of points of each is what it reported when it joined.
     """
     first = _asked(transport, config, members, job, [0.0] * members.inputs)
     low, offset = agreed_means(first, members.points)

@@ -2,7 +2,7 @@
 
 Wait until all nodes are ready and agree; measure them; fit a fleet; plan; let them embed and send
 parity; play rounds; save the model. Every finished step is in the journal, so that a server that
-was killed begins where it was.
+was killed continues where it was.
 """
 
 from collections.abc import Iterator, Mapping
@@ -131,7 +131,7 @@ def _lessons(journal: Journal, members: Members) -> Iterator[str]:
 
 
 def _telling(say: Say, status: StatusFile) -> Say:
-    """Return a way to say sentences that are what the run is doing, too."""
+    """Return a function that says a sentence and also writes it to the status."""
 
     def tell(sentence: str) -> None:
         say(sentence)

@@ -99,7 +99,7 @@ class Noisy:
         return Contract(federation, self.account, _private(work).scale, helper, clients, least)
 
     def number(self, ask: Ask, contract: AnyContract) -> int:
-        """Return the number of the sum that an ask is for, if its noise is what is paid for."""
+        """Return the number of the sum that an ask is for, if its noise matches the account."""
         assert isinstance(contract, Contract)
         what = _private(ask.work).name
         number = contract.number(what, self._given[what])
@@ -112,7 +112,7 @@ class Noisy:
         return number
 
     def pay(self, work: Work, *, given: bool) -> None:
-        """Spend a sum that is given out; with shares any, as each answer has noise of its own."""
+        """Charge a released sum; with noise shares, any sum: each answer has its own noise."""
         if not given and not self.account.shares:
             return
         what = _private(work).name

@@ -37,7 +37,7 @@ __all__ = ["SummedFederation"]
 
 
 class SummedFederation(Federation):
-    """A federation of which the server sees sums alone, with noise or without."""
+    """A federation whose server sees only sums, with noise or without."""
 
     _contract: AnyContract | None = None
 
@@ -105,7 +105,7 @@ class SummedFederation(Federation):
         self.say(f"no sum: {few} clients arrived, fewer than {least}")
 
     def _uncovered(self, work: Work, masked: Exchange, facts: Mapping[str, Any]) -> Exchange:
-        """Ask the helper about those who arrived, and take their masks off: this spends a sum."""
+        """Ask the helper for the masks of the arrivals, and remove them: this spends a sum."""
         began, total = self.transport.now(), masked.sums[MASKED]
         names = [self.members.names[j] for j in np.flatnonzero(masked.record.arrived).tolist()]
         correction = self._correction({**facts, "arrived": names, "numbers": len(total)})

@@ -74,7 +74,7 @@ class Tally:
         return any(client == one for one, _ in self.refusals)
 
     def record(self, round_: int, deadline: float, now: float, gone: Collection[int]) -> Record:
-        """Close the exchange: who is late and not there any more was dropped."""
+        """Close the exchange: late clients that are no longer connected count as dropped."""
         for j in gone:
             if self.outcome[j] == LATE:
                 self.dropped(j)

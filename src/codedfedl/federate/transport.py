@@ -22,7 +22,7 @@ class Answerer(Protocol):
 
 
 Status = Literal["answer", "malformed", "problem", "gone", "late"]
-"""An answer; one that is not ours; the node's own trouble; no such node; nothing in time."""
+"""An answer; a malformed one; a problem of the node; no such node; nothing in time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +82,8 @@ class Transport(Protocol):
         arrays
             What goes to all of them, such as the model.
         at_once
-            How many clients may be at it at a time, where answers are large: the next is asked when
-            an answer is dealt with, and one that got lost on the way is asked for again.
+            How many clients are asked at a time, if answers are large: the next is asked when an
+            answer has been processed, and a lost answer is asked for again.
         largest
             The most bytes that the arrays of an answer may have; a larger answer is malformed, and
             is not taken into memory. Any size if None.

@@ -38,7 +38,7 @@ from codedfedl.privacy.masks import Binding, Sender, shared_seed
 __all__ = ["DELTA", "EPSILON_CAP", "SumQuestion", "Vault"]
 
 EPSILON_CAP, DELTA = 10.0, 1e-5
-"""What a node spends of a data set at most, where it is not told otherwise."""
+"""Default limit on the ε that a node spends per data set."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -64,7 +64,7 @@ class SumQuestion:
     sum: Mapping[str, Any] | None
 
     def __bytes__(self) -> bytes:
-        """Return all of it."""
+        """Return the whole question as bytes."""
         sent = b"" if self.model is None else self.model.tobytes()
         return json.dumps([work_to(self.work), self.load], sort_keys=True).encode() + sent
 
@@ -265,7 +265,7 @@ def own_noise(deviation: float, numbers: int) -> Residues:
 
 
 def _check_release(work: PrivateSum, contract: Contract, number: int) -> None:
-    """Refuse what is not the sum of this number in the contract, with its share of the noise."""
+    """Refuse work that is not this sum of the contract, or has another share of the noise."""
     what = contract.release(number).what
     if what != work.name or work.scale != contract.scale:
         raise InputError(

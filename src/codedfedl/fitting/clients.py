@@ -23,7 +23,7 @@ from codedfedl.fleet.devices import DelayParameters
 __all__ = ["FEWEST_TO_JUDGE", "QUANTITIES", "ClientTimes", "Fitted"]
 
 FEWEST_TO_JUDGE = 8
-"""Replies of a client below which nothing is said of how well the model fits."""
+"""Minimum number of replies for judging how well the model fits a client."""
 
 QUANTITIES = (
     "rate",
@@ -45,7 +45,7 @@ _WAYS = ("down", "up")
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What is said of one client."""
+    """The estimates for one client."""
 
     estimate: dict[str, float]
     interval: dict[str, FloatArray]
@@ -57,7 +57,7 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class ClientTimes:
-    """One client's measurements, taken apart: T = work + down + up + rest.
+    """One client's measurements, decomposed: T = work + down + up + rest.
 
     Arrays have an entry for each reply, but for `missing`.
     """
@@ -76,7 +76,7 @@ class ClientTimes:
 
     @staticmethod
     def of(traces: Traces, rows: IntArray, points: float) -> "ClientTimes":
-        """Take apart what was measured of a client."""
+        """Decompose the measurements of a client."""
         came, never = rows[traces.came[rows]], rows[~traces.came[rows]]
         seconds, notes = traces.seconds[came], list[str]()
 
@@ -214,9 +214,10 @@ class ClientTimes:
     def _work_intervals(self, rng: np.random.Generator) -> tuple[FloatArray, ...]:
         """Return intervals for c, a, α and how many were late, from estimates of simulated times.
 
-        How far estimates lie from what was simulated, in units of θ̂, does not depend on the truth:
-        each simulated distance gives a truth that may have led to what was measured (a generalised
-        pivot). With late replies this holds only nearly; then the estimates' own spread counts too.
+        The distance of estimates from the simulated values, in units of θ̂, does not depend on the
+        true values: each simulated distance gives true values that may have led to the measurements
+        (a generalised pivot). With late replies this holds only approximately; then the spread of
+        the estimates counts too.
         """
         base = self._fit_work(self.work, bounded=False)
         if base.freedom[0] <= 0:
@@ -226,7 +227,7 @@ class ClientTimes:
             return fixed, per_point, np.array([0.0, np.inf]), np.zeros(2)
         n = len(self.load)
         drawn = base.draw(self.load, self._work_limit, rng.random((_SAMPLES, n)))
-        # As many fail to come as would between n replies.
+        # As many replies are missing as would be between n replies (negative binomial).
         shape = (_SAMPLES, len(self.missing.load))
         times = rng.poisson(rng.gamma(n, 1 / n, (_SAMPLES, 1)), shape).astype(np.float64)
         again = self._fit_work(drawn, times, bounded=False)
@@ -251,7 +252,7 @@ class ClientTimes:
     def _possible(
         self, fixed: FloatArray, per_point: FloatArray, spread: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return c, a and α; where they are not told apart, each with all of the time."""
+        """Return c, a and α; if they cannot be separated, each with all of the time."""
         fixed, per_point = np.maximum(fixed, 0.0), np.maximum(per_point, 0.0)
         if not self.told_apart:
             fixed = fixed + per_point * self.load[0]
@@ -266,7 +267,7 @@ class ClientTimes:
     def _p_value(
         self, work: Work, estimate: dict[str, FloatArray], rng: np.random.Generator
     ) -> float:
-        """Return how often times drawn from the fit, and fitted again, lie further from theirs."""
+        """Return how often times drawn from the fit lie further from their own fit."""
         n = len(self.load)
         found = self._distance(estimate, self.seconds[None])
         luck = rng.random((_SAMPLES, n))

@@ -1,4 +1,4 @@
-"""The parts of a delay, estimated: work that takes longer by chance, links, and who is there.
+"""Estimates of the parts of a delay: work with a random part, links, and availability.
 
 Every function takes many samples at once along the leading axes, so that a bootstrap is one call.
 """
@@ -58,7 +58,7 @@ class Missing:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Y = fixed + per_point·ℓ̃ + Exp(mean spread·ℓ̃), and the chance that the client is there.
+    """Y = fixed + per_point·ℓ̃ + Exp(mean spread·ℓ̃), and the probability that the client answers.
 
     All arrays have the shape of the samples' leading axes.
 
@@ -67,7 +67,7 @@ class Work:
     fixed : seconds
     per_point, spread : seconds per point
     availability
-    freedom : measurements beyond those that the certain part takes up; 0 tells no spread
+    freedom : measurements beyond those that the certain part uses up; at 0 the spread is unknown
     """
 
     fixed: FloatArray
@@ -96,16 +96,16 @@ def fit_work(
     loads' harmonic mean. θ then is the mean of (Y − line)/ℓ̃, with as many measurements taken off
     as touch the line, and the line is lowered in proportion, until it leaves θ to the mean.
 
-    What never came back was absent or late. Its share of lateness and θ are fitted together, by
-    expectation and maximisation.
+    A missing reply was either absent or late. The share of late ones and θ are fitted together, by
+    expectation maximisation.
 
     Parameters
     ----------
     load : shape (n,)
     seconds : shape (…, n)
     bounded
-        Whether c and a must be at least 0. If not, the line stays where it touches: then what it
-        misses the truth by, in units of θ, has a distribution that no parameter plays a part in.
+        Whether c and a must be at least 0. If not, the line stays where it touches: then its error
+        in units of θ has a distribution that does not depend on any parameter.
     """
     fixed, per_point, touched = _highest_line(load, seconds, shape, bounded)
     inverse = float(np.mean(1 / load))
@@ -256,7 +256,7 @@ def fit_link(seconds: FloatArray, retries: FloatArray | None) -> Link:
 def replied_interval(came: float, late: float, total: int) -> FloatArray:
     """Return an interval for the availability (Clopper–Pearson).
 
-    Its lower end counts all that never came as absent, its upper end those `late` as there.
+    Its lower end counts all missing replies as absent, its upper end those `late` as present.
     """
     there = came + late
     low = stats.beta.ppf(_TAILS[0], came, total - came + 1) if came > 0 else 0.0

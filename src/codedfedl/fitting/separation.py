@@ -1,4 +1,4 @@
-"""What a client's measurements let be told apart, and notes on what they do not."""
+"""What a client's measurements can separate, and notes on what they cannot."""
 
 import numpy as np
 

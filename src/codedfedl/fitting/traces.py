@@ -16,7 +16,7 @@ __all__ = ["Traces", "read_traces"]
 _PARTS = ("down", "compute", "up")
 _REQUIRED = ("client", "load")
 _OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited")
-_CLOCKS_DIFFER = 0.01  # of a total: what parts measured by another clock may exceed it by
+_CLOCKS_DIFFER = 0.01  # relative: how far parts measured by another clock may exceed a total
 _ABOVE_0 = "must be finite and above 0; leave it empty if it was not measured"
 _DURATION = "must be finite and at least 0; leave it empty if it was not measured"
 _WHOLE = "must be a whole number from 0; leave it empty if it was not counted"
@@ -169,7 +169,7 @@ def read_traces(path: str | Path) -> Traces:
 
 
 def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:
-    """Return a column of numbers that are where they must be, NaN where nothing was measured."""
+    """Return a column of valid numbers, NaN where nothing was measured."""
     if values is None:
         return np.full(size, np.nan)
     try:
@@ -192,7 +192,7 @@ def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:
 
 
 def _valid(name: str, array: FloatArray) -> npt.NDArray[np.bool_]:
-    """Say which values are where a column must have them."""
+    """Return which values are in the valid range of a column."""
     if name == "load":
         return (array > 0) & np.isfinite(array)
     if name == "total":

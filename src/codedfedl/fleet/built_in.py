@@ -16,7 +16,7 @@ _SETTINGS = ("clients", "k1", "k2", "alpha", "erasure")
 
 
 def void_settings(name: str) -> tuple[str, ...]:
-    """Return the settings of built-in fleets that say nothing of this fleet."""
+    """Return the settings of built-in fleets that do not apply to this fleet."""
     if name == "paper":
         return ()
     return ("k1", "k2") if name == "phones" else _SETTINGS  # a file says all of it itself

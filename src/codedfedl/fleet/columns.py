@@ -88,7 +88,7 @@ class Columns:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a CSV or Parquet file with a column per field; those with a default may lack."""
+        """Read a CSV or Parquet file with a column per field, optional where it has a default."""
         from codedfedl.io.tables import read_table
 
         return cls(**read_table(path, *cls.file_columns()))

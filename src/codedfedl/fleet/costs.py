@@ -104,7 +104,7 @@ def parity(
     workload: Workload,
     operations: Sequence[int] | None = None,
 ) -> Cost:
-    """Apply a code to every mini-batch, and send what it makes.
+    """Apply a code to every mini-batch, and send the parity.
 
     Parameters
     ----------
@@ -210,8 +210,8 @@ class BlockSetup:
     ) -> IntArray:
         """Return how many points each client can finish by the deadline, shape (n,).
 
-        It stops embedding when what is left suffices to mix and, in nine cases of ten, to send. A
-        client that cannot fill one row has 0. Deadlines of shape (k, 1) give a row each.
+        It stops embedding when the time left just suffices to mix and, with probability 0.9, to
+        send. A client that cannot fill one row has 0. Deadlines of shape (k, 1) give a row each.
         """
         shape = np.broadcast_shapes(np.shape(deadline), (len(fleet),))
         low, high = np.zeros(shape, dtype=np.int64), np.asarray(held, dtype=np.int64)
@@ -227,7 +227,7 @@ class BlockSetup:
 
 @lru_cache(maxsize=8)
 def _sent(most: int, erasures: bytes) -> FloatArray:
-    """Return how often packets are sent until all are there, in nine cases of ten.
+    """Return the number of transmissions until all packets arrive, with probability 0.9.
 
     Shape (most + 1, n): the row is the number of packets. A plan asks for it thousands of times.
     """

@@ -268,7 +268,7 @@ class DelaysWithPoints(Generic[D_co]):
 
 
 Delays = DelayParameters | DelaysWithPoints[DelayDistribution] | DelayDistribution
-"""What a delay model can be had from: a `Fleet`, a model with points, or a model alone."""
+"""Anything with a delay model: a `Fleet`, a model with points, or a model alone."""
 
 
 def delays_of(fleet: Delays) -> DelayDistribution:

@@ -1,4 +1,4 @@
-"""Whose a connection on loopback is, by the kernel's table."""
+"""The owner of a loopback connection, by the kernel's table."""
 
 import os
 from collections.abc import Collection, Iterator

@@ -26,7 +26,7 @@ FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a file to write beside the real one, and put it in its place when all went well."""
+    """Yield a temporary path beside the real file, and move it into place on success."""
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield partial
@@ -40,12 +40,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def durable(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that takes its name once it is on the disk, whatever happens to the power."""
+    """Yield a file that gets its name only once it is on disk, so that a power cut is harmless."""
     with replacing(path) as partial, partial.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
-    synced(path.parent)  # the name is the folder's
+    synced(path.parent)  # the name is stored in the folder
 
 
 def synced(path: Path) -> None:
@@ -86,7 +86,7 @@ def cache_folder(name: str) -> Path:
 
 
 class Files(MutableMapping[str, bytes]):
-    """Values in files of a folder, each on the disk before its assignment is over."""
+    """Values in files of a folder, each on disk when its assignment returns."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

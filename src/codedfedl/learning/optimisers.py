@@ -1,4 +1,4 @@
-"""How a server walks along gradients: plain steps, Nesterov's, and block conjugate gradients.
+"""How a server descends along gradients: plain steps, Nesterov's, and block conjugate gradients.
 
 An optimiser is a frozen dataclass with one pure function. What it remembers is a value that it is
 given and returns; gradients are means over points, with the ridge in them.
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 class Optimiser(ABC):
-    """A way from gradients to the next model."""
+    """A rule that turns gradients into the next model."""
 
     name: ClassVar[str]
 
@@ -70,7 +70,7 @@ class Optimiser(ABC):
         """
 
     def settled(self, memory: Any) -> bool:
-        """Return whether more steps would bring nothing."""
+        """Return whether more steps would gain nothing."""
         return False
 
 
@@ -101,8 +101,8 @@ class _Momentum:
 class Nesterov(Optimiser):
     """Accelerated descent, with a step no longer than the curvature that the gradients show.
 
-    The k-th question lies beyond the k-th model by k/(k + 3) of the last move. Of two gradients on
-    different points the curvature says less, but is still of the right size.
+    The k-th question lies beyond the k-th model by k/(k + 3) of the last move. From gradients over
+    different points the curvature is less accurate, but still of the right size.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class Nesterov(Optimiser):
     name: ClassVar[str] = "nesterov"
 
     def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
-        """Step down from the question, then lean on."""
+        """Step down from the question, then extrapolate."""
         if memory is None:
             memory = _Momentum(asked, asked, gradient, 0, 0.0)
         curvature = memory.curvature

@@ -86,7 +86,7 @@ class Sketch:
         return np.asarray(self.vectors @ self.divided(self.turned(vector), scale, ridge))
 
     def divided(self, turned: FloatArray, scale: float, ridge: float) -> FloatArray:
-        """Return the same of a vector that is turned, still turned."""
+        """Return the same quotient of a vector in the eigenbasis, in that basis."""
         weights = scale * self.values + ridge
         if not weights.min() > len(weights) * np.finfo(float).eps * weights.max():
             raise InputError(
@@ -110,8 +110,8 @@ class Sketch:
     def smallest_objective(self, ridge: float) -> float:
         """Estimate the ridge objective of all points at its minimum, ½‖Xβ − Y‖² + ½·ridge·‖β‖².
 
-        The parity's own errors are too small, row by row, by what the fit uses up of each. It is
-        asked for in every round, for the same ridge: what was found is kept.
+        The fit makes the parity's own errors too small; each row is corrected by its leverage. The
+        result is needed in every round for the same ridge, so it is cached.
         """
         if ridge not in self._objectives:
             penalty = ridge * float((self.solve(ridge) ** 2).sum())
@@ -166,10 +166,10 @@ def curvature_ratio(true: Sketch, assumed: Sketch, ridge: float, damped: float) 
 
 
 def damping(sketch: Sketch, ridge: float, rng: np.random.Generator) -> float:
-    """Return the smallest λ_P at which H + ridge ≼ 2·(H̃ + λ_P) is safely to be expected.
+    """Return the smallest λ_P at which H + ridge ≼ 2·(H̃ + λ_P) can safely be expected.
 
     H is the true Hessian, which the server does not know. But H̃ relates to H as a fresh sketch H̃′
-    of the parity relates to H̃, but for one thing: the largest eigenvalues of H̃ are themselves
+    of the parity relates to H̃, with one exception: the largest eigenvalues of H̃ are themselves
     (1 + √θ)² times too large, θ = d_eff(λ_P)/u, and so is the damping found from it.
 
     It is an estimate. Where it is too low, the clients' answers show it (`coded-newton`).

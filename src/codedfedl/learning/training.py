@@ -9,7 +9,7 @@ from codedfedl.errors import InputError
 
 __all__ = ["Schedule", "accuracy", "r_squared", "step", "telling_excess"]
 
-_EXPLAINED = 0.1  # an excess is measured by what the optimum explains where that is below ten times
+_EXPLAINED = 0.1  # an excess is relative to what the optimum explains, if that is below ten times
 _LEAST_SHARE = 1e-3  # the rest of the loss; but nothing is asked of data that explain nothing
 
 
@@ -41,7 +41,7 @@ class Schedule:
 
 
 def step(model: Array, total: Array, points: float, size: float, ridge: float) -> Array:
-    """β − μ(g + λβ) with g = total/points (section 2.1), in as few passes as there are."""
+    """β − μ(g + λβ) with g = total/points (section 2.1), in as few passes as possible."""
     return (1 - size * ridge) * model - (size / points) * total
 
 
@@ -79,8 +79,8 @@ def r_squared(predictions: Array, targets: Array) -> Array:
 def telling_excess(excess: float, explained: float) -> float:
     """Return an excess over the optimum's loss, smaller where the optimum explains little.
 
-    Where most of the loss is irreducible, an excess that is small beside it may be all that there
-    is to learn.
+    Where most of the loss is irreducible, an excess that is small beside it may be everything that
+    can be learned.
 
     Parameters
     ----------

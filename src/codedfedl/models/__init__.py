@@ -1,4 +1,4 @@
-"""A trained model that stands alone: it predicts, and lies in one file."""
+"""A standalone trained model: it predicts, and is stored in one file."""
 
 from codedfedl.models.files import load_model, save_model
 from codedfedl.models.model import Model

@@ -38,7 +38,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def map_settings(features: FeatureMap) -> dict[str, Any] | None:
-    """Return what makes a feature map anew; None for one that is not the package's."""
+    """Return the settings that recreate a feature map; None for one that is not the package's."""
     if isinstance(features, Encoder):
         return _encoder_settings(features)
     names = ("n_components", "sigma", "seed")

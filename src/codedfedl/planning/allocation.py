@@ -49,7 +49,7 @@ class Allocation:
     return_probabilities : array of shape (n,)
         P(T_j ≤ t) at those loads; 0 for a client without a load, from whom nothing can come.
     slope : float, points per second
-        dE[R]/dt, or 0 where the model does not tell.
+        dE[R]/dt, or 0 if the model does not provide it.
     """
 
     t: float

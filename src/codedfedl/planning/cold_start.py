@@ -196,7 +196,7 @@ def plan_cold_start(
             f"an excess of {wanted:g} is never reached: no client answers, or deadline is "
             "too short; raise either, or give rounds"
         )
-    if rounds is not None:  # what they bring is what is left to choose
+    if rounds is not None:  # given: minimise the excess, then the time
         return min(found, key=lambda one: (max(one.excess, wanted), one.seconds))
     fastest = min(one.seconds for one in found)
     close = [one for one in found if one.seconds <= _GOOD_ENOUGH * fastest]
@@ -271,7 +271,7 @@ class _Planner:
             return []
         features = self.setup.workload.features
         theta = features / rows
-        able = self.held >= self.setup.mixing  # the others are exact as soon as they are heard
+        able = self.held >= self.setup.mixing  # the others are exact as soon as they answer
         floor = sampling_excess(self.held[able], points[able], features)
         start = max(theta / (1 + theta) - floor, 0.0)
         plans = []
@@ -289,7 +289,7 @@ class _Planner:
         return plans
 
     def _rounds_of(self, points: IntArray, deadline: float | None) -> list[tuple[float, float]]:
-        """Return deadlines worth trying, each with the average share of points that it hears."""
+        """Return deadlines worth trying, each with the average share of points answered for."""
         if self.summed:
             return [self._round_of_sums(points, deadline)]
         replies = FleetDelays(self.fleet).mean(points)
@@ -301,10 +301,10 @@ class _Planner:
         return list(zip(given, heard.tolist(), strict=True))
 
     def _round_of_sums(self, points: IntArray, deadline: float | None) -> tuple[float, float]:
-        """Return the deadline with which nearly all points are heard soonest, and what it hears.
+        """Return the deadline at which nearly all points are answered for soonest, and their share.
 
-        It must leave time for the slowest too, which are lost in all rounds if in one. Whoever has
-        sent no parity answers for as few points as it may.
+        It must leave time for the slowest too: a client that misses one round misses all. A client
+        that sent no parity answers for as few points as allowed.
         """
         loads = np.maximum(points, np.minimum(self.setup.mixing, self.held)).astype(np.int64)
         delays = FleetDelays(with_helper(self.fleet))

@@ -11,7 +11,7 @@ __all__ = ["gain_by_alpha"]
 def gain_by_alpha(
     alphas: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 20.0), redundancy: float = 0.1
 ) -> dict[float, float]:
-    """Return the gain a round over waiting for all, for values of the constant that was fitted."""
+    """Return the gain per round over waiting for all, for several values of the fitted constant."""
     gains = {}
     for alpha in alphas:
         fleet = paper_devices(alpha=alpha).fleet(Workload(), 400)

@@ -7,9 +7,9 @@ that are expected to be missing,
 - *the code*. It is drawn once, so that GᵀG − I is a fixed error: training ends at the minimum of
   another quadratic. Its relative excess is (M/m)²·d/u, where d, the effective dimension, is at most
   the number of features.
-- *arrivals*. They differ in every round, so that the model trembles around that minimum: by
-  μ/2·Σ p(1 − p)ℓ²/m² for steps of size μ, where the gradients of a client's points are taken to
-  point the same way, which is the worst.
+- *arrivals*. They differ in every round, so that the model fluctuates around that minimum. In the
+  worst case, where the gradients of a client's points are parallel, this costs μ/2·Σ p(1 − p)ℓ²/m²
+  for steps of size μ.
 
 The derivation is on the theory page. `sketch-solve` is the corner t = 0, where all of m is missing.
 """
@@ -45,7 +45,7 @@ class Training:
     feature_macs
         Multiply-accumulates to embed a point.
     batches
-        Mini-batches, each encoded for itself; the fleet's points are those of one.
+        Mini-batches, each encoded separately; the fleet's points are those of one.
     rounds
         How many rounds an exact gradient would need.
     step
@@ -62,7 +62,7 @@ class Training:
     mixing: int
 
     def nonzeros(self, fleet: Fleet, rows: int) -> int:
-        """Return into how many rows a point goes."""
+        """Return how many parity rows a point enters."""
         if not self.mixing:
             return rows
         fewest = max(float(fleet.points[fleet.points > 0].min(initial=np.inf)), 1.0)
@@ -117,8 +117,8 @@ def plan_hours(fleet: Fleet, training: Training, wanted: float) -> HoursPlan:
     Parameters
     ----------
     wanted
-        Relative excess of the objective that code and arrivals may leave, such as 0.5. It is a
-        bound, since the effective dimension is: what is found is some half of it.
+        Relative excess of the objective that code and arrivals may leave, such as 0.5. It is an
+        upper bound, as is the effective dimension: the measured excess is about half of it.
     """
     if not 0 < wanted < np.inf:
         raise InputError(f"excess is {wanted:g}: must be finite and above 0")
@@ -155,7 +155,7 @@ def _errors(found: Allocation, points: float, step: float) -> tuple[float, float
 
 
 def _deadlines(fleet: Fleet) -> FloatArray:
-    """Return deadlines worth trying, from the first client's one point to everybody's twice."""
+    """Return deadlines worth trying, from one point on the fastest client to all on the slowest."""
     delays = FleetDelays(fleet)
     first = float(delays.mean(np.ones(len(fleet))).min())
     last = float(delays.mean(fleet.points).max())

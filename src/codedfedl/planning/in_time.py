@@ -18,7 +18,7 @@ Parameters = TypeVar("Parameters", bound=DelayParameters)
 def with_helper(fleet: Parameters) -> Parameters:
     """Return a fleet whose messages up take twice as long.
 
-    The helper's message is charged to everybody's own link, which is more than it takes.
+    The helper's message is charged to every client's own link: an upper bound.
     """
     return replace(fleet, packet_time_up=2 * fleet.packet_time_up)
 
@@ -26,7 +26,7 @@ def with_helper(fleet: Parameters) -> Parameters:
 def in_time(
     delays: FleetDelays, seconds: float, points: npt.ArrayLike, probability: float
 ) -> IntArray:
-    """Return the largest loads with which each client is done by a deadline with a probability.
+    """Return the largest load that each client finishes by a deadline with a given probability.
 
     Parameters
     ----------
@@ -45,12 +45,12 @@ def in_time(
 
 
 def least_arrivals(chances: npt.ArrayLike, probability: float) -> int:
-    """Return how many clients arrive at least, but for a small probability.
+    """Return how many clients arrive at least, except with a small probability.
 
     Parameters
     ----------
     chances : array of shape (n,)
-        Each client's probability to arrive, by itself.
+        Each client's probability of arriving, independent of the others.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Which feature map, and how many features, for a wanted time from a cold start.
 
-A map that tells more of a point takes longer to embed, and more features make longer messages and
-need more points. Which map tells more is not a matter of planning: the maps are given in that
-order. Each is planned as `coded-newton` plans, and the last that is done in time is taken.
+A more accurate map takes longer to embed, and more features make longer messages and need more
+points. Which map is more accurate cannot be planned: the maps are given in that order. Each is
+planned as for `coded-newton`, and the last one that finishes in time is chosen.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class MapPlan:
 def for_features(fleet: Fleet, workload: Workload, features: int) -> Fleet:
     """Return the same devices with a model of another number of features.
 
-    A point takes as many times as long, and so does a packet.
+    The time of a point and of a packet is proportional to the number of features.
     """
     times = features / workload.features
     return Fleet(
@@ -102,7 +102,7 @@ def plan_maps(
 
 
 def best_map(plans: Sequence[MapPlan], hours: float) -> MapPlan:
-    """Return the last plan, that of the map that tells most, which is done in so many hours."""
+    """Return the last plan, that of the most accurate map, that finishes in this many hours."""
     done = [one for one in plans if one.hours <= hours]
     if not done:
         soonest = min(one.hours for one in plans)

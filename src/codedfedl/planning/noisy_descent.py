@@ -1,7 +1,7 @@
 """What Nesterov's method on noisy sums learns, predicted before any data are seen.
 
-The covariance of q features is taken to have eigenvalues in proportion to 1/i, and the best model
-to be alike in all directions.
+The covariance of q features is assumed to have eigenvalues proportional to 1/i, and the best model
+to be isotropic.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ _DECAY = 1.0
 
 
 def eigenvalues(features: int) -> FloatArray:
-    """Return what the covariance is taken to have, the largest first; they add up to 1."""
+    """Return the assumed eigenvalues of the covariance, the largest first; they add up to 1."""
     falling = np.arange(1, features + 1) ** -_DECAY
     return np.asarray(falling / falling.sum())
 
@@ -34,7 +34,7 @@ def learning_errors(step: float, features: int, rounds: int) -> tuple[FloatArray
     Returns
     -------
     missed : array of shape (rounds + 1,)
-        Of a signal that is alike in all directions; 1 at first.
+        Of an isotropic signal; 1 at first.
     gained : array of shape (2, rounds + 1)
         Squared error of the predictions, for noise of variance 1 on every number of a gradient, and
         for noise whose variances are the eigenvalues.

@@ -1,19 +1,19 @@
 """The plan of private training: set-up, rounds, loads, weights and noise for an (ε, δ).
 
-Everybody embeds a pool of its points until a deadline. In every round each point of the pool is
-drawn with a chance γ_j, a client's own, so that the round is as long as planned. A point that is
-drawn seldom may weigh more than one that is in every sum, for the same privacy
-(`privacy.sampling`). So a slow client's few points in a round stand for all that it has embedded.
+Every client embeds a pool of its points until a deadline. In every round each point of the pool is
+drawn with the client's own probability γ_j, chosen so that the round lasts as planned. For the same
+privacy, a point that is rarely drawn may have a larger weight than one that is in every sum
+(`privacy.sampling`). So a slow client's few points in a round represent all that it has embedded.
 
 Five effects predict the error of the predictions, before any data are seen. Lengths of features are
 in units of their clipping radius R, those of residuals are as they are:
 
-- *too few rounds*. The covariance of q features is taken to have eigenvalues in proportion to
-  1/i, and the best model to be alike in all directions. Nesterov's method is followed for each
-  eigenvalue; as residuals are clipped to C < 1, everything moves C times as far.
+- *too few rounds*. The covariance of q features is assumed to have eigenvalues proportional to 1/i,
+  and the best model to be isotropic. Nesterov's method is followed for each eigenvalue; as
+  residuals are clipped to C < 1, everything moves C times as far.
 - *noise*, which the same recursion adds up, alike on every number of a sum.
 - *draws*, whose noise is in proportion to the eigenvalues.
-- *pools*. Client j stands for its ℓ_j points with k_j, each w_j·γ_j times as heavy on average,
+- *pools*. Client j represents its ℓ_j points by k_j of them, each with the mean weight w_j·γ_j,
   which costs q·k_j·(w_j·γ_j)²/m² of the residuals' variance, but no more than its share.
 - *the cap*. A client whose weight is cut to a share ρ of what it should be costs C·(1 − ρ)² of its
   share of the points: labels have length 1, and a clipped residual pulls with C.
@@ -77,10 +77,10 @@ class PrivatePlan:
     step
         Of Nesterov's method, in units of 1/R².
     loads, rates, weights, chances : arrays of shape (n,)
-        Each client's pool, the chance of a point to be drawn, its weight then, and the client's
-        probability to arrive.
+        Each client's pool, the probability that a point is drawn, its weight if drawn, and the
+        probability that the client arrives.
     caps : array of shape (n,)
-        No drawn point of the client weighs more, also where fewer are embedded than planned.
+        Largest weight of a drawn point of the client, even if fewer are embedded than planned.
     error
         Predicted squared error of the predictions above that of the best model.
     """
@@ -114,7 +114,7 @@ def allowed_weights(
 ) -> FloatArray:
     """Return the weights that cost no more than `cap` in every sum, shape (counts, n).
 
-    Without noise nothing is to be paid for, and the cap is on the average weight.
+    Without noise there is no privacy cost, and the cap applies to the average weight.
     """
     if mu == inf:
         return np.tile(cap / np.maximum(rates, 1e-12), (len(counts), 1))
@@ -137,7 +137,7 @@ def plan_private(
     sampling: bool = True,
     longest: float | None = None,
 ) -> PrivatePlan:
-    """Choose what promises the smallest error by some hour; what is given is taken as it is.
+    """Choose the plan with the smallest predicted error by some hour; keep values that are given.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def plan_private(
         Whether points are drawn from larger pools; otherwise a client has as many as it can
         process in a round.
     longest
-        Of a client's whole sum, where that is what noise must hide.
+        Clipping length of a client's whole sum, for a client-level guarantee.
     """
     mu = mu_of(epsilon, delta) * sqrt(1 - CENTRE_SHARE)
     given, seconds = deadline is not None, 3600 * hours
@@ -219,9 +219,9 @@ class _Planner:
         return (self.seconds - trial.setup_deadline) * _PATIENCE / trial.deadline - _FIRST
 
     def round_of(self, deadline: float) -> tuple[IntArray, FloatArray]:
-        """Return with how many points each client is nearly surely done when a round usually ends.
+        """Return how many points each client almost surely finishes by the usual end of a round.
 
-        And its chance to be done by the deadline. The helper's message is a second one up.
+        Also its probability of finishing by the deadline. The helper's message is a second upload.
         """
         delays = FleetDelays(with_helper(self.fleet))
         processed = in_time(delays, deadline / _PATIENCE, self.fleet.points, _SURE)

@@ -2,11 +2,11 @@
 
 A sum with sensitivity Δ and Gaussian noise of standard deviation σ is μ-GDP with μ = Δ/σ: no test
 tells two neighbouring data sets apart better than N(0, 1) from N(μ, 1). Releases compose exactly,
-μ² = Σ μ_i², whatever each was chosen by of what came before (Dong, Roth and Su, 2022); and μ-GDP is
+μ² = Σ μ_i², even if each is chosen adaptively (Dong, Roth and Su, 2022); and μ-GDP is
 (ε, δ)-DP exactly where δ ≥ Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) (Balle and Wang, 2018).
 
-This holds for sums over all points. Where points are drawn by chance, `privacy.sampling` accounts
-for them. ε is the largest over all clients: each has its own weights and sampling rates.
+This holds for sums over all points. Where points are sampled, `privacy.sampling` accounts for them.
+ε is the largest over all clients: each has its own weights and sampling rates.
 """
 
 from collections.abc import Callable, Sequence
@@ -150,7 +150,7 @@ class Release:
 
     @property
     def clients(self) -> int:
-        """How many clients it tells apart; 1 where all are alike."""
+        """Number of clients with values of their own; 1 if all are alike."""
         return max(len(_listed(self.sensitivity)), len(_listed(self.sampling_rate)))
 
     @property
@@ -167,15 +167,15 @@ def _listed(value: float | tuple[float, ...]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Account:
-    """Everything that a run gives away, and what it amounts to against whoever sees only that.
+    """Everything that a run releases, and the ε that holds against anyone who sees only that.
 
     Attributes
     ----------
     unit
-        Whose absence nobody can tell: a ``record``, or a whole ``client``.
+        The unit of privacy: a ``record``, or a whole ``client``.
     shares
-        Of how many clients' shares σ is the noise, where each adds a share of its own; 0 where a
-        helper adds all of it. Sums are over one client more, since everybody knows its own share.
+        Number of clients whose noise shares add up to σ, if each client adds its own share; 0 if a
+        helper adds all of it. Sums are over one client more, since each knows its own share.
     """
 
     delta: float
@@ -206,7 +206,7 @@ class Account:
         return max(composed_epsilon(sums, self.delta) for sums in self._undominated())
 
     def keeps(self, epsilon: float) -> bool:
-        """Return whether ε is no larger than this, looking at the likely worst off first."""
+        """Return whether ε is no larger than this, checking the most exposed clients first."""
         if not self.sampled or self.mu == inf:
             return self.epsilon <= epsilon
         worst = sorted(self._undominated(), key=lambda sums: -renyi_epsilon(sums, self.delta))
@@ -215,8 +215,8 @@ class Account:
     def known_to(self, clients: int) -> "Account":
         """Return the account against so many clients together, who know their own shares.
 
-        Where all others are among them, a client's answer has nothing but its own share. That is
-        also what server and helper see together.
+        If these are all other clients, a client's answer is protected only by its own share. That
+        is also what server and helper see together.
         """
         if not 1 <= clients <= self.shares:
             raise InputError(
@@ -238,9 +238,9 @@ class Account:
         return sqrt(sum(parts))
 
     def _undominated(self) -> list[tuple[tuple[float, float, int], ...]]:
-        """Return the sums as the clients see them who may be worst off.
+        """Return the sums of each client that may be the most exposed.
 
-        Whoever is drawn no more often than another, and weighs no more, has no larger ε.
+        A client that is drawn no more often than another, and weighs no more, has no larger ε.
         """
         used = [one for one in self.releases if one.count]
         seen = {tuple(one.of_client(j) for one in used) for j in range(self._clients)}
@@ -257,13 +257,13 @@ class Account:
 
     @property
     def accountant(self) -> str:
-        """By what ε was found."""
+        """The method by which ε was computed."""
         if not self.sampled:
             return "Gaussian DP"
         return "dp-accounting, PLD" if library_installed() else "Rényi divergences"
 
     def _against(self) -> list[tuple[str, float]]:
-        """Return against whom which ε holds."""
+        """Return the parties, and the ε that holds against each."""
         helper, both = "a helper that sees the models", "server and helper together"
         if not self.shares:
             return [("the server, the clients and the public", self.epsilon)] + [

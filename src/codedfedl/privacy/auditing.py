@@ -1,9 +1,10 @@
-"""What guesses about records prove of an ε: the statistics of an audit.
+"""What guesses about records prove about ε: the statistics of an audit.
 
-Each of m records is in a data set or not, by a fair coin of its own. Whoever sees what a mechanism
-gives out guesses some of the coins. If the mechanism is (ε, δ)-DP, the number of right guesses is
-dominated by a binomial with chance e^ε/(e^ε + 1), but for δ (Steinke, Nasr and Jagielski 2023,
-Theorem 5.2): too many right guesses refute the ε. Nothing is assumed of how the guesses came about.
+A fair coin decides for each of m records whether it is in a data set. An attacker who sees the
+output of a mechanism guesses some of the coins. If the mechanism is (ε, δ)-DP, the number of right
+guesses is dominated by a binomial with probability e^ε/(e^ε + 1), up to δ (Steinke, Nasr and
+Jagielski 2023, Theorem 5.2): too many right guesses refute the ε. Nothing is assumed of how the
+guesses came about.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ _STEPS = 40
 
 @dataclass(frozen=True)
 class Guesses:
-    """How often an attack was right where it dared to guess.
+    """How many guesses an attack made, and how many were right.
 
     Attributes
     ----------
@@ -97,7 +98,7 @@ def _refuted(found: Guesses, delta: float, error: float) -> float:
 
 
 def area(scores: FloatArray, included: Mask) -> float:
-    """Return the area under the ROC curve: 0.5 says nothing, 1 tells all members."""
+    """Return the area under the ROC curve: 0.5 is chance, 1 identifies all members."""
     ranks = stats.rankdata(scores)
     members, others = int(included.sum()), int((~included).sum())
     return float((ranks[included].sum() - members * (members + 1) / 2) / (members * others))

@@ -111,7 +111,7 @@ class Contract(_Agreement):
     clients
         From `digest_of_keys`.
     least
-        The fewest clients that a sum is over.
+        Minimum number of clients in a sum.
     """
 
     federation: str

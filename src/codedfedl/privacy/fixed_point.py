@@ -18,7 +18,7 @@ LEAST_SUMMED = 2
 """A sum over fewer clients would be a single client's own answer, and is not given out."""
 
 LEAST_SHARE = 4.0
-"""Steps of a client's share of the noise: with fewer, rounded shares tell more than their sum."""
+"""Least noise share of a client, in steps: with less, rounded shares reveal more than their sum."""
 
 _HALF = 2.0**31
 
@@ -26,8 +26,8 @@ _HALF = 2.0**31
 def noise_steps(sigma: float, normal: FloatArray) -> Residues:
     """Return standard normal numbers as noise of a standard deviation, in whole steps.
 
-    Rounding and wrapping come after the noise, as far as anybody can tell: the sum is a whole
-    number, so round(sum + noise) is sum + round(noise).
+    Rounding the noise is the same as rounding after the noise was added: the sum is a whole number,
+    so round(sum + noise) is sum + round(noise).
     """
     return np.asarray(np.rint(sigma * normal).astype(np.int64).astype(np.uint32))
 
@@ -62,7 +62,7 @@ class FixedPoint:
 
     @classmethod
     def for_sums(cls, largest: float, summands: int) -> "FixedPoint":
-        """Return the finest numbers of which no sum wraps around.
+        """Return the finest resolution at which no sum wraps around.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class FixedPoint:
         return (_HALF - 1 - summands / 2) / self.scale
 
     def rounding(self, summands: int = 1) -> float:
-        """Return by how much each number of a sum is off at most."""
+        """Return the largest rounding error of each number in a sum."""
         return summands / (2 * self.scale)
 
     def distance(self, exact: float, numbers: int) -> float:
@@ -101,8 +101,8 @@ class FixedPoint:
     def encode(self, values: npt.ArrayLike) -> Residues:
         """Return the numbers as integers modulo 2³².
 
-        It never fails, since a failure would tell of the data: what does not fit is cut off at the
-        largest number there is, and NaN is 0.
+        It never fails, since a failure would reveal something about the data: what does not fit is
+        cut off at the largest number there is, and NaN is 0.
         """
         steps = np.rint(np.asarray(values, dtype=np.float64) * self.scale)
         inside = np.clip(np.nan_to_num(steps, posinf=_HALF, neginf=-_HALF), 1 - _HALF, _HALF - 1)

@@ -1,4 +1,4 @@
-"""What a client has given away of each of its data sets, in all federations together.
+"""What a client has released about each of its data sets, in all federations together.
 
 The sums of different runs compose as those of one run do: μ² adds up (`privacy.accounting`). The
 ledger keeps every contract that the client has answered under and the numbers of the sums that it

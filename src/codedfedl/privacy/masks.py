@@ -47,7 +47,7 @@ class Binding:
 
     @property
     def place(self) -> str:
-        """Federation, round and attempt as text: where one ask has its place, and no other."""
+        """Federation, round and attempt as text, which identify one ask."""
         return json.dumps([self.federation, self.round, self.attempt])
 
     @property

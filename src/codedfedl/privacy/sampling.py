@@ -1,9 +1,9 @@
 """Sums over points that are drawn by chance: each point is in a sum with a chance γ (Poisson).
 
-A record that is drawn seldom may weigh more. How much more is planned by Rényi divergences, which
-have a closed form and bound the true ε from above. What a run claims is accounted for by the
-maintained library dp-accounting, which the extra ``privacy`` brings; without it, by the Rényi
-bound, which holds as well but needs some 7% more noise.
+A record that is rarely drawn may have a larger weight. How much larger is planned by Rényi
+divergences, which have a closed form and bound the true ε from above. What a run claims is
+accounted for by the maintained library dp-accounting, which the extra ``privacy`` brings; without
+it, by the Rényi bound, which holds as well but needs some 7% more noise.
 """
 
 from collections.abc import Iterable
@@ -62,7 +62,7 @@ def _ratio_table(mu: float, delta: float, count: int) -> FloatArray:
     """Return how many times as heavy points of the rates `_RATES` may be as those in every sum."""
     noise = sqrt(count) / mu
     target = renyi_epsilon([(1.0, noise, count)], delta)
-    # In the mean a point weighs at least as much; and rare points never more than this.
+    # On average a point weighs at least as much; rare points never weigh more than this.
     low, high = np.ones(len(_RATES)), 2 / _RATES
     for _ in range(_HALVINGS):
         middle = np.sqrt(low * high)
@@ -79,7 +79,7 @@ def weight_ratios(mu: float, delta: float, count: int, rates: FloatArray) -> Flo
     mu
         Of `count` sums together, for points that are in all of them.
     count
-        Of a similar number, no larger, there is a table: fewer sums allow less.
+        Number of sums; rounded down to one with a table, as fewer sums allow less.
     """
     inside = np.clip(rates, _RATES[0], 1.0)
     table = np.log(_ratio_table(mu, delta, int(2 ** (int(4 * np.log2(count)) / 4))))
@@ -88,7 +88,7 @@ def weight_ratios(mu: float, delta: float, count: int, rates: FloatArray) -> Flo
 
 @lru_cache(maxsize=4096)
 def composed_epsilon(sums: tuple[Sums, ...], delta: float) -> float:
-    """Return ε of sums together, for a record that is in each with a chance of its own.
+    """Return the total ε of sums, for a record that each includes with its own probability.
 
     A record is replaced by nothing, and the sample does not depend on it.
     """

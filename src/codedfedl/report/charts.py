@@ -1,4 +1,4 @@
-"""Charts that can be touched: what the page's script draws, as numbers."""
+"""Interactive charts: the numbers that the page's script draws."""
 
 import json
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ _KINDS = {
     _REFUSED: "refused",
 }
 MARKS = {"arrived": "●", "late": "×", "dropped": "■", "refused": "!", "not asked": "·"}
-"""What became of a question, and the sign for it: no two look alike without colour either."""
+"""The outcomes of a question and their signs, which are distinct without colour too."""
 
 
 def client_marks(conduct: Conduct) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def _kind(record: Record, j: int) -> str:
 
 
 def _told(record: Record, j: int) -> str:
-    """Say what came of a question: the seconds of an answer, or why there is none."""
+    """Return the outcome of a question: the seconds of an answer, or why there is none."""
     kind = _kind(record, j)
     if kind == "late" and j in record.busy:
         return "late (busy)"
@@ -71,7 +71,7 @@ def _told(record: Record, j: int) -> str:
 
 
 def deadline_sentence(conduct: Conduct) -> str:
-    """Say how long rounds wait, how many answers meet that, and what would do."""
+    """Say how long rounds wait, how many answers meet that, and which deadline would suffice."""
     came, expected = conduct.in_time
     suggested, seconds = conduct.suggested, conduct.nine_in_ten
     if suggested is None or not expected:

@@ -153,7 +153,7 @@ def _coloured(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
 
 
 def lowest(curves: Sequence[Curve], target: float | None) -> float | None:
-    """Begin a little below where it becomes interesting; an accuracy is never below 0."""
+    """Return the lower end of the axis, a little below the target; at least 0 for an accuracy."""
     tops = [curve.metric[np.isfinite(curve.metric)].max(initial=-np.inf) for curve in curves]
     wanted = float(max(tops)) if target is None or not np.isfinite(target) else target
     if not np.isfinite(wanted):

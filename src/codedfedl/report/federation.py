@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 SHOWN_ROUNDS = 40
-"""Rounds of which a page shows every answer: the last."""
+"""Number of last rounds of which a page shows every answer."""
 
 _BLUE, _ORANGE, _GREY = "#3d7cc9", "#d9541e", "#5b6570"
 

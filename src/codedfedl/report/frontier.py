@@ -31,7 +31,7 @@ class Place:
 
     @property
     def gain(self) -> float | None:
-        """How many times sooner than the rival: the median over seeds of the same luck."""
+        """How many times sooner than the rival: the median over seeds, with the same delays."""
         if self.rival is None:
             return None
         pairs = zip(self.rival.total_hours, self.outcome.total_hours, strict=True)

@@ -101,8 +101,7 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
     Parameters
     ----------
     live
-        What the page is called among the states of a run that goes on: it then looks for later
-        ones by itself.
+        Tag of the page among the states of a run in progress: the page then polls for later ones.
     """
     names = distinct(directories)
     stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]

@@ -54,7 +54,7 @@ class LiveView:
         self._facts: tuple[str, dict[str, Any]] = "", {}
 
     def state(self) -> dict[str, Any]:
-        """Return what the run is doing; `page` is another where the page is."""
+        """Return what the run is doing; `page` changes whenever the page does."""
         sight = look(self.directory)
         status = sight.status or Status("running", "waiting for the server")
         with self._lock:
@@ -241,6 +241,6 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: a question a second is no news."""
+            """Log nothing: every open page asks once a second."""
 
     return Handler

@@ -74,7 +74,7 @@ class Outcome:
 
     @cached_property
     def optimiser(self) -> str | None:
-        """How it goes down: the setting of that name, or what its scheme says."""
+        """Its optimiser: the setting of that name, or the scheme's own."""
         if self.known is None:
             return None
         scheme = make_scheme(self.known.scheme.name, self.known.scheme.settings)
@@ -93,7 +93,7 @@ class Outcome:
         """Charged hours at which the metric passes the target less and plus 1.64 standard errors.
 
         The errors are those of the test set: with other test points the whole curve would lie
-        higher or lower, in nine cases of ten by less. (None, None) where the metric is no share.
+        higher or lower, in nine cases of ten by less. (None, None) if the metric is not a share.
         """
         return [self._interval(curve) for curve in self.seeds]
 
@@ -118,7 +118,7 @@ class Outcome:
 
     @property
     def reference_name(self) -> str:
-        """What a gain is called a gain over."""
+        """What sentences about gains call the reference."""
         return baseline_of(self.reference_seeds[0].scheme) or self.reference
 
     @property
@@ -206,7 +206,7 @@ class Outcome:
 
 
 def baseline_of(scheme: str) -> str:
-    """Return what a gain over a scheme is called; empty where no gain is over it."""
+    """Return what a scheme is called as a baseline of gains; empty if it is not one."""
     known = SCHEMES.get(scheme)
     return "" if known is None else str(known.baseline)
 
@@ -263,10 +263,10 @@ def _reference(rivals: Sequence[Curve], tables: RunTables) -> str:
 
 
 def _automatic_target(reference: Sequence[Curve]) -> tuple[float, str]:
-    """Return a hundredth less of the way from chance than exact ridge regression, on every seed.
+    """Return 99% of the way from chance to exact ridge regression, on every seed.
 
-    Where a run does not know that, or it is not above chance, what the reference reaches in the end
-    takes its place. Not above chance either, it is ∞: there is no target.
+    If a run does not know that, or it is not above chance, the final value of the reference takes
+    its place. If that is not above chance either, the result is ∞: there is no target.
     """
     bound = max(curve.chance_bound for curve in reference)
     exact = [curve.facts.get("exact_metric", np.nan) for curve in reference]

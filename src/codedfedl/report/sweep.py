@@ -63,7 +63,7 @@ def sweep_columns(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[s
 
 
 def sweep_verdict(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[str]:
-    """Say who is first of all, and of each axis that not all schemes have, which value is best."""
+    """Say which setting is fastest, and the best value of each axis that not all schemes have."""
     sentences, placed = verdict(outcomes), _placed(experiment, outcomes)
     words = names(placed[0].values)
     for key in placed[0].values:

@@ -14,9 +14,9 @@ CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
 
 
 def best(outcomes: Sequence[Outcome], clock: str) -> Outcome | None:
-    """Return who met the target first on every seed, by the median; nobody if nobody did.
+    """Return the setting with the smallest median time that met the target on every seed, or None.
 
-    Whoever is not above chance meets nothing.
+    A setting that is not above chance does not count.
     """
     hours = {id(o): median_of_all(getattr(o, clock)) for o in outcomes}
     met = [o for o in outcomes if hours[id(o)] is not None and o.above_chance]

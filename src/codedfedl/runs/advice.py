@@ -14,7 +14,7 @@ __all__ = ["Conduct", "advice", "client_advice"]
 
 _SHARE = 0.9  # of the answers that a deadline should bring in
 _SLACK = 1.15  # a suggested deadline is longer than what was seen by this factor
-_UNKNOWN = 1.5  # by which a deadline is raised where nobody knows how long answers take
+_UNKNOWN = 1.5  # factor on the deadline if no answer time is known
 _TOO_LONG = 0.7  # a suggested deadline below this share of the present one is worth a change
 _OFTEN = 0.5  # share of the rounds in which a client is late, or its answers are refused
 
@@ -50,7 +50,7 @@ class Conduct:
 
     @cached_property
     def answer_seconds(self) -> dict[int, list[float]]:
-        """How long the answers took that came, late ones too, by client."""
+        """Seconds of every answer that arrived, late ones included, by client."""
         found: dict[int, list[float]] = {}
         for record in self.rounds:
             assert record.arrival_times is not None
@@ -97,8 +97,8 @@ class Conduct:
     def in_time(self) -> tuple[int, int]:
         """How many answers came in time, and how many were expected.
 
-        None is expected of a client after it was heard of for the last time: whether it is slow or
-        gone, nobody can tell. If nobody was ever heard of, all are expected.
+        None is expected of a client after its last sign of life: whether it is slow or gone cannot
+        be known. If no client ever showed one, all are expected.
         """
         counts = [0, 0]
         somebody = any(self.heard.values())
@@ -113,8 +113,8 @@ class Conduct:
     def nine_in_ten(self) -> float:
         """Seconds within which nine in ten answers came, or would have; ∞ where it is not known.
 
-        In a round in which a client was late it counts with the median of its late answers. Where
-        nobody answered, it is what the probes took, if that is longer than the deadline.
+        In a round in which a client was late, it counts with the median of its late answers. If
+        nobody answered, the time of the probes counts, if it is longer than the deadline.
         """
         times: list[float] = []
         for j, seen in self.answer_seconds.items():
@@ -144,7 +144,7 @@ class Conduct:
 def advice(
     conduct: Conduct, killed: Mapping[str, int] | None = None, option: str = "federation.deadline ="
 ) -> list[str]:
-    """Say what to do better about the deadline and the clients.
+    """Suggest what to change about the deadline and the clients.
 
     Parameters
     ----------

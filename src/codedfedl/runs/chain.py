@@ -1,8 +1,8 @@
-"""Numbered files of which none can be lost, doubled or changed without being noticed.
+"""Numbered files: one that is lost, duplicated or changed is always noticed.
 
-Each file holds its number and the hash of the file before; the first one that of what the run was
-begun with. `head.json` holds the number and hash of the last, and is written after it: a kill
-between the two leaves a file more than it says, and never one less.
+Each file holds its number and the hash of the file before it; the first holds the hash of what the
+run began with. `head.json` holds the number and hash of the last file, and is written after it: a
+kill between the two leaves one file more than it says, never one less.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class Chain:
     Parameters
     ----------
     first
-        Returns what the first file holds for the hash of the one before.
+        Returns the hash that the first file holds in place of a previous file's.
     """
 
     def __init__(self, folder: Path, first: Callable[[], str]) -> None:
@@ -87,7 +87,7 @@ class Chain:
         self._last = len(paths), before
 
     def damaged(self, path: Path, why: str) -> InputError:
-        """Return what to say of a file that cannot be used."""
+        """Return the error for a file that cannot be used."""
         return InputError(f"{path} {why}: {self._remedy('restore it')}")
 
     def append(self, kind: str, make: Callable[[int, str], bytes]) -> None:
@@ -113,7 +113,7 @@ class Chain:
                 raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
             return 0, ""
         text = self.head.read_text("utf-8", errors="replace")
-        if not text:  # somebody says that what is there is all
+        if not text:  # emptied by the operator: the files that exist are all
             return 0, ""
         try:
             document = json.loads(text)

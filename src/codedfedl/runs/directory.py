@@ -80,7 +80,7 @@ class RunDirectory:
         """
         self.check(experiment, resume=resume)
         if self.is_run:
-            self._write_config(experiment)  # for how long one waits may have changed
+            self._write_config(experiment)  # timeouts may have changed
             return
         make_folder(self.path)
         environment = {
@@ -90,7 +90,7 @@ class RunDirectory:
         } | ({} if threads is None else {"threads": threads})
         text = json.dumps(environment, indent=2)
         self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
-        self._write_config(experiment)  # last: with this the directory is a run's
+        self._write_config(experiment)  # last: this makes it a run directory
 
     @property
     def is_run(self) -> bool:
@@ -98,7 +98,7 @@ class RunDirectory:
         return (self.path / "config.toml").is_file()
 
     def _in_use(self) -> bool:
-        """Whether there is more than what a run leaves that was killed before it began."""
+        """Whether it holds more than a run leaves that was killed before it began."""
         return any(path.name not in ("environment.json", ".lock") for path in self.path.iterdir())
 
     @property
@@ -108,7 +108,7 @@ class RunDirectory:
 
     @contextmanager
     def opened(self, experiment: Experiment) -> Iterator[StatusFile]:
-        """Begin or resume a run, and keep other processes from it meanwhile; a kill ends that."""
+        """Begin or resume a run, locked against other processes; a kill releases the lock."""
         self.check(experiment, resume=True)
         make_folder(self.path)
         with self._locked():  # before anything is written: another's run stays as it is
@@ -117,7 +117,7 @@ class RunDirectory:
                 yield status
 
     def announce(self, doing: str) -> None:
-        """Say what comes first, in the name of a process that is to be started for the run."""
+        """Write the first status on behalf of a process that is about to be started for the run."""
         with self._locked():
             self.status.running(doing)
 
@@ -168,7 +168,7 @@ class RunDirectory:
         (self.path / _STOP).touch()
 
     def stop_wanted(self) -> bool:
-        """Say whether the run is to end now, and forget it."""
+        """Return whether the run was asked to end, and clear the request."""
         wanted = (self.path / _STOP).exists()
         (self.path / _STOP).unlink(missing_ok=True)
         return wanted
@@ -187,7 +187,7 @@ class RunDirectory:
 
     @contextmanager
     def logged(self) -> Iterator[Callable[[str], None]]:
-        """Give a way to say sentences, which go to the logs; errors go there and to the status."""
+        """Yield a function that logs sentences; errors go to the logs and to the status."""
 
         def say(sentence: str) -> None:
             if self.path.is_dir():
@@ -230,7 +230,7 @@ class RunDirectory:
         before, now = self.experiment().model_dump(), experiment.model_dump()
         if before == now:
             return
-        for document in (before, now):  # for how long one waits may change on the way
+        for document in (before, now):  # timeouts may change between runs
             for key in _MAY_CHANGE:
                 (document["federation"] or {}).pop(key, None)
         for key, value in now.items():

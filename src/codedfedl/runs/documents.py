@@ -71,9 +71,9 @@ def _refuse_ignored(
     where: str,
     options: Mapping[str, str],
 ) -> None:
-    """Refuse a key of a built-in fleet beside a fleet that says it itself.
+    """Refuse a key of built-in fleets next to a fleet file that sets it itself.
 
-    A run's own ``config.toml`` has every key: there, those at their default say nothing.
+    A run's own ``config.toml`` has every key: there, keys at their default are ignored.
     """
     fleet = document.get("fleet")
     if not isinstance(fleet, dict):

@@ -28,14 +28,14 @@ class Exchange:
     replies
         Single answers, for a scheme that does; without the models that they are for.
     stored
-        Whose answer lies beside the journal, in a folder of its own, and its points: what clients
-        send once may be large.
+        Clients whose answer is stored beside the journal, in its own folder, and its points:
+        one-time answers may be large.
     spent
         μ² of all noisy sums that were given out, this one included.
     counted : array of shape (n,), optional
-        Points of each client's part in a secure sum; 0 of those who have none in it.
+        Points of each client's part in a secure sum; 0 for clients that are not in it.
     excluded
-        Who is left out from then on.
+        Clients that are left out from then on.
     timings
         How long clients took, for schemes that follow it.
     """
@@ -80,7 +80,7 @@ class Exchange:
 
     @classmethod
     def of(cls, kept: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
-        """Return what `arrays` were made of; of earlier versions, what a report needs."""
+        """Return the exchange from its `arrays`; from earlier versions, what a report needs."""
         record = Record(
             round=kept["round"].item(),
             deadline=kept["deadline"].item(),

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def federation_config(experiment: Experiment) -> FederationConfig:
-    """Return how the federation waits, or say why the experiment is none."""
+    """Return the federation's settings, or say why the experiment is not a federation."""
     if experiment.federation is None:
         raise InputError("the experiment has no [federation] table: add one with clients = …")
     if len(experiment.schemes) != 1 or len(experiment.seeds) != 1:
@@ -112,11 +112,11 @@ def fitted(journal: Journal, members: Members) -> Fit:
 def start(
     scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
 ) -> State:
-    """Plan; nobody is taken to be surer, or faster, than the configuration says.
+    """Plan; no client is assumed to be more reliable or faster than the configuration says.
 
-    An engine's own delays follow no formula: a scheme that can plans with the measurements. One
-    that uses late answers may plan rounds in which hardly anybody answers in time: they are made
-    long enough for most.
+    An engine's own delays follow no formula, so a scheme plans with the measurements if it can. A
+    scheme that uses late answers may plan rounds in which hardly any client answers in time; these
+    are made long enough for most clients.
     """
     state = _started(scheme, experiment, members, found, model)
     config = federation_config(experiment)
@@ -129,7 +129,7 @@ def start(
 
 
 def _typical_seconds(found: Fit) -> float:
-    """Return what a probe of the median client took, of each client the median; 0: none came."""
+    """Return the median over clients of each client's median probe time; 0 if none answered."""
     clients, seconds = found.traces.client, found.traces.seconds
     came = np.isfinite(seconds)
     medians = [np.median(seconds[came & (clients == one)]) for one in np.unique(clients[came])]
@@ -152,7 +152,7 @@ def _started(
 
 @dataclass(frozen=True)
 class _Cautious:
-    """A delay model with a margin: no client is surer than a share, all take longer by a factor."""
+    """A delay model with a margin: availability is capped, and all times are scaled by a factor."""
 
     model: DelayDistribution
     share: float

@@ -38,7 +38,7 @@ class Cell:
     label
         What people call it; it may change with what else is in the run, unlike `id`.
     group
-        What the grid says of everything but the scheme: gains are within a group.
+        The grid's values for everything but the scheme: gains are within a group.
     values
         Its place in the grid; None on an axis that its scheme does not have.
     experiment
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that makes this cell what it is, by dotted keys: not its title, not the seeds."""
+        """Everything that defines this cell, by dotted keys, without its title and seeds."""
         document = self.experiment.model_dump(
             mode="json", exclude_none=True, exclude={"title", "seeds", "grid", "federation"}
         )
@@ -210,7 +210,7 @@ def _checked(experiment: Experiment) -> dict[str, list[Any]]:
 
 
 def _refuse_void_axes(one: Experiment, shared: Sequence[str]) -> None:
-    """Refuse to vary what a fleet file says by itself."""
+    """Refuse to vary what a fleet file sets itself."""
     for key in shared:
         table, _, name = key.partition(".")
         if table == "fleet" and name in void_settings(one.fleet.name):

@@ -2,8 +2,8 @@
 
 A scheme's state is a pure function of what it received. So the journal keeps, in files that are
 never changed: who takes part (`members.json`), how they were measured (`traces.parquet`), their
-parity, and one file for every exchange that was finished. To resume is to read them again. What was
-lost, doubled or changed since it was written is an error (`chain.py`), never a shorter history.
+parity, and one file for every exchange that was finished. To resume is to read them again. Anything
+lost, duplicated or changed since it was written is an error (`chain.py`), never a shorter history.
 """
 
 import io
@@ -118,14 +118,14 @@ class Journal:
             raise InputError(f"{self.traces} is missing: restore it, or choose another --out")
 
     def records(self) -> list[Record]:
-        """Return what became of every exchange: one truth for tables, charts and sentences."""
+        """Return the record of every exchange: the one source for tables, charts and sentences."""
         return self.told([exchange.record for exchange in self.exchanges(gradients=False)])
 
     def told(self, records: Sequence[Record]) -> list[Record]:
         """Return records with what was known later.
 
-        Who never came back and said no goodbye was dropped, not late, since its last answer.
-        Meeting and measuring are part of the first exchange's seconds.
+        A client that never came back and did not say goodbye was dropped, not late, since its last
+        answer. Meeting and measuring are part of the first exchange's seconds.
         """
         records = list(records)
         left = set(self._small("gone.json", []))
@@ -159,7 +159,7 @@ class Journal:
                 hashing = Hashing(file)
                 np.save(hashing, array)
             hashes.append(f"{hashing.digest} {name}.npy")
-        with durable(folder / "points") as file:  # last: with this it is whole
+        with durable(folder / "points") as file:  # last: marks it as complete
             file.write("\n".join([str(points), *hashes]).encode())
 
     def kept(self) -> dict[int, int]:

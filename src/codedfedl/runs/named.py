@@ -16,7 +16,7 @@ _AT_DEADLINE = 0.999  # of the deadline: clocks differ by less
 
 @dataclass(frozen=True)
 class NamedRound:
-    """What became of an exchange, by the clients' names.
+    """The outcome of an exchange, by the clients' names.
 
     Attributes
     ----------
@@ -27,13 +27,14 @@ class NamedRound:
     ended
         Why it waited no longer.
     arrived
-        Seconds until each answer that counts was there.
+        Seconds until each answer that counts arrived.
     late, dropped
-        Who had not answered in time, and from whom nothing will come, refused answers aside.
+        Clients that had not answered in time, and those that will not answer, refused answers
+        aside.
     refused
-        Whose answer does not count, and why.
+        Clients whose answer does not count, and why.
     suspected
-        Whose answers lie so far from their parity on average that they are almost refused.
+        Clients whose answers are, on average, almost far enough from their parity to be refused.
     late_answers
         Seconds that answers to earlier questions took, where they came in this round.
     metric
@@ -76,12 +77,12 @@ class NamedRound:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON; a deadline that is none is null."""
+        """Everything, for JSON; without a deadline, it is null."""
         known = {"deadline_s": self.deadline_s if np.isfinite(self.deadline_s) else None}
         return asdict(self) | known
 
     def sentence(self, rounds: int) -> str:
-        """Say it to people.
+        """Return the round as a sentence for people.
 
         Parameters
         ----------

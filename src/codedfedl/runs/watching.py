@@ -1,7 +1,7 @@
 """A federation as another process sees it while it runs: read, never locked and never changed.
 
-Every file of a run directory is written whole, beside its place, and moved there. A file that
-cannot be read all the same, on a disk that does not keep this promise, counts as not there yet.
+Every file of a run directory is written under a temporary name and then moved into place. A file
+that still cannot be read, on a disk that does not keep this promise, counts as not yet written.
 """
 
 from collections.abc import Mapping

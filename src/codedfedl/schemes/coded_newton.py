@@ -248,7 +248,7 @@ class CodedNewton(Scheme):
         return replanned(state, lambda fleet: self._planned(state.task, fleet)[0], self.hours)
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
-        """Decompose the parity that is there; what is late waits until it is worth it."""
+        """Decompose the parity so far; late parity waits until there is enough of it."""
         waiting = {**state.waiting, **blocks}
         rows = sum(block.parity.features.shape[0] for block in waiting.values())
         if state.sketch is not None and rows < _WORTH * state.sketch.rows:
@@ -291,7 +291,7 @@ class CodedNewton(Scheme):
 
     @staticmethod
     def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:
-        """Take a model: what the clients get is float32."""
+        """Set the model, rounded to the float32 that the clients receive."""
         if not np.abs(model).max() < _LARGEST:
             raise InputError(
                 "coded-newton diverged: a client's gradient is not finite, or the step not damped"
@@ -299,12 +299,12 @@ class CodedNewton(Scheme):
         return replace(state, model=beside(model.astype(np.float32), state.model))
 
     def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
-        """Take in what a round brought."""
+        """Use the answers of a round."""
         answers = [reply for reply in inbox.replies if reply.round != SETUP]
         return self._with_replies(state, answers)
 
     def _with_replies(self, state: NewtonState, replies: Iterable[Reply]) -> NewtonState:
-        """Move the anchors of all who answered; damp those more whose parity was too flat."""
+        """Move the anchors of all clients that answered; damp more where parity was too flat."""
         anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
         models: dict[int, FloatArray] = {}  # one for each round, which its clients share
         for reply in replies:

@@ -29,5 +29,5 @@ class DSAG(MIFA):
     name: ClassVar[str] = "dsag"
 
     def ask_round(self, state: TableState) -> Ask:
-        """Ask who is idle."""
+        """Ask the idle clients."""
         return Ask(self.work, self.awaited(state.task), combine=EACH, keep_late=True)

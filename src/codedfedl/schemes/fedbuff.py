@@ -40,7 +40,7 @@ class FedBuff(Paced):
             raise InputError(f"fedbuff.buffer is {self.buffer}: must be at least 1")
 
     def ask_round(self, state: PacedState) -> Ask:
-        """Ask who is idle, and go on with the next answers, whichever model they are for."""
+        """Ask the idle clients; continue with the next answers, whichever model they are for."""
         count = min(self.buffer, state.task.clients)
         return Ask(self.work, Next(count), combine=EACH, keep_late=True)
 

@@ -1,12 +1,13 @@
 """`coded-newton` on secure sums: the server sees parity, and of gradients only their sum.
 
-A step needs Σ g_j(a_j) + (H̃_j + ρ_j)(β − a_j). Of this the server knows all but the gradients: it
-has the parity, and it knows who was counted when, hence every a_j. So it keeps the sum of the
-gradients, and each client adds what has changed in its own since it was counted last
-(`core.changed`). What is different from the plain scheme:
+A step needs Σ g_j(a_j) + (H̃_j + ρ_j)(β − a_j). The server knows all of this but the gradients: it
+has the parity, and it knows which clients were counted in which round, hence every a_j. So it keeps
+the sum of the gradients, and each client adds the change of its own since it was last counted
+(`core.changed`). Differences from the plain scheme:
 
-- A late answer is lost, as its mask is that of a round. So a round is as long as hears the most
-  points a second, and no client is asked for more points than it has done in every second round.
+- A late answer is lost, since its mask is bound to one round. So rounds have the length at which
+  the most points per second are answered for, and no client is asked for more points than it
+  finishes in every second round.
 - Too little damping is noticed from all answers together, and ρ is raised for all.
 """
 
@@ -36,9 +37,9 @@ from codedfedl.schemes.newton_state import (
     needed_damping,
 )
 
-__all__: list[str] = []  # it goes by the name of the plain scheme, with `secure`
+__all__: list[str] = []  # selected by the plain scheme's name, with `secure`
 
-_OFTEN = 0.5  # of the rounds: who has more points than it has done in these leaves some out
+_OFTEN = 0.5  # share of the rounds in which a client must finish the points asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class NewtonOnSums(CodedNewton):
     summed: ClassVar[bool] = True
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SummedState:
-        """Plan, and say how many points each client is done with in time."""
+        """Plan, and compute how many points each client finishes in time."""
         plain = masked(Embedded(least=self.mixing), task)
         work = Changed(plain.work, plain.scale, {})
         state = super().start(task, fleet, model)
@@ -91,7 +92,7 @@ class NewtonOnSums(CodedNewton):
         return SummedState(**known, work=work, loads=np.where(few, 0, loads))
 
     def ask(self, state: NewtonState) -> Ask | None:
-        """Ask for parity first, then for what changed."""
+        """Ask for parity first, then for the changes."""
         plain = super().ask(state)
         if plain is None:
             return None
@@ -103,7 +104,7 @@ class NewtonOnSums(CodedNewton):
         return Ask(work, plain.wait, state.loads, noise=0.0)
 
     def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
-        """Add what changed; a sum that was not given out changes nothing."""
+        """Add the changes; a sum that was not released changes nothing."""
         assert isinstance(state, SummedState)
         if not inbox.sums:
             return state

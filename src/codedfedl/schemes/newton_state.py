@@ -41,32 +41,32 @@ class NewtonState(State):
     parity
         What every client sends once.
     plan
-        Deadlines and rounds, with what they were expected to bring.
+        Deadlines and rounds, with the predictions for them.
     first_plan
         What was planned before any parity was there.
     last_round : int
-        How many rounds are played: the plan's, unless more are asked for.
+        Number of rounds to run: the plan's, unless more are asked for.
     blocks, sketch
         The parity of each client that sent some, and of all together.
     waiting
         Late parity that is not yet in them; its clients count as clients without parity.
     moment : array of shape (q, c)
-        Σ H̃_j·a_j over the clients with parity that were heard, and X̃_jᵀỸ_j over those that were
-        not: with H̃·β it is all that a step needs of the parity.
+        Σ H̃_j·a_j over the clients with parity that have answered, and X̃_jᵀỸ_j over those that
+        have not: with H̃·β it is all that a step needs of the parity.
     damping : float
         ρ, the damping of all clients together; each has a share by its points.
     raised
-        ρ_j of each client whose answers showed that its share is too little.
+        ρ_j of each client whose answers showed that its share is too small.
     anchors
-        What the last answer of each client is for that was heard.
+        The model and the points of each client's last answer.
     gradients
         The last answers themselves.
     start_loss : float
-        The start's squared error a point on all points, halved, as predicted from parity.
+        Half the squared error per point of the first model, over all points, predicted from parity.
     start_excess : float
         The relative excess of its objective, predicted likewise.
     estimate : float
-        The relative excess now, by what the answers say; ∞ where nobody asks.
+        The current relative excess, estimated from the answers; ∞ if it is not needed.
     spent : float, seconds
         Set-up and rounds so far.
     pace
@@ -96,7 +96,7 @@ class NewtonState(State):
 
     @property
     def gradient(self) -> FloatArray:
-        """Σ g_j(a_j) over the clients that were heard: all that a step needs of their answers."""
+        """Σ g_j(a_j) over the clients that have answered: all that a step needs of them."""
         return np.asarray(sum(self.gradients.values(), start=np.zeros(self.task.model_shape)))
 
     @property
@@ -114,8 +114,8 @@ class NewtonState(State):
     def judged(self, decrement: float) -> "NewtonState":
         """Return the state with an estimate of its excess.
 
-        Whoever was heard stands for its points with those of its last answer, which costs what
-        sampling costs; whoever was not is as good as the start. The decrement says the rest.
+        A client that has answered represents its points by those of its last answer, at the cost of
+        sampling; one that has not is as good as the start. The decrement gives the rest.
         """
         assert self.sketch is not None
         task, heard = self.task, list(self.anchors)
@@ -190,7 +190,7 @@ def client_damping(state: NewtonState, client: int) -> float:
 def assumed_curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
     """Return how much a client's parity curves along the columns of `moved`, shape (c,).
 
-    A client without parity is taken to curve as all others do.
+    A client without parity is assumed to curve as all others do.
     """
     assert state.sketch is not None
     if client in state.places:
@@ -217,7 +217,7 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     """Return the step to the minimum of all the clients' quadratics and the ridge.
 
     With it comes the Newton decrement, an estimate of how far above its minimum the objective is.
-    It leaves the damping out, which makes steps safe and would make any distance look small.
+    The decrement leaves the damping out, which makes steps safe but would understate any distance.
     """
     sketch, model, ridge = state.sketch, double(state.model), total_ridge(state)
     assert sketch is not None

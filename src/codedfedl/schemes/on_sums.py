@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 
 class _OnSums:
-    """Asks as another scheme does, for sums in integers, and decodes them."""
+    """Turns the asks of another scheme into secure sums in integers, and decodes them."""
 
     def ask(self, state: State) -> Ask | None:
         """Ask for a secure sum; refuse where every single answer is needed."""
@@ -45,8 +45,8 @@ class _OnSums:
 def on_sums(scheme: Scheme) -> Scheme:
     """Return a scheme that trains on secure sums.
 
-    Its state, plan and facts are those of the scheme; what leaves a client are sums, beside the
-    parity of `coded-newton`, which has a form of its own.
+    Its state, plan and facts are those of the scheme; only sums leave a client, and the parity of
+    `coded-newton`, which has its own class.
     """
     own = type(scheme)
     settings = {one.name: getattr(scheme, one.name) for one in fields(scheme)}  # type: ignore[arg-type]

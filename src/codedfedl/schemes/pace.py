@@ -116,7 +116,7 @@ class Paced(Scheme):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The newest gradient of every client that was heard, by client.
+    """The newest gradient of every client that has answered, by client.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class Table:
         return Table(entries, total)
 
     def points(self, task: Task) -> float:
-        """Return for how many points the table stands."""
+        """Return how many points the table represents."""
         return float(task.held[list(self.entries)].sum()) if self.entries else 0.0
 
     def age(self, task: Task, round_: int) -> float:

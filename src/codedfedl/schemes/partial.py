@@ -70,7 +70,7 @@ class Partial(Scheme):
         return self.deadline is None
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> PartialState:
-        """Plan every mini-batch as the paper does, and forget the parity."""
+        """Plan every mini-batch as the paper does, and drop the parity."""
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         plans = {
             key: plan(fleet, self.missing, points=points, deadline=self.deadline)
@@ -81,7 +81,7 @@ class Partial(Scheme):
         return PartialState(task, model, optimiser=chosen, plans=mine)
 
     def ask(self, state: PartialState) -> Ask | None:
-        """Ask for gradients until the deadline, each as heavy as it is improbable."""
+        """Ask for gradients until the deadline, each weighted by its inverse return probability."""
         if state.finished:
             return None
         batch = state.task.batch(state.round)
@@ -101,7 +101,7 @@ class Partial(Scheme):
         return state.plans[0]
 
     def facts(self, state: PartialState) -> dict[str, float]:
-        """Say what the plan promises."""
+        """Return the plan's predictions."""
         return {
             "round_deadline_s": state.plans[0].deadline,
             "expected_return": state.plans[0].expected_return,

@@ -39,7 +39,7 @@ _LEAST_SPREAD = 1 / 16  # of the mean squared length, where noise leaves less
 
 @dataclass(frozen=True, eq=False)
 class PrivateState(Descent):
-    """A plan, its releases, and what the first sum has said.
+    """A plan, its releases, and the results of the first sum.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class PrivateState(Descent):
     def finished(self) -> bool:
         """Whether all sums that were paid for are given out, or all rounds are played.
 
-        With shares of the noise an answer counts as given out, also where its sum is not.
+        With noise shares, an answer counts as released even if its sum is not.
         """
         assert self.planned is not None
         assert self.account is not None

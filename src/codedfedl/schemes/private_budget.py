@@ -27,7 +27,7 @@ _SPARE = 0.9
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may give away, and by whom it is hidden; the settings are those of `Private`."""
+    """What a run may release, and who adds the noise; the settings are those of `Private`."""
 
     epsilon: float
     delta: float
@@ -35,15 +35,16 @@ class Budget:
     noise: str
 
     def longest(self, task: Task) -> float | None:
-        """Return to which length a client's sum is clipped, where clients are to be hidden."""
+        """Return the length to which a client's sum is clipped, for a client-level guarantee."""
         return None if self.unit == "record" else _CLIENT_SHARE * float(task.held.mean())
 
     def shares(self, plan: PrivatePlan) -> int:
-        """Return how many clients' shares are to be as much noise as is needed; 0 for a helper's.
+        """Return how many noise shares must add up to the required noise; 0 if a helper adds it.
 
-        A sum is over one client more at least, as each knows its own share: nine tenths of those
-        who arrive. With more there is more noise; with fewer the sum is not given out. A tenth is
-        for what the plan does not know of: the first sum is over whole pools, and takes longer.
+        A sum is over at least one client more, since each knows its own share: nine tenths of the
+        expected arrivals. More clients add more noise; with fewer, the sum is not released. The
+        last tenth is a margin for what the plan ignores: the first sum is over whole pools, and
+        takes longer.
         """
         if self.noise == "helper":
             return 0
@@ -53,8 +54,8 @@ class Budget:
     def account(self, task: Task, plan: PrivatePlan) -> Account:
         """Return all sums, with the least noise that keeps the budget.
 
-        σ is right for points that are in every sum; those that are drawn have weights that cost no
-        more, but for a little that the library may find.
+        σ is exact for points that are in every sum. Sampled points have weights that cost no more,
+        up to a small excess that the library may find.
         """
         q, c = task.workload.features, task.workload.labels
         mu, asked, longest = mu_of(self.epsilon, self.delta), plan.loads > 0, self.longest(task)
@@ -75,7 +76,7 @@ class Budget:
             more *= _MORE_NOISE
 
     def numbers(self, task: Task, plan: PrivatePlan) -> FixedPoint:
-        """Return numbers of which no sum wraps around, the largest noise included."""
+        """Return fixed-point numbers for which no sum wraps around, even with the largest noise."""
         hidden = self.longest(task) or plan.cap
         mu = mu_of(self.epsilon, self.delta)
         deviations = sqrt(max(plan.rounds / (1 - CENTRE_SHARE), 1 / CENTRE_SHARE)) / mu
@@ -123,7 +124,7 @@ def _sensitivity(steps: FixedPoint, weight: float, numbers: int) -> float:
 
 
 def _largest_sum(task: Task, plan: PrivatePlan) -> float:
-    """Return how large a sum may become; of draws eight standard deviations are allowed for."""
+    """Return how large a sum may become, allowing eight standard deviations for the draws."""
     mean = plan.loads * plan.rates
     drawn = np.minimum(mean + 8 * np.sqrt(mean) + 8, plan.loads)
     fair = task.held / np.maximum(plan.chances * mean, 1e-9)

@@ -30,7 +30,7 @@ class RingState(TableState):
     Attributes
     ----------
     gathered
-        Clients heard in this gathering; the steps begin when these are all.
+        Clients that answered in this gathering; the steps begin when all have.
     stepped
         Clients whose answer made a step since.
     """
@@ -54,7 +54,7 @@ class Ringleader(Paced):
         return RingState(task, model, setup_deadline=setup_deadline)
 
     def ask_round(self, state: RingState) -> Ask:
-        """Ask who is idle, and go on with the next answer."""
+        """Ask the idle clients, and continue with the next answer."""
         return Ask(self.work, Next(1), combine=EACH, keep_late=True)
 
     def receive_round(self, state: RingState, inbox: Inbox) -> RingState:

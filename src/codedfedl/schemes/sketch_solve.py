@@ -43,7 +43,7 @@ def blocks_of(replies: Iterable[Reply]) -> dict[int, Block]:
 
 
 def block_facts(blocks: Mapping[int, Block], task: Task, code: Code) -> dict[str, float]:
-    """Say how much parity there is, and for whom it stands."""
+    """Return facts about the amount of parity, and the points that it represents."""
     sizes = [(block.points, block.parity.features.shape[0]) for block in blocks.values()]
     return {
         "parity_rows": float(sum(rows for _, rows in sizes)),

@@ -1,7 +1,7 @@
-"""The luck of one seed: how long every client takes, in every round and for what comes once.
+"""The random delays of one seed: how long every client takes, in every round and in the set-up.
 
-Two clocks run side by side. The paper's counts training rounds alone; the honest one also charges
-what the clients do before the first round, on the same stochastic model.
+Two clocks run side by side. The paper's counts training rounds alone; the other also charges what
+the clients do before the first round, on the same stochastic model.
 """
 
 from functools import cached_property
@@ -24,11 +24,11 @@ NEEDS_A_FLEET = (
     "embed, mix and send; give a fleet file, such as `codedfedl fit --out` writes, or use coded"
 )
 _EMBED, _SLOWNESS, _LOSSES, _OTHER, _MORE_PACKETS = 0, 3, 4, 5, 6
-_ONCE = {"parity": 1, "gram": 2}  # each kind of work has its own luck
+_ONCE = {"parity": 1, "gram": 2}  # each kind of work has its own stream
 
 
 class Clock:
-    """All chances of one seed, drawn before the first round: every scheme meets the same luck.
+    """All random draws of one seed, made before the first round: the same for every scheme.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Clock:
         return stream(self.seed, "setup", _SLOWNESS).standard_exponential(self.task.clients)
 
     def round_seconds(self, round_: int, cost: Cost) -> FloatArray:
-        """Say when each answer of a round is there; ∞ for a client that is absent."""
+        """Return when each answer of a round arrives; ∞ for a client that is absent."""
         workload = self.task.workload
         seconds = self.model.seconds(cost.macs / workload.point_macs, self.chance.of_round(round_))
         more = cost.packets(workload) - 1  # the first is part of every round
@@ -69,15 +69,15 @@ class Clock:
         return work.seconds(stream(self.seed, "server", round_ + 1).standard_exponential())
 
     def embedding(self, cost: Cost) -> FloatArray:
-        """Draw what embedding takes the processors."""
+        """Draw the processors' seconds of embedding."""
         return self._draw(_EMBED, cost)[0]
 
     def once(self, kind: str, cost: Cost) -> tuple[FloatArray, FloatArray]:
-        """Draw what work without a model takes: processor, and link."""
+        """Draw the processor's and the link's seconds of work without a model."""
         return self._draw(_ONCE.get(kind, _OTHER), cost)
 
     def upload(self, cost: Cost) -> FloatArray:
-        """Draw what the upload of block parity takes."""
+        """Draw the seconds of uploading block parity."""
         packets = cost.packets(self.task.workload)
         return self.model.upload(packets, stream(self.seed, "setup", _LOSSES))
 

@@ -41,10 +41,10 @@ __all__ = ["Entry", "Listener", "Setting", "Simulation", "entries"]
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A scheme that takes part: its task, the fleet it plans for, and that on which time passes.
+    """A scheme that takes part: its task, the fleet that it plans for, and the actual fleet.
 
-    Either is a `Fleet`, or any other delay model. Where it is `followed`, how far its objective is
-    off the minimum is recorded, as it is for every scheme that aims at it.
+    Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
+    objective over the minimum is recorded, as for every scheme that aims at it.
     """
 
     label: str
@@ -55,7 +55,7 @@ class Entry:
     followed: bool = False
 
     def check(self) -> None:
-        """Plan without computing, and refuse what cannot be played."""
+        """Plan without training, and refuse what cannot be simulated."""
         self.scheme.check(self.fleet)
         ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
         formula = isinstance(self.actual, Fleet | FleetDelays)
@@ -64,7 +64,7 @@ class Entry:
 
 
 def entries(task: Task, fleet: Fleet | DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
-    """Return schemes that have a task and a fleet in common, which is as they plan it."""
+    """Return schemes that share a task and a fleet, which is also the actual one."""
     return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
 
 
@@ -75,9 +75,9 @@ class Setting:
     Attributes
     ----------
     facts
-        What is said once, by the names in `core.record.FACTS`.
+        Facts that are recorded once, by the names in `core.record.FACTS`.
     models
-        Those that somebody may still answer, by round.
+        Models that clients may still answer for, by round.
     """
 
     label: str
@@ -110,16 +110,16 @@ class Setting:
 
 
 Listener = Callable[[Setting, Exchange, Inbox], None]
-"""Is told of every inbox before the scheme learns from it."""
+"""Called with every inbox before the scheme learns from it."""
 
 
 class Simulation:
-    """Schemes that share data and features; those with the same fleet share their luck too.
+    """Schemes that share data and features; those with the same fleet share its random delays too.
 
     Parameters
     ----------
     listener
-        Sees what the server sees, such as an audit does.
+        Sees what the server sees, as an audit needs.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Simulation:
         return float(self._metrics([beside(exact, self._zero)])[0])
 
     def _set_up(self, setting: Setting) -> None:
-        """Play what comes once; it is the same on every start, so no checkpoint holds it."""
+        """Play the set-up; it is the same on every start, so no checkpoint holds it."""
         while (ask := setting.driver.ask()) is not None and ask.setup:
             self._play([(setting, ask)])
             setting.facts = setting.scheme.facts(setting.state)
@@ -202,7 +202,7 @@ class Simulation:
                 setting.facts["start_loss"] = loss
 
     def _play(self, asked: Sequence[tuple[Setting, Ask]], *, measured: bool = True) -> None:
-        """Let some settings have their answers, and record what came of it."""
+        """Give some settings their answers, and record the results."""
         exchanges = []
         for setting, ask in asked:
             round_ = setting.driver.round

@@ -3,7 +3,7 @@
 A client's own mathematics is in `core.client`; a `SimulatedClient` gives it the simulator's data.
 `Evaluator` computes the same sums of gradients fast. The gradient of *all* points of a mini-batch
 is a quadratic, which reads a Gram matrix of q² numbers instead of the points; what the missing
-clients would have added is computed from their points and taken off. Models that share a Gram
+clients would have added is computed from their points and subtracted. Models that share a Gram
 matrix, or miss the same client, go through one matrix product.
 """
 
@@ -128,7 +128,7 @@ class Query:
 
     @property
     def missed(self) -> IntArray:
-        """Points that were asked for in vain, shape (n,)."""
+        """Points that were asked for and did not arrive, shape (n,)."""
         return np.where(self.arrived, 0, self.loads)
 
 
@@ -141,7 +141,7 @@ class Fused(Inbox):
     model: Array = None
 
     def plus(self, own: Quadratic, model: Array) -> Array:
-        """Return what is known already, if it is that."""
+        """Return the precomputed sum, if `own` is the quadratic that it includes."""
         return self.both if own is self.adds else own.gradient(model) + self.total()
 
     def total(self, name: str = "gradient") -> Array:
@@ -191,7 +191,7 @@ class Evaluator:
         return self._all_at_once(queries, missed)
 
     def _one_by_one(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
-        """Do as little arithmetic as there is: a processor begins a product at no cost."""
+        """Use as little arithmetic as possible: on a CPU, starting a product costs nothing."""
         models = [query.model for query in queries]
         batch, columns = self.batches[queries[0].batch], models[0].shape[1]
         quadratics = [self._quadratic(query) for query in queries]
@@ -210,9 +210,9 @@ class Evaluator:
         return totals
 
     def _all_at_once(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
-        """Do it in as few steps as there are: for a GPU the arithmetic costs next to nothing.
+        """Use as few steps as possible: on a GPU, arithmetic costs next to nothing.
 
-        What the missing would have added is taken from all points at once, the others masked.
+        The gradients of missing clients are computed over all points at once, the others masked.
         """
         models = [query.model for query in queries]
         xp = array_namespace(models[0])
@@ -270,7 +270,7 @@ class Evaluator:
 def composite_parity(work: Parity, batches: Sequence[Batch], seed: int) -> dict[str, Array]:
     """Return the sum of all clients' parity (eq. 6), which is that of their answers.
 
-    All points of a mini-batch go through wide products; no client's own parity is ever there.
+    All points of a mini-batch go through wide products; no client's own parity is ever formed.
     """
     sums: dict[str, Array] = {}
     loads, chances = np.asarray(work.loads), np.asarray(work.return_probabilities)

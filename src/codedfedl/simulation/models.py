@@ -36,7 +36,7 @@ class _Trained:
 
     @property
     def usable(self) -> bool:
-        """Whether it can predict: it has not diverged, and its map can be written down."""
+        """Whether it can predict: it has not diverged, and its map can be saved."""
         finite = np.isfinite(self.stored["model"]).all() and not np.isnan(self.objective)
         return bool(finite and map_settings(self.unit.features))
 
@@ -47,11 +47,11 @@ class _Trained:
 
 
 def endings(simulation: Simulation, place: int) -> Checkpoint:
-    """Return what the training points say of every setting's last model."""
+    """Evaluate every setting's last model on the training points."""
     arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
         if only_private(setting.scheme.disclosure):
-            continue  # what the training points say is not paid for
+            continue  # the privacy budget does not cover this
         with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
             arrays[f"{place}/{s}/objective"] = np.array(_objective(simulation, setting))
             if simulation.problem.test_classes is None:

@@ -60,5 +60,5 @@ class Objective:
 
 
 def _least_squares(hessian: FloatArray, moment: FloatArray) -> FloatArray:
-    """Solve what may be singular."""
+    """Solve a system that may be singular."""
     return np.asarray(np.linalg.lstsq(hessian, moment)[0], dtype=np.float64)

@@ -31,7 +31,7 @@ class Problem:
     test_classes : array of shape (t,) or None
         None for regression, whose metric is R² on `test_targets`.
     target_mean : array of shape (c,)
-        What was taken off all targets, and is added to predictions; 0 for classes.
+        Subtracted from all targets, and added to predictions; 0 for classes.
     """
 
     batches: Sequence[Batch]

@@ -52,10 +52,10 @@ def stored_records(checkpoint: Checkpoint, unit: Unit, place: int) -> list[list[
 
 
 def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
-    """Return what is told of a finished unit besides its records: its clients and facts.
+    """Return what is kept of a finished unit besides its records: its clients and facts.
 
-    Where no target is given, exact ridge regression sets it. Where the objective is followed, it is
-    told how much of it the optimum explains.
+    If no target is given, exact ridge regression sets it. If the objective is followed, the part
+    that the optimum explains is kept too.
     """
     arrays: Checkpoint = {}
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
@@ -97,7 +97,7 @@ def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
 def _time_spent(
     model: DelayModel, chance: Chances, loads: FloatArray, rounds: int
 ) -> dict[str, FloatArray]:
-    """Return each client's rate, and where its time went on average; NaN where no formula says."""
+    """Return each client's rate, and where its time went on average; NaN without a formula."""
     if isinstance(model, MixedDelays) and isinstance(chance, MixedChance):
         known = _time_spent(model.formula, chance.formula, loads, rounds)
         return {name: np.where(model.follows, values, np.nan) for name, values in known.items()}

@@ -1,4 +1,4 @@
-"""A federation once more, from what it recorded: the same mathematics on the simulator's side.
+"""Replay a federation from its records: the same mathematics on the simulator's side.
 
 The clients' gradients are computed anew from the data, for those who arrived in each round and for
 the loads that they had; the parity is what they sent, since their codes are secret. The model must
@@ -115,7 +115,7 @@ class _Recomputed:
         return replace(inbox, replies=tuple(replies))
 
     def _summed(self, ask: Ask, model: Array, inbox: Inbox) -> Inbox:
-        """Return a secure sum: added up anew, unless noise is in it, drawn once and unknown."""
+        """Return a secure sum: recomputed, unless it contains noise, which is not known."""
         noisy = ask.noise or getattr(ask.work, "noise", 0.0)
         if noisy or inbox.loads is None or not inbox.sums:
             return inbox

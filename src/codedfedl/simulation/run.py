@@ -49,7 +49,7 @@ def simulate(
     dask: str | None = None,
     threads: int | None = None,
 ) -> None:
-    """Run an experiment, once everything that it needs is known to be right.
+    """Check everything that an experiment needs, then run it.
 
     Parameters
     ----------

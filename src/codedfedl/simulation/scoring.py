@@ -37,7 +37,7 @@ class _Known:
     Attributes
     ----------
     right
-        How many of the points that are not near are labelled as they should be.
+        Number of correctly labelled points among those that are not near.
     reach : array of shape (c, c)
         How far the columns a and b may move apart before one of those could turn from a to b.
     lasted
@@ -50,7 +50,7 @@ class _Known:
     lasted: bool = False
 
     def holds(self, model: Matrix) -> bool:
-        """Whether no label can have changed but those of near points."""
+        """Whether only labels of near points can have changed."""
         moved = _apart(model - self.model) + _ROUNDING * _length(model)
         return bool((moved < self.reach).all())
 
@@ -66,7 +66,7 @@ class Scores:
 
     @classmethod
     def of(cls, problem: Problem) -> "Scores | None":
-        """Return them where they pay: for classes, on a processor, and not for a few points."""
+        """Return the scores if they pay off: for classes, on a CPU, and with enough points."""
         features, classes = problem.test_features, problem.test_classes
         if classes is None or not is_numpy_array(features) or features.size < _LEAST:
             return None

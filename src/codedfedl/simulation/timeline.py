@@ -1,8 +1,8 @@
 """The clients of one setting on the virtual clock: each has a time line of its own.
 
-A client embeds its points, works on what it is asked, is late, and embeds on while it is idle.
-Where everybody drops what it does when a round begins, nothing is left of a time line but the
-delays of that round.
+A client embeds its points, works on what it is asked, may be late, and continues to embed while it
+is idle. If all clients drop their work when a round begins, a time line reduces to the delays of
+that round.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class Exchange:
 
 
 def has_own_pace(work: Work) -> bool:
-    """Return whether the time decides for how many points each client does the work."""
+    """Return whether the time available decides how many points each client processes."""
     return type(work).points_by is not Work.points_by
 
 
@@ -121,7 +121,7 @@ class Timeline:
         return list(self._jobs.values())
 
     def exchange(self, ask: Ask, round_: int) -> Exchange:
-        """Ask who is idle, and wait."""
+        """Ask the idle clients, and wait."""
         self._begin(ask)
         idle = self._idle_since <= self.now
         answer = self._in_round if ask.work.needs_model else self._once
@@ -150,7 +150,7 @@ class Timeline:
         return new
 
     def _begin(self, ask: Ask) -> None:
-        """Let the clients come to the moment of the ask."""
+        """Advance the clients to the moment of the ask."""
         if not ask.keep_late:
             self._idle_since[list(self._jobs)] = self.now
             self._jobs.clear()

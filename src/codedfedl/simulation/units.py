@@ -35,7 +35,7 @@ Clients = Devices | DelayParameters | MeasuredDelays
 class Unit:
     """What is simulated in one go: a seed, and the settings that share data and a feature map.
 
-    One that is not `fresh` goes on with what the unit before it has embedded.
+    One that is not `fresh` reuses what the unit before it has embedded.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ def deal(unit: Unit) -> Parts:
 
 
 def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
-    """Give every setting its task and its fleets; whoever has the same meets the same luck."""
+    """Give every setting its task and its fleets; equal ones share their random delays."""
     made: dict[str, tuple[Task, Fleet | DelayModel, Fleet | DelayModel]] = {}
     found = []
     for cell in unit.cells:
@@ -184,7 +184,7 @@ def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
 def _planned_and_actual(
     config: FleetConfig, unit: Unit, task: Task
 ) -> tuple[Fleet, Fleet] | tuple[MeasuredDelays, MeasuredDelays]:
-    """Return the delays that the plans assume, and those on which time passes."""
+    """Return the delays that the plans assume, and the actual ones."""
     built_in = config.name in BUILT_IN
     clients = _built_in(config, unit.seed) if built_in else unit.fleets[config.name]
     if isinstance(clients, MeasuredDelays):
@@ -210,7 +210,7 @@ def _built_in(config: FleetConfig, seed: int) -> Devices:
 
 
 def _slowed(fleet: Fleet, config: FleetConfig) -> Fleet:
-    """Return the fleet as it is, where that is not what the plans assume."""
+    """Return the actual fleet, if it differs from what the plans assume."""
     return slowed(fleet, _factor(FleetDelays(fleet).mean(fleet.points), config))
 
 

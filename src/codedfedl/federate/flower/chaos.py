@@ -1,8 +1,8 @@
 """Random kills and stops of everything in a local federation, from a seed.
 
 What must hold in the end, whatever was killed: every round was played exactly once, and the model
-is that of the journal. The faults are drawn from the seed; when they strike, relative to the work
-of the processes, is the machine's.
+is that of the journal. The seed determines the faults; their timing relative to the processes
+depends on the machine.
 """
 
 import math
@@ -34,7 +34,7 @@ class Chaos:
     Parameters
     ----------
     say
-        Is told every fault.
+        Called with every fault.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Chaos:
         self._asked = 0.0
 
     def play(self, seconds: float, patience: float) -> None:
-        """Strike for so many seconds from the first round on, then let the run end in patience."""
+        """Inject faults for some seconds from the first round on, then wait for the run to end."""
         self._keep_running_until(self._begun, patience, "did not play a round")
         began = time.monotonic()
         following = began + self._random.uniform(*_BETWEEN)

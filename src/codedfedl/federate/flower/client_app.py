@@ -1,6 +1,6 @@
 """The Flower `ClientApp`: a node from its configuration.
 
-In the engine's own isolation every message is a new process; `worker.py` answers in a lasting one.
+The engine's own isolation starts a process per message; `worker.py` answers in a long-lived one.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ def _text(config: Mapping[str, Any], key: str) -> str | None:
 
 
 def _vault_of(config: Mapping[str, Any], name: str) -> "Vault | None":
-    """Return what a node keeps for itself, where it has pinned a helper."""
+    """Return the node's vault, if it has pinned a helper."""
     if "helper" not in config:
         return None
     from codedfedl.federate.vault import EPSILON_CAP, Vault
@@ -94,7 +94,7 @@ def answer(message: Message, context: Context) -> Message:
 
 
 def respond(message: Message, node: Callable[[], Answerer]) -> Message:
-    """Let a node answer; what is wrong with its own set-up goes into the answer."""
+    """Let a node answer; errors of its own set-up go into the answer."""
     try:
         facts, arrays = node().answer(question_of(message), *unpack(message.content))
     except InputError as error:

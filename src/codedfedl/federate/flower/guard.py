@@ -1,9 +1,9 @@
-"""A process that outlives who started a federation here, only to end all that is left of it.
+"""A process that outlives the starter of a local federation, to end all that is left of it.
 
 The engine gives some processes groups of their own, and some do not notice that their parent is
 gone. All of them carry the federation's mark in their environment, by which they are found. It
-imports no more than it needs, and runs as a script: ``python guard.py MARK``, with the numbers of
-process groups on its standard input, and minus those that are over.
+imports no more than it needs, and runs as a script: ``python guard.py MARK``, with process group
+ids on its standard input, negative for groups that have ended.
 """
 
 import os

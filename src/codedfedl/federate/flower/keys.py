@@ -38,7 +38,7 @@ class Keys:
         return self.folder / f"{name}.key", self.folder / f"{name}.pub"
 
     def check(self, host: str, names: Sequence[str]) -> None:
-        """Refuse what would fail later: files that lack, old certificates, other hosts."""
+        """Refuse what would fail later: missing files, expired certificates, other hosts."""
         needed = [self.authority, self.server, self.server_key]
         needed += [path for name in names for path in self.node(name)]
         for path in needed:

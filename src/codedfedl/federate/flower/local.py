@@ -1,6 +1,6 @@
 """A whole federation on one machine: a real server, real nodes, real sockets.
 
-Everything ends with whoever started it, also when that is killed without a chance to clean up: a
+Everything ends with the process that started it, even if that is killed without cleaning up: a
 guard (`guard.py`) holds the other end of a pipe.
 """
 
@@ -59,11 +59,11 @@ class LocalFederation:
     keys
         Certificates and node keys; without them everything is plaintext.
     port
-        Where nodes come in; a free one by default.
+        Port that nodes connect to; a free one by default.
     app
         The Flower app folder that runs are begun with.
     stock
-        Whether nodes are Flower's own, which run the code of `app`, for tests of rogues.
+        Whether nodes are Flower's own, which run the code of `app`, for tests of malicious nodes.
     works
         Modules whose own kinds of work the nodes do; they may lie in the current folder.
     encoder
@@ -71,8 +71,8 @@ class LocalFederation:
     text
         Whether the nodes' points are texts.
     epsilon_cap
-        Where it is given there is a helper too, and the nodes answer in sums alone, up to this ε
-        for each data set; ∞ for sums without noise.
+        If given, there is a helper too, and the nodes answer only in secure sums, up to this ε for
+        each data set; ∞ for sums without noise.
     parity
         Whether such nodes send parity of their own too.
     """
@@ -109,7 +109,7 @@ class LocalFederation:
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self.mark],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # what is typed on the terminal is not for it
+            start_new_session=True,  # signals from the terminal do not reach it
         )
         try:
             self.start_link()
@@ -224,7 +224,7 @@ class LocalFederation:
 
     @property
     def address(self) -> str:
-        """Where nodes come in."""
+        """The address that nodes connect to."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -255,7 +255,7 @@ class LocalFederation:
         return self.folder / "logs" / f"{name}.log"
 
     def signal_node(self, j: int, number: signal.Signals) -> None:
-        """Stop a node, let it go on, or kill it: with all that it started."""
+        """Stop, continue or kill a node, with all its child processes."""
         process = self.nodes[j]
         if process is not None:
             _signal(process, number)
@@ -315,7 +315,7 @@ class LocalFederation:
         return {"PYTHONPATH": os.pathsep.join(filter(None, here))} if own else {}
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
-        """Forget a process, whose number somebody else may have soon."""
+        """Forget a process, since its id may be reused soon."""
         process.wait()
         self._started.remove(process)
         self._tell_guard(-process.pid)

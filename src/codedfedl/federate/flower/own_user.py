@@ -5,9 +5,9 @@ loopback that is every user of the machine. Here each request's connection is lo
 kernel's table, which says whose it is, and those of other users are refused. Nodes' requests to a
 SuperLink are left to the engine, which checks their keys: they come through the gate anyway.
 
-It runs as a program, ``python -m codedfedl.federate.flower.own_user flower-superlink …``, and uses
-no more of the engine than that it serves with uvicorn. It ends with whoever started it. Where
-there is no such table (no Linux), every user of the machine passes.
+It runs as a program, ``python -m codedfedl.federate.flower.own_user flower-superlink …``, and
+relies on nothing of the engine but its use of uvicorn. It ends with its parent process. Where there
+is no such table (no Linux), every user of the machine passes.
 """
 
 import os

@@ -70,7 +70,7 @@ def own_user(name: str) -> list[str]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port below those that outgoing connections take, so that none takes it meanwhile."""
+    """Return a free port below the ephemeral range, so that no outgoing connection takes it."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as listener, suppress(OSError):
@@ -79,7 +79,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 class Superlink:
-    """A running SuperLink, and what one may tell it.
+    """A running SuperLink, and the commands for it.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class Superlink:
         (home / "config.toml").write_text(f"{text}{secure}\n", "utf-8")
 
     def register(self, public_key: Path, name: str) -> bool:
-        """Let a node in by its key, under this name alone; say whether that is new."""
+        """Admit a node by its key, under this name only; return whether it is new."""
         fingerprint = fingerprint_of(public_key)
         if self.registry.check_new(name, fingerprint) is not None:
             return False
@@ -148,7 +148,7 @@ class Superlink:
         return str(runs[0].get("status", "unknown")), str(runs[0].get("details", ""))
 
     def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
-        """Call `flwr`; it exits with 0 whatever happens, so what counts is what it says."""
+        """Call `flwr`; it always exits with 0, so its output decides."""
         try:
             done = subprocess.run(
                 [program("flwr"), *command, "here", *options, "--format", "json"],

@@ -44,7 +44,7 @@ class ServerSettings:
     home
         The server's folder.
     host, port
-        Where nodes come in.
+        Address and port that nodes connect to.
     keys
         Certificates; without them everything is plaintext, on loopback only.
     database
@@ -75,7 +75,7 @@ class ServerSettings:
 
     @property
     def secret(self) -> Path:
-        """Where the secret is by which tasks are taken."""
+        """Path of the secret that authorises taking tasks."""
         return self.home / "secret"
 
     def command(self, port: int) -> list[str]:
@@ -161,7 +161,7 @@ async def _serve(
 def _apps(
     settings: ServerSettings, port: int, say: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-    """Start server apps, by a worker of ours or, where it does not fit, by Flower's own."""
+    """Start server apps with our own worker or, if the version does not fit, with Flower's."""
     authority = None if settings.keys is None else settings.keys.authority.resolve()
     misfit = worker.fits()
     if not misfit:
@@ -211,7 +211,7 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _quietly(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Say no more than one sentence a minute: strangers may knock often."""
+    """Report at most one sentence a minute: strangers may connect often."""
     last, unsaid = -_QUIET, 0
 
     def speak(sentence: str) -> None:

@@ -109,7 +109,7 @@ def run_answerer(settings: NodeSettings, node: Answerer, say: Callable[[str], No
         _wait_until_it_listens(process, port)
         say(f"{settings.name} is up")
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
         desk = worker.Desk(f"{HOST}:{port}", secret)
         worker.answer_tasks(desk, lambda: node, lambda: process.poll() is None)
         return process.wait()

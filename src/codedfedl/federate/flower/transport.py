@@ -75,7 +75,7 @@ class FlowerTransport:
         at_once: int | None = None,
         largest: int | None = None,
     ) -> dict[int, int]:
-        """Push a message to every node, in this thread or as there is room for answers."""
+        """Push a message to every node: in this thread, or as memory for answers becomes free."""
         until = time.monotonic() + seconds
         shared = pack_arrays(arrays)
         asked = {}

@@ -29,7 +29,7 @@ _MOST_FACTS = 2**22  # letters of the facts in an answer
 
 
 class MalformedError(ValueError):
-    """A message that is none of ours."""
+    """A message that is not in our format."""
 
 
 def message_type(question: str) -> str:
@@ -59,7 +59,7 @@ def unpack(content: RecordDict, largest: int | None = None) -> Answered:
     Parameters
     ----------
     largest
-        The most bytes that all arrays may have together, as many times as each is named.
+        Maximum bytes of all arrays together, counted as often as each is named.
     """
     try:
         # By name: the views by type refer back to the message, which then stays in memory.
@@ -81,7 +81,7 @@ def unpack(content: RecordDict, largest: int | None = None) -> Answered:
 
 
 def _numbers(array: Array) -> npt.NDArray[Any]:
-    """Return an array whose bytes are as many as its shape says: memory is taken by the shape."""
+    """Return an array whose size matches its shape: memory is allocated by the shape."""
     file = BytesIO(array.data)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0
@@ -97,8 +97,8 @@ def _refuse_large(size: int, largest: int | None) -> None:
 
 
 # The engine puts an array together from chunks while it pulls a message, and the list of chunks may
-# repeat one of them at will: a few bytes on the wire become any number in memory. Nothing but the
-# array itself can be asked how large it will be, before that.
+# repeat one of them at will: a few bytes on the wire become any number in memory. Before that, only
+# the array itself can tell its final size.
 
 _allowed = threading.local()
 _inflate = Array.inflate
@@ -106,7 +106,7 @@ _inflate = Array.inflate
 
 @contextmanager
 def inflating(largest: int | None) -> Iterator[None]:
-    """Let arrays that this thread pulls grow to so many bytes together, and no further."""
+    """Limit the total bytes of the arrays that this thread pulls."""
     _allowed.left = largest
     try:
         yield

@@ -31,7 +31,7 @@ __all__ = ["Desk", "ServerWorker", "answer_tasks", "fits"]
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _QUICK, _SLOW = 0.1, 0.5  # seconds between two looks for a task: just after one, and later
 _SOON = 30.0  # seconds after a task for which the next is expected soon
-_ALIVE = 10.0  # seconds between two signs of life for a task
+_ALIVE = 10.0  # seconds between two heartbeats of a task
 _END = 5.0  # seconds between asking a server app to end and making it
 _FAILED_CODE = 1  # of an error reply, any number but 0 will do
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def fits() -> str:
-    """Return why the installed Flower cannot be worked for; nothing where it can."""
+    """Return why this worker does not fit the installed Flower; empty if it does."""
     try:
         import flwr.supernode.runtime.run_clientapp as theirs
         from flwr.common.constant import SubStatus
@@ -73,7 +73,7 @@ class Desk:
     address
         Host and port, on loopback.
     secret
-        What allows to take tasks.
+        The secret that authorises taking tasks.
     authority
         The certificate that the API's own is checked with; None for plaintext.
     """
@@ -107,7 +107,7 @@ class Desk:
 
     @contextmanager
     def task(self, token: str) -> Iterator[Any]:
-        """Give a client for one task, and signs of life for it meanwhile."""
+        """Yield a client for one task, and send heartbeats for it meanwhile."""
         from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
@@ -155,7 +155,7 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
     assert isinstance(context, Context)
     try:
         reply, status, why = respond(message, node), SubStatus.COMPLETED, ""
-    except Exception as error:  # a bug of ours: the server hears of it as of a dropped node
+    except Exception as error:  # our own bug: the server sees a dropped node
         _log.exception("no answer to %s", message.metadata.message_type)
         why, status = f"{type(error).__name__}: {error}", SubStatus.FAILED
         reply = Message(Error(code=_FAILED_CODE, reason=why), reply_to=message)

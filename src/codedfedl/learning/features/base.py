@@ -74,7 +74,7 @@ def hadamard(rows: Array) -> Array:
 
 
 def drawn_beside(drawn: npt.NDArray[Any], points: Array) -> Array:
-    """Put what was drawn on the host where the points are, in their precision."""
+    """Move draws from the host to the device of the points, in their precision."""
     double = points.dtype == array_namespace(points).float64
     return beside(drawn.astype(np.float64 if double else np.float32), points)
 

@@ -21,7 +21,7 @@ LEAST_WIDTH = 64
 
 
 def check_settings(n_components: int, sigma: float) -> None:
-    """Refuse a number of features, or a width of the kernel, that cannot be."""
+    """Refuse an impossible number of features or kernel width."""
     if n_components < 1:
         raise InputError(f"n_components is {n_components}: must be at least 1")
     if not 0 < sigma < np.inf:
@@ -30,7 +30,7 @@ def check_settings(n_components: int, sigma: float) -> None:
 
 @dataclass(frozen=True)
 class _Fourier:
-    """√(2/q)·cos(⟨ω, x⟩ + δ) for q frequencies ω that somebody projects on."""
+    """√(2/q)·cos(⟨ω, x⟩ + δ) for q frequencies ω; subclasses compute ⟨ω, x⟩."""
 
     n_components: int = 2000
     sigma: float = 5.0
@@ -116,7 +116,7 @@ class Structured(_Fourier):
         return shared, own, lengths, random.uniform(0, 2 * np.pi, self.n_components)
 
     def frequencies(self, inputs: int) -> tuple[FloatArray, FloatArray]:
-        """Return ω, shape (d, q), and δ, shape (q,), for whoever wants them written out."""
+        """Return ω, shape (d, q), and δ, shape (q,), as explicit arrays."""
         shared, own, lengths, delta = self.draws(inputs)
         blocks, n = own.shape
         mixed = hadamard(hadamard(np.eye(inputs, n) * shared)[:, None, :] * own)
