@@ -173,10 +173,11 @@ def _play_all(order: Order, sink: _Directory, workers: Workers | None) -> None:
 
 def _play_in_turn(order: Order, places: Sequence[int], sink: _Directory) -> None:
     problem: Problem | None = None
+    last = -1
     for place in places:
         unit = order.units[place]
-        known = None if unit.fresh else problem
-        problem = play(unit, place, sink.checkpoint, order.device, sink, known)
+        known = problem if not unit.fresh and last == place - 1 else None  # workers leave gaps
+        problem, last = play(unit, place, sink.checkpoint, order.device, sink, known), place
 
 
 def prepare(
