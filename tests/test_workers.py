@@ -124,6 +124,28 @@ def test_what_two_began_one_finishes_with_their_threads(
         simulate(experiment(), directory, resume=True, threads=2)
 
 
+def test_units_that_workers_left_between_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two feature maps with two settings each; of each map the second is left to be played."""
+    monkeypatch.setattr("codedfedl.simulation.units._SETTINGS_AT_ONCE", 1)
+    schemes = [
+        {"name": "coded", "redundancy": redundancy, "features": features}
+        for features in ("fourier", "structured")
+        for redundancy in (0.1, 0.3)
+    ]
+    whole, part = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "part")
+    simulate(small(schemes=schemes), whole)
+    part.open(small(schemes=schemes), resume=False, threads=whole.environment().get("threads"))
+    finished = whole.checkpoint()
+    assert finished is not None
+    assert is_done(finished, 3)
+    part.save({key: value for key, value in finished.items() if key[:2] not in ("1/", "3/")})
+    simulate(small(schemes=schemes), part, resume=True)
+    check_same_bits(whole, part)
+
+
+@pytest.mark.skipif(usable_threads() is None, reason="the library does not let threads be set")
 def test_threads_are_divided_and_written_down(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     with limited(2, "cpu"):

@@ -1,5 +1,6 @@
 """An experiment from its configuration to a filled run directory."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -34,6 +35,7 @@ from codedfedl.simulation.workers import (
 __all__ = ["prepare", "simulate"]
 
 _FORMAT = 5  # of checkpoints
+_SECONDS_BETWEEN_SAVES = 2.0
 
 
 def simulate(
@@ -152,6 +154,7 @@ class _Directory:
     ) -> None:
         self.directory, self.checkpoint = directory, checkpoint
         self.watch, self.status = watch, status
+        self._saved = 0.0
 
     def tell(self, what: str, progress: Progress | None) -> None:
         """Tell the watcher, and write the status: not after every round, where they are quick."""
@@ -163,10 +166,12 @@ class _Directory:
             metric = None if last is None else float(last.metric)
             self.status.running(what, round_=progress.round, rounds=progress.rounds, metric=metric)
 
-    def keep(self, arrays: Checkpoint) -> None:
-        """Write it to the disk with all that was kept before."""
+    def keep(self, arrays: Checkpoint, *, at_once: bool = True) -> None:
+        """Write it to the disk with all that was kept before, at once or before long."""
         self.checkpoint |= arrays
-        self.directory.save(self.checkpoint)
+        if at_once or time.monotonic() - self._saved > _SECONDS_BETWEEN_SAVES:
+            self.directory.save(self.checkpoint)
+            self._saved = time.monotonic()
 
 
 def _play_all(order: Order, sink: _Directory, workers: Workers | None) -> None:
@@ -183,16 +188,17 @@ def _play_all(order: Order, sink: _Directory, workers: Workers | None) -> None:
     for message in played(workers, left, sink.checkpoint):
         for what, progress in message.told:
             sink.tell(what, progress)
-        if message.arrays:
-            sink.keep(message.arrays)
+        if message.arrays:  # every worker sends some every few seconds
+            sink.keep(message.arrays, at_once=is_done(message.arrays, message.place))
 
 
 def _play_in_turn(order: Order, places: Sequence[int], sink: _Directory) -> None:
     problem: Problem | None = None
+    last = -1
     for place in places:
         unit = order.units[place]
-        known = None if unit.fresh else problem
-        problem = play(unit, place, sink.checkpoint, order.device, sink, known)
+        known = problem if not unit.fresh and last == place - 1 else None  # workers leave gaps
+        problem, last = play(unit, place, sink.checkpoint, order.device, sink, known), place
 
 
 def prepare(
