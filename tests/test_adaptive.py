@@ -263,6 +263,14 @@ class TestSimulated:
         assert all((one.loads == right.rounds[0].loads)[some].all() for one in right.rounds)
         assert found.rounds[-1].excess < found.rounds[5].excess
 
+    def test_balanced_does_not_end_with_too_few_points(self) -> None:
+        """Its optimiser settles long before the hundredth round."""
+        followed, kept = (
+            self.played_on({"name": "balanced", "replan": replan}, _slow()) for replan in (100, 0)
+        )
+        assert len(kept.rounds) < len(followed.rounds) < 30
+        assert followed.rounds[-1].excess < 0.7 * kept.rounds[-1].excess
+
     def test_a_run_resumes_exactly(self) -> None:
         experiment = small(training=TRAINING | {"epochs": 6}, schemes=ADAPTIVE, fleet=_slow())
         whole, half, again = (simulation(experiment) for _ in range(3))
