@@ -6,7 +6,9 @@ t/s; no answer by t has the probability 1 − F. Every round adds to the log-lik
 each s on a grid, and old ones fade, so that the estimate follows a client that changes again.
 With a prior for which a factor of 4 is one standard deviation, the estimate is the posterior mean
 of log s: of a client that never answers it lies well above the least s that explains its silence,
-so that a deadline is soon long enough to hear it again.
+so that a deadline is soon long enough to hear it again. How likely an answer is by some time is the
+mean over the posterior: of a silent client little is known, and a point estimate would weigh its
+first answer far too much.
 
 The estimate is exactly 1 unless another s is e⁶ times as likely: where delays are as planned, twice
 the gain of a maximum-likelihood estimate is about χ² with one degree of freedom, so that a client
@@ -15,13 +17,14 @@ apart: the load of a client hardly varies, so its rounds do not identify them.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.slowed import slowed
 
 __all__ = ["SLOWDOWNS", "Drift", "Timings", "check_replan"]
 
@@ -31,6 +34,7 @@ SLOWDOWNS: FloatArray = 2.0 ** (np.arange(-12, 31) / 6)
 _ONE = 12  # where the grid has 1
 _EDGES: FloatArray = 2.0 ** (np.arange(-12.5, 31) / 6)  # halfway between them
 _OUTLIER = 1e-4  # probability of a time that no slow-down explains
+_NEGLIGIBLE = 1e-4  # of the likeliest slow-down
 _SURE = 6.0  # log-likelihood that another slow-down must gain over 1
 _FADING = 0.98  # what a question leaves of earlier evidence: the last 50 of a client count
 _PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2
@@ -97,11 +101,17 @@ class Drift:
     @property
     def slowdowns(self) -> FloatArray:
         """The slow-down of each client, 1 where nothing else is much likelier, shape (n,)."""
+        return np.exp(np.log(SLOWDOWNS) @ self.chances)
+
+    @property
+    def chances(self) -> FloatArray:
+        """The probability of each slow-down, shape (slow-downs, n)."""
         likely = self.evidence + _PRIOR[:, None]
         best = likely.max(axis=0)
-        chances = np.exp(likely - best)
-        mean = np.log(SLOWDOWNS) @ chances / chances.sum(axis=0)
-        return np.where(best - likely[_ONE] > _SURE, np.exp(mean), 1.0)
+        found = np.exp(likely - best)
+        found[found < _NEGLIGIBLE] = 0.0
+        found[:, best - likely[_ONE] <= _SURE] = np.arange(len(SLOWDOWNS))[:, None] == _ONE
+        return np.asarray(found / found.sum(axis=0))
 
     @property
     def as_planned(self) -> bool:
@@ -110,8 +120,28 @@ class Drift:
 
     @property
     def delays(self) -> DelayDistribution:
-        """The delays as they are."""
-        return slowed(self.planned, self.slowdowns)
+        """The delays as they are, as far as that is known: a mixture over the slow-downs."""
+        return _Mixture(self.planned, self.chances)
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixture:
+    """Delays of clients whose slow-downs have some probabilities."""
+
+    planned: DelayDistribution
+    chances: FloatArray
+
+    @property
+    def client(self) -> npt.NDArray[Any]:
+        return self.planned.client
+
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        seconds, some = np.asarray(t, dtype=np.float64), np.flatnonzero(self.chances.any(axis=1))
+        parts = (self.chances[k] * self.planned.cdf(loads, seconds / SLOWDOWNS[k]) for k in some)
+        return np.asarray(sum(parts))
+
+    def take(self, clients: IntArray | slice) -> "_Mixture":
+        return _Mixture(self.planned.take(clients), self.chances[:, clients])
 
 
 def check_replan(scheme: str, rounds: int) -> None:

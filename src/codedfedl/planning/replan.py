@@ -29,7 +29,13 @@ _LONGEST = 64.0  # times the planned deadline
 _PRECISION = 1e-3  # of a deadline, relative
 
 
-def replanned(chosen: Plan, delays: DelayDistribution, *, deadline: float | None = None) -> Plan:
+def replanned(
+    chosen: Plan,
+    delays: DelayDistribution,
+    *,
+    deadline: float | None = None,
+    longest: float = np.inf,
+) -> Plan:
     """Return the plan for other delays, with the same loads and parity.
 
     Parameters
@@ -37,9 +43,12 @@ def replanned(chosen: Plan, delays: DelayDistribution, *, deadline: float | None
     deadline
         Seconds; by default the first by which as many points return as were planned, in
         expectation.
+    longest
+        Seconds, of a deadline that is not given: of clients that never answered it is not known
+        how slow they are. The weights are right for any deadline.
     """
     if deadline is None:
-        deadline = _deadline(chosen, delays)
+        deadline = min(_deadline(chosen, delays), longest)
     chances = np.where(chosen.loads > 0, delays.cdf(chosen.loads, deadline), 0.0)
     return replace(chosen, deadline=deadline, return_probabilities=chances)
 

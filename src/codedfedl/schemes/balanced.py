@@ -4,10 +4,10 @@ The baseline for any gain of parity: everything in this package except parity.
 
 Loads follow the actual speed by themselves, since everybody embeds for the same time. But clients
 that are slower than planned have then too few points, and the answers are about these for ever. So
-every so many rounds, where the points are too few for the planned excess, everybody takes in points
-that it has embedded by then while it waited for others: as many as a set-up planned now would give
-it, but no more than as many again, since rounds grow with the loads. The optimiser starts anew from
-the model that it has.
+every so many rounds, and before training ends, where the points are too few for the planned excess,
+everybody takes in points that it has embedded by then while it waited for others: as many as a
+set-up planned now would give it, but no more than as many again, since rounds grow with the loads.
+The optimiser starts anew from the model that it has.
 """
 
 from dataclasses import dataclass, replace
@@ -34,9 +34,18 @@ _GROWTH = 2.0  # times the loads, at most: rounds grow with them
 
 @dataclass(frozen=True, eq=False)
 class BalancedState(PacedState):
-    """The same, and up to how many points the next loads may grow, shape (n,); None: not at all."""
+    """The same, with loads that may grow.
+
+    Attributes
+    ----------
+    grown : array of shape (n,), optional
+        Points up to which loads grow in the next round; None: not at all.
+    smaller : array of shape (n,), optional
+        Loads before they grew the last time.
+    """
 
     grown: IntArray | None = None
+    smaller: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -79,15 +88,23 @@ class Balanced(Paced):
     def receive_round(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Take a step of the optimiser; every so many rounds, let loads grow if they must."""
         state = replace(state.descended(inbox.total(), state.held), grown=None)
-        due = self.replan > 0 and state.round % self.replan == 0
-        if not due or self.setup_deadline is not None or inbox.timings is None:
+        seen, planned = inbox.timings, self.setup_deadline is None
+        if not self.replan or not planned or seen is None:
             return state
-        points = np.where(inbox.timings.answered, inbox.timings.loads, 0)
+        if state.round % self.replan and not state.finished:
+            return state
+        return self._grown(state, np.where(seen.answered, seen.loads, 0))
+
+    def _grown(self, state: BalancedState, points: IntArray) -> BalancedState:
+        """Let loads grow that are too small, unless the last time brought nothing."""
         held, features = state.task.held, state.task.workload.features
-        if sampling_excess(held.astype(np.float64), points, features) <= _FAR_OFF * self.excess:
+        enough = (
+            sampling_excess(held.astype(np.float64), points, features) <= _FAR_OFF * self.excess
+        )
+        if enough or (state.smaller is not None and (points == state.smaller).all()):
             return state
         some = np.maximum(points, 1)
         seconds = plan_embedding(state.setup_deadline / some, held, features, self.excess)
         factor = min(max(seconds / state.setup_deadline, 1.0), _GROWTH)
         grown = np.minimum(np.ceil(factor * some).astype(np.int64), held)
-        return replace(state, grown=grown, question=None, memory=None)
+        return replace(state, grown=grown, smaller=points, question=None, memory=None)

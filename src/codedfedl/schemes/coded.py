@@ -26,6 +26,8 @@ from codedfedl.planning.replan import answer_weights, replanned
 
 __all__ = ["Coded", "CodedState"]
 
+_LONGER = 2.0  # times the deadline, at most, whenever it follows the clients
+
 
 @dataclass(frozen=True, eq=False)
 class CodedState(Descent):
@@ -280,9 +282,11 @@ class Coded(Scheme):
             return state
         if drift.as_planned:
             return replace(state, current=state.plans)
-        now = drift.delays
-        found = {id(p): replanned(p, now, deadline=self.deadline) for p in state.plans}
-        return replace(state, current=tuple(found[id(p)] for p in state.plans))
+        now, found = drift.delays, {}
+        for made, current in zip(state.plans, state.current, strict=True):
+            longest = _LONGER * current.deadline
+            found[id(made)] = replanned(made, now, deadline=self.deadline, longest=longest)
+        return replace(state, current=tuple(found[id(made)] for made in state.plans))
 
     def plan(self, state: CodedState) -> Plan:
         """Return the plan of the first mini-batch."""
