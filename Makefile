@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.ready-dev
 EXTRAS := .venv/.ready-extras
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 .PHONY: help demo test test-browser test-engine test-engine-short test-extras test-slow lint types imports docs tests bench clean
 

@@ -281,6 +281,7 @@ class TestSimulated:
         assert len(kept.rounds) < len(followed.rounds) < 30
         assert followed.rounds[-1].excess < 0.7 * kept.rounds[-1].excess
 
+    @pytest.mark.slow
     def test_a_run_resumes_exactly(self) -> None:
         experiment = small(training=TRAINING | {"epochs": 6}, schemes=ADAPTIVE, fleet=_slow())
         whole, half, again = (simulation(experiment) for _ in range(3))

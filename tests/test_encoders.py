@@ -418,6 +418,7 @@ class TestFederation:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_real_nodes_train_on_their_texts(tmp_path: Path, run: Run) -> None:
     settings = {
         "data.text": "note",

@@ -218,6 +218,7 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     assert replay(running.directory).same
 
 
+@pytest.mark.long
 def test_intruders_stay_outside(tmp_path: Path) -> None:
     """An unknown key, no key, plaintext and another authority: none becomes a node."""
     experiment = experiment_of(1)
