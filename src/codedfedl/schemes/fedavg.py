@@ -1,12 +1,13 @@
 """`fedavg`: several local steps on each client, and the mean of the models."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from codedfedl.core.client import LocalModel
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, refuse_absent
 from codedfedl.core.waiting import Everyone, Until, Wait
+from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
@@ -38,23 +39,23 @@ class FedAvg(Scheme):
 
     def __post_init__(self) -> None:
         if self.local_steps < 1:
-            raise InputError(f"fedavg.local_steps is {self.local_steps}: must be at least 1")
-        if self.deadline is not None and not self.deadline > 0:
-            raise InputError(f"fedavg.deadline is {self.deadline:g}: must be above 0")
-        if self.step is not None and not self.step > 0:
-            raise InputError(f"fedavg.step is {self.step:g}: must be above 0")
+            raise InputError(f"{self.name}.local_steps is {self.local_steps}: must be at least 1")
+        for name in ("deadline", "step"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{self.name}.{name} is {value:g}: must be above 0")
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
-            refuse_absent(fleet, "fedavg without fedavg.deadline waits for all")
+            refuse_absent(fleet, f"{self.name} without {self.name}.deadline waits for all")
 
-    def within(self, limits: Limits) -> "FedAvg":
+    def within(self, limits: Limits) -> Self:
         """Take the operator's deadline."""
         return self if self.deadline else replace(self, deadline=limits.deadline)
 
     def ask(self, state: State) -> Ask | None:
-        """Ask for local models."""
+        """Ask for local steps."""
         if state.finished:
             return None
         task = state.task
@@ -63,8 +64,10 @@ class FedAvg(Scheme):
         size = task.step_size(state.round)
         if self.step is not None:
             size *= self.step / task.schedule.step
-        work = LocalModel(batch, self.local_steps, size, task.ridge)
-        return Ask(work, wait, task.points[batch])
+        return Ask(self._work(state, batch, size), wait, task.points[batch])
+
+    def _work(self, state: State, batch: int, size: float) -> Work:
+        return LocalModel(batch, self.local_steps, size, state.task.ridge)
 
     def receive(self, state: State, inbox: Inbox) -> State:
         """Take the mean of the models that arrived; keep the old one if none did."""

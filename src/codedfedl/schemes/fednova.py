@@ -12,12 +12,12 @@ import numpy as np
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.client import LocalDirection
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, Task, refuse_absent
-from codedfedl.core.waiting import Everyone, Until, Wait
+from codedfedl.core.protocol import Inbox, State, Task
+from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet
+from codedfedl.schemes.fedavg import FedAvg
 
 __all__ = ["FedNova"]
 
@@ -35,7 +35,7 @@ class NovaState(State):
 
 
 @dataclass(frozen=True)
-class FedNova(Scheme):
+class FedNova(FedAvg):
     """Normalised averaging: nobody idles while the slowest client takes its steps.
 
     Parameters
@@ -46,42 +46,22 @@ class FedNova(Scheme):
     most_steps
         The most steps of any client. The mean number of steps multiplies the step on what slow
         clients send too: too many diverge.
-    deadline : seconds, optional
-        Wait no longer than this; by default wait for all clients.
-    step
-        Size of a local step; by default the schedule's, which is often too large for the points
-        of a single client.
+    deadline, step
+        As of `FedAvg`.
     """
 
     local_steps: int = 1
     most_steps: int = 10
-    deadline: float | None = None
-    step: float | None = None
 
     name: ClassVar[str] = "fednova"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MODELS})
 
     def __post_init__(self) -> None:
-        if self.local_steps < 1:
-            raise InputError(f"fednova.local_steps is {self.local_steps}: must be at least 1")
+        super().__post_init__()
         if self.most_steps < self.local_steps:
             raise InputError(
                 f"fednova.most_steps is {self.most_steps}: must be at least local_steps, which is "
                 f"{self.local_steps}"
             )
-        for name in ("deadline", "step"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"fednova.{name} is {value:g}: must be above 0")
-
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
-        """Refuse fleets for which waiting would never end."""
-        if self.deadline is None:
-            refuse_absent(fleet, "fednova without fednova.deadline waits for all")
-
-    def within(self, limits: Limits) -> "FedNova":
-        """Take the operator's deadline."""
-        return self if self.deadline else replace(self, deadline=limits.deadline)
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> NovaState:
         """Choose the steps of every client and mini-batch."""
@@ -100,21 +80,13 @@ class FedNova(Scheme):
         fitting = (seconds <= slowest * (1 + 1e-9)).sum(axis=0)
         return np.asarray(np.maximum(fitting, 1), dtype=np.int64)
 
-    def ask(self, state: NovaState) -> Ask | None:
-        """Ask for the direction of each client's steps."""
-        if state.finished:
-            return None
-        task = state.task
-        batch = task.batch(state.round)
-        wait: Wait = Everyone() if self.deadline is None else Until(self.deadline)
-        size = task.step_size(state.round)
-        if self.step is not None:
-            size *= self.step / task.schedule.step
-        work = LocalDirection(batch, state.steps[batch].tolist(), size, task.ridge)
-        return Ask(work, wait, task.points[batch])
+    def _work(self, state: State, batch: int, size: float) -> Work:
+        assert isinstance(state, NovaState)
+        return LocalDirection(batch, state.steps[batch].tolist(), size, state.task.ridge)
 
-    def receive(self, state: NovaState, inbox: Inbox) -> NovaState:
+    def receive(self, state: State, inbox: Inbox) -> NovaState:
         """Go along the mean direction, for the mean number of steps of those who answered."""
+        assert isinstance(state, NovaState)
         model, batch = state.model, state.task.batch(state.round)
         if inbox.points:
             points = np.where(inbox.arrived, state.task.points[batch], 0)
