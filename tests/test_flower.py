@@ -569,15 +569,15 @@ class TestBatched:
         engine = Engine(2)
         engine.answer(0)
         engine.replies["question 1"] = engine.replies.pop("question 0")
-        assert engine.pulls().ready({"question 1": None}) == {}
+        assert dict(engine.pulls().ready({"question 1": None})) == {}
 
     def test_one_look_finds_all_that_are_there(self) -> None:
         engine = Engine(5)
         pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
-        assert pulls.ready(waiting) == {}
+        assert dict(pulls.ready(waiting)) == {}
         for j in (1, 3):
             engine.answer(j)
-        found = pulls.ready(waiting)
+        found = dict(pulls.ready(waiting))
         assert [self.facts(found[engine.identities[j]]) for j in (1, 3)] == [1, 3]
         assert len(found) == 2
         assert engine.looks == [5, 5]
@@ -588,13 +588,13 @@ class TestBatched:
         slow = engine.answer(0, uploaded=False)
         engine.answer(1)
         with at_most(0.0):
-            found = pulls.ready(waiting)
+            found = dict(pulls.ready(waiting))
         assert found.keys() == {"question 1"}
         del waiting["question 1"]
-        assert pulls.ready(waiting) == {}
+        assert dict(pulls.ready(waiting)) == {}
         assert engine.looks == [2]  # it is known to be on its way
         engine.parts |= slow
-        assert self.facts(pulls.ready(waiting)["question 0"]) == 0
+        assert self.facts(dict(pulls.ready(waiting))["question 0"]) == 0
 
     def test_no_part_is_pulled_twice(self) -> None:
         engine = Engine(1)
@@ -602,9 +602,9 @@ class TestBatched:
         engine.answer(0)
         missing, content = engine.parts.popitem()
         for _ in range(3):
-            assert pulls.ready(waiting) == {}
+            assert dict(pulls.ready(waiting)) == {}
         engine.parts[missing] = content
-        assert self.facts(pulls.ready(waiting)["question 0"]) == 0
+        assert self.facts(dict(pulls.ready(waiting))["question 0"]) == 0
         times = Counter(engine.pulled)
         assert times.pop(missing) == 4
         assert set(times.values()) == {1}
@@ -615,21 +615,23 @@ class TestBatched:
         pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
         engine.parts |= dict.fromkeys(engine.answer(0, uploaded=False), b"no message")
         engine.answer(1)
-        found = pulls.ready(waiting)
+        found = dict(pulls.ready(waiting))
         assert self.facts(found["question 1"]) == 1
         for _ in range(2):
-            found |= pulls.ready({"question 0": None})
+            found |= dict(pulls.ready({"question 0": None}))
         assert isinstance(found["question 0"], InputError)
 
     def test_an_answer_that_is_too_large_is_malformed(self) -> None:
         engine = Engine(1)
         engine.answer(0)
-        assert isinstance(engine.pulls().ready({"question 0": 5})["question 0"], MalformedError)
+        assert isinstance(
+            dict(engine.pulls().ready({"question 0": 5}))["question 0"], MalformedError
+        )
 
     def test_a_dead_engine_is_said(self) -> None:
         engine = Engine(2)
         engine.grid._runtime_client = None
-        found = engine.pulls().ready(dict.fromkeys(engine.identities))
+        found = dict(engine.pulls().ready(dict.fromkeys(engine.identities)))
         assert all("does not answer" in str(found[one]) for one in engine.identities)
 
     def test_two_hundred_questions_have_one_thread(self) -> None:

@@ -11,7 +11,7 @@ thread for each look.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -34,8 +34,8 @@ Pulled = Message | MalformedError | InputError
 class Pulls(Protocol):
     """The answers to some questions."""
 
-    def ready(self, waiting: Mapping[str, int | None]) -> dict[str, Pulled]:
-        """Return what is there by now, and do not wait for the rest.
+    def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
+        """Yield what is there by now, one after the other: an answer may be large.
 
         Parameters
         ----------
@@ -84,21 +84,21 @@ class OneByOne:
         self._done: SimpleQueue[tuple[str, Pulled | None]] = SimpleQueue()
         self._busy: set[str] = set()
 
-    def ready(self, waiting: Mapping[str, int | None]) -> dict[str, Pulled]:
-        """Return what the threads of earlier looks have found."""
+    def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
+        """Yield what the threads of earlier looks have found."""
         for identity in waiting.keys() - self._busy:
             self._busy.add(identity)
             look = (identity, waiting[identity])
             threading.Thread(target=self._look, args=look, daemon=True).start()
-        found: dict[str, Pulled] = {}
         while True:
             try:
                 identity, pulled = self._done.get_nowait()
             except Empty:
-                return found
+                return
             self._busy.remove(identity)
             if pulled is not None and identity in waiting:
-                found[identity] = pulled
+                yield identity, pulled
+            del pulled
 
     def pause(self, waiting: int) -> float:
         """With many clients each looks less often: 0.03 s of the engine's time for a look."""
@@ -128,22 +128,20 @@ class Batched:
         self._grid, self._put_together = grid, put_together
         self._begun: dict[str, _Parts] = {}  # the engine tells of an answer once
 
-    def ready(self, waiting: Mapping[str, int | None]) -> dict[str, Pulled]:
-        """Return the answers of which all parts are there."""
+    def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
+        """Yield the answers of which all parts are there, and forget these parts."""
         self._begun = {one: parts for one, parts in self._begun.items() if one in waiting}
         unknown = [identity for identity in waiting if identity not in self._begun]
-        found: dict[str, Pulled] = {}
         try:
             self._begun |= dict(tried(lambda: self._heard_of(unknown)))
         except InputError as error:
-            found |= dict.fromkeys(unknown, error)
-        for identity, parts in self._begun.items():
-            pulled = self._pulled(parts, waiting[identity])
+            yield from dict.fromkeys(unknown, error).items()
+        for identity in list(self._begun):
+            pulled = self._pulled(self._begun[identity], waiting[identity])
             if pulled is not None:
-                found[identity] = pulled
-        for identity in found:
-            self._begun.pop(identity, None)
-        return found
+                del self._begun[identity]
+                yield identity, pulled
+            del pulled
 
     def pause(self, waiting: int) -> float:
         """Return a tenth of a second: a look for a thousand answers is one request, too."""

@@ -176,10 +176,10 @@ class _Watch:
 
     def _look(self) -> None:
         sizes = {identity: question.largest for identity, question in self._waiting.items()}
-        found = self._pulls.ready(sizes) if sizes else {}
-        for identity in list(found):  # an answer may be large: it is kept in one place
+        for identity, pulled in self._pulls.ready(sizes) if sizes else ():
             question = self._waiting.pop(identity)
-            self._arrived(question, question.arrival(found.pop(identity)))
+            self._arrived(question, question.arrival(pulled))
+            del pulled  # it may be large
 
     def _arrived(self, question: "_Question", arrival: Arrival) -> None:
         again = self._slots is not None and question.tries + 1 < _TRIES
