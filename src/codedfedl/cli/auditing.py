@@ -55,9 +55,10 @@ def show_audit(
 
 def _experiment(name: str, changes: dict[str, Any]) -> Experiment:
     """Return the experiment of a run, or of a file."""
-    if not Path(name).is_dir():
+    directory = RunDirectory(Path(name))
+    if not directory.is_run:  # a folder may have the name of a built-in experiment
         return named_experiment(name, changes)
-    experiment = RunDirectory(Path(name)).experiment()
+    experiment = directory.experiment()
     if experiment.federation is not None:
         raise InputError(
             f"{name} is a federation, whose nodes hold no canaries: audit its experiment in the "

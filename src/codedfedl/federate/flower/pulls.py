@@ -169,7 +169,8 @@ class Batched:
         try:
             with inflating(largest):
                 (message,) = self._put_together(grid, [])
-        except _UploadingError:
+        except _UploadingError as error:
+            error.__traceback__ = None  # its frames hold the parts, and refer back to it
             return None
         except MalformedError as error:
             return error
