@@ -348,7 +348,11 @@ class TestCommand:
             (["nothing-like-it"], "neither a TOML file nor a built-in"),
         ],
     )
-    def test_bad_input(self, words: list[str], message: str) -> None:
+    def test_bad_input(
+        self, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "demo").mkdir()  # such as `make demo` leaves; it is no run
         result = self.run(*words)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
