@@ -48,6 +48,7 @@ from codedfedl.federate.flower.wire import (
 )
 from codedfedl.federate.transport import Answered, Arrays, Arrival
 from tests.own_superlink import OwnSuperLink, numbers
+from tests.waiting import eventually
 
 # A message knows the run that its process belongs to; here there is no such process.
 TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
@@ -565,6 +566,9 @@ class TestBatched:
         np.testing.assert_array_equal(arrays["own"], np.full(3, facts["node"]))
         return int(facts["node"])
 
+    def nothing_is_held(self) -> bool:
+        return not any(type(one).__name__ == "_UploadingError" for one in gc.get_objects())
+
     def test_what_nobody_asked_for_is_left_alone(self) -> None:
         engine = Engine(2)
         engine.answer(0)
@@ -595,6 +599,19 @@ class TestBatched:
         assert engine.looks == [2]  # it is known to be on its way
         engine.parts |= slow
         assert self.facts(dict(pulls.ready(waiting))["question 0"]) == 0
+
+    def test_a_look_at_an_upload_leaves_no_parts_behind(self) -> None:
+        """Without the collector: parts of 50 MB must not wait for it."""
+        engine = Engine(1)
+        pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
+        engine.answer(0, uploaded=False)
+        gc.collect()
+        gc.disable()
+        try:
+            assert dict(pulls.ready(waiting)) == {}
+            eventually(self.nothing_is_held, 2, "an upload that is not complete keeps its frames")
+        finally:
+            gc.enable()
 
     def test_no_part_is_pulled_twice(self) -> None:
         engine = Engine(1)
