@@ -16,7 +16,7 @@ from codedfedl.core.aggregate import SUM, RunningSum
 from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare
 from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task
-from codedfedl.core.record import ARRIVED, NOT_ASKED, SETUP
+from codedfedl.core.record import SETUP
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
@@ -28,7 +28,6 @@ from codedfedl.federate.judging import Judge, coherent
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrays, Arrival, Transport
-from codedfedl.fitting.drift import Timings
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members
@@ -219,7 +218,11 @@ class Federation:
                 total.add({name: array.astype(np.float64) for name, array in arrays})
             elif one.reply.arrays:
                 replies.append(one.reply)
-        points = float(sum(one.reply.points for one in taken))
+        points, timings = float(sum(one.reply.points for one in taken)), None
+        if not ask.setup and ask.work.elastic:
+            timings = tally.timings_of_all(replies, self.task.held)
+        elif not ask.setup:
+            timings = tally.timings(min(deadline, self.transport.now() - tally.began))
         here = self.transport.nodes()
         gone = [j for j in self.everyone if self.members.nodes[j] not in here]
         known = self._delivered
@@ -232,29 +235,9 @@ class Federation:
             tuple(sorted(replies, key=lambda reply: (reply.client, reply.round))),
             stored,
             excluded=tuple(sorted(self.excluded - self._without)),
-            timings=None if ask.setup else self._timings(ask.work, tally, deadline, replies),
+            timings=timings,
         )
         return self._inbox(ask, self.last)
-
-    def _timings(self, work: Work, tally: Tally, deadline: float, replies: list[Reply]) -> Timings:
-        """Say how long clients took; who was refused, or busy with an earlier round, tells nothing.
-
-        Where a client chooses its points it may embed more of them first, which is no delay: then
-        answers for all its points are timed alone, late ones too.
-        """
-        if not work.elastic:
-            loads = np.where(tally.outcome == NOT_ASKED, 0, tally.loads)
-            loads[[*tally.busy, *(client for client, _ in tally.refusals)]] = 0
-            length = min(deadline, self.transport.now() - tally.began)
-            return Timings.until(loads, tally.when, tally.outcome == ARRIVED, length)
-        loads, seconds = np.zeros_like(tally.loads), tally.when.copy()
-        for reply in replies:
-            whole = reply.points == self.task.held[reply.client]
-            loads[reply.client] = reply.points if whole else 0
-        for client, late in tally.late_answers:
-            seconds[client] = late
-        loads[~np.isfinite(seconds)] = 0
-        return Timings(loads, np.where(loads > 0, seconds, 0.0), loads > 0)
 
     def _judged(self, taken: list[_Taken], tally: Tally) -> None:
         """Pass all answers of a round to the judge, and leave out those that it refuses."""

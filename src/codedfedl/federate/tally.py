@@ -1,13 +1,16 @@
 """What is known of an exchange while it is under way."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl._types import IntArray
+from codedfedl.core.protocol import Reply
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
 from codedfedl.federate.transport import Arrival
+from codedfedl.fitting.drift import Timings
 
 __all__ = ["Tally"]
 
@@ -63,6 +66,30 @@ class Tally:
     def dropped(self, client: int) -> None:
         """Note a client from which nothing will come."""
         self.outcome[client] = DROPPED
+
+    def timings(self, length: float) -> Timings:
+        """Return how long clients took in a round of some length, as far as it tells.
+
+        Clients that were refused, or busy with an earlier round, tell nothing.
+        """
+        loads = np.where(self.outcome == NOT_ASKED, 0, self.loads)
+        loads[[*self.busy, *(client for client, _ in self.refusals)]] = 0
+        return Timings.until(loads, self.when, self.outcome == ARRIVED, length)
+
+    def timings_of_all(self, replies: Iterable[Reply], held: IntArray) -> Timings:
+        """Return the same where clients choose their points, late answers included.
+
+        Whoever may embed more points first takes longer for that, which is no delay. So only
+        answers for all points of a client are timed.
+        """
+        loads, seconds = np.zeros_like(self.loads), self.when.copy()
+        for reply in replies:
+            whole = reply.points == held[reply.client]
+            loads[reply.client] = reply.points if whole else 0
+        for client, late in self.late_answers:
+            seconds[client] = late
+        loads[~np.isfinite(seconds)] = 0
+        return Timings(loads, np.where(loads > 0, seconds, 0.0), loads > 0)
 
     def refused(self, client: int, why: str) -> None:
         """Note an answer that does not count."""
