@@ -45,6 +45,7 @@ from codedfedl.learning.features import (
     feature_map,
     typical_sigma,
 )
+from codedfedl.learning.features.encoder import names_encoder
 from codedfedl.learning.training import Schedule
 from codedfedl.models.files import map_settings, save_model
 from codedfedl.models.model import Model, fitted_temperature
@@ -138,7 +139,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         """Return points and labels, checked; points are embeddings where there is an encoder."""
         self.encoder_: Encoder | None = None
         named = isinstance(self.features, str)
-        if named and ":" not in self.features and not self.features.endswith(".onnx"):
+        if named and not names_encoder(self.features):
             found, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
             return found, labels
         text = np.asarray(points).dtype.kind in "OUT"

@@ -21,7 +21,7 @@ from codedfedl.learning.features.base import Identity
 from codedfedl.learning.features.network import count_operations, read_network
 from codedfedl.streams import stream
 
-__all__ = ["Encoded", "Encoder", "Encodes", "encoder_of", "load_encoder"]
+__all__ = ["Encoded", "Encoder", "Encodes", "encoder_of", "load_encoder", "names_encoder"]
 
 Encodes = Callable[[Any], Any]
 """From points of shape (n, d), or a list of n texts, to embeddings of shape (n, q)."""
@@ -199,6 +199,11 @@ class Encoded(Identity):
         return self.operations
 
 
+def names_encoder(source: str) -> bool:
+    """Whether a name is that of an ONNX file or a function, rather than of a feature map."""
+    return ":" in source or source.endswith(".onnx")
+
+
 @lru_cache(maxsize=8)
 def load_encoder(
     source: str, *, text: bool = False, normalise: bool = True, operations: int | None = None
@@ -216,7 +221,7 @@ def load_encoder(
             )
         encode, digest = read_network(Path(source))
         return Encoder(source, encode, text, normalise, operations, digest)
-    if ":" not in source:
+    if not names_encoder(source):
         raise InputError(f"the encoder is {source!r}: name an .onnx file, or module:function")
     try:
         function = member_of(source)
