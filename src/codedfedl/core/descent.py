@@ -31,6 +31,11 @@ class Descent(State):
     @property
     def checkpointed(self) -> bool:
         """Whether the optimiser has no memory: plain descent needs only its model."""
+        return self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether steps are those of plain descent."""
         return isinstance(self.optimiser, GradientDescent)
 
     @property
@@ -45,7 +50,7 @@ class Descent(State):
 
     def descended(self, total: Array, points: float) -> Self:
         """Return the state after a step of the optimiser along the mean gradient."""
-        if isinstance(self.optimiser, GradientDescent) or points <= 0:
+        if self.is_plain or points <= 0:
             return super().descended(total, points)
         asked = self.asked
         gradient = total / points + self.task.ridge * asked

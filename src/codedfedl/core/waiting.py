@@ -1,5 +1,6 @@
 """How long a server waits, and whose answers count."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Protocol
@@ -8,7 +9,16 @@ import numpy as np
 
 from codedfedl._types import FloatArray, Mask
 
-__all__ = ["Everyone", "EveryoneUntil", "Fastest", "Next", "Until", "Wait", "arrivals"]
+__all__ = [
+    "Everyone",
+    "EveryoneUntil",
+    "Fastest",
+    "Next",
+    "Until",
+    "Wait",
+    "arrivals",
+    "arrivals_of_rounds",
+]
 
 
 class Wait(Protocol):
@@ -104,17 +114,47 @@ def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]
     order = order[: int(np.isfinite(seconds).sum())]
     new = np.cumsum(fresh[order])
     expected = int(new[-1]) if len(order) else 0
-    low, high = 0, len(order) + 1  # the smallest number of answers that is enough; high if none is
+
+    def enough(count: int) -> bool:
+        now = int(new[count - 1]) if count else 0
+        return wait.enough(now, count - now, expected)
+
+    needed = _smallest(enough, len(order))
+    arrived = np.zeros(len(seconds), dtype=bool)
+    arrived[order[:needed]] = True
+    last = float(seconds[order[min(needed, len(order)) - 1]]) if len(order) and needed else 0.0
+    if last <= deadline and (needed <= len(order) or deadline == inf):
+        return arrived, last
+    return arrived & (seconds <= deadline), deadline
+
+
+def arrivals_of_rounds(wait: Wait, seconds: FloatArray) -> tuple[Mask, FloatArray]:
+    """`arrivals` of several rounds at once, shapes (rounds, n) and (rounds,): no answer is late."""
+    expected = np.isfinite(seconds).sum(axis=1)
+    distinct, which = np.unique(expected, return_inverse=True)
+    count = np.array([_needed(wait, most) for most in distinct.tolist()])[which]
+    there = np.minimum(count, expected)
+    order = np.argsort(seconds, axis=1, kind="stable")
+    rank = np.argsort(order, axis=1)
+    last = np.take_along_axis(seconds, order, axis=1)[np.arange(len(seconds)), there - 1]
+    last = np.where(there > 0, last, 0.0)
+    ended = (last <= wait.deadline) & ((count <= expected) | (wait.deadline == inf))
+    arrived = (rank < there[:, None]) & (ended[:, None] | (seconds <= wait.deadline))
+    return arrived, np.where(ended, last, wait.deadline)
+
+
+def _needed(wait: Wait, most: int) -> int:
+    """Return how many answers to this ask are enough; more than `most` if none are."""
+    return _smallest(lambda count: wait.enough(count, 0, most), most)
+
+
+def _smallest(enough: Callable[[int], bool], most: int) -> int:
+    """Return the smallest number of answers that is enough; more than `most` if none is."""
+    low, high = 0, most + 1
     while low < high:
         middle = (low + high) // 2
-        now = int(new[middle - 1]) if middle else 0
-        if middle > len(order) or wait.enough(now, middle - now, expected):
+        if middle > most or enough(middle):
             high = middle
         else:
             low = middle + 1
-    arrived = np.zeros(len(seconds), dtype=bool)
-    arrived[order[:low]] = True
-    last = float(seconds[order[min(low, len(order)) - 1]]) if len(order) and low else 0.0
-    if last <= deadline and (low <= len(order) or deadline == inf):
-        return arrived, last
-    return arrived & (seconds <= deadline), deadline
+    return low

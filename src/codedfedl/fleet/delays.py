@@ -40,8 +40,8 @@ FOREVER = 1e150
 class Chances(Protocol):
     """The random part of the delays in a number of rounds, drawn before the loads are known."""
 
-    def of_round(self, round_: int) -> Self:
-        """Return the chances of one round."""
+    def of_round(self, round_: int | slice) -> Self:
+        """Return the chances of one round, or of several."""
 
 
 class DelayDistribution(Protocol):
@@ -114,10 +114,11 @@ class Chance:
     up: IntArray  # transmissions until the reply is there
     absent: npt.NDArray[np.bool_]
 
-    def of_round(self, round_: int) -> "Chance":
-        """Return what chance decides in one round, as arrays of shape (n,)."""
-        parts = (self.slowness, self.down, self.up, self.absent)
-        return Chance(*(part[round_] for part in parts))
+    def of_round(self, round_: int | slice) -> "Chance":
+        """Return what chance decides in one round, shape (n,), or in several, (rounds, n)."""
+        return Chance(
+            self.slowness[round_], self.down[round_], self.up[round_], self.absent[round_]
+        )
 
 
 @dataclass(frozen=True)

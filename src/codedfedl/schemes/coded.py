@@ -1,7 +1,7 @@
 """`coded`: the paper's scheme. A gradient on parity replaces the gradients that did not arrive."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -271,8 +271,17 @@ class Coded(Scheme):
             return replace(state, parity=parity)
         batch = task.batch(state.round)
         total = inbox.plus(state.parity[batch], state.asked) if inbox.server_done else inbox.total()
-        state = state.descended(total, float(task.points[batch].sum()))
+        state = state.descended(total, self.divisor(task, batch, inbox.points))
         return state if state.drift is None else self._followed(state, state.drift, inbox)
+
+    def is_steady(self, state: CodedState) -> bool:
+        """Return whether the plan stays, steps are plain, and the server's gradient is there."""
+        stays = state.drift is None and self.server_rate is None
+        return bool(state.parity) and state.is_plain and stays
+
+    def divisor(self, task: Task, batch: int, points: Any) -> float:
+        """All points of the mini-batch: parity stands in for the points that are missing."""
+        return float(task.points[batch].sum())
 
     def _followed(self, state: CodedState, drift: Drift, inbox: Inbox) -> CodedState:
         """Learn how long clients took; every so many rounds, let the plans follow."""

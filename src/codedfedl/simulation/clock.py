@@ -56,13 +56,17 @@ class Clock:
 
     def round_seconds(self, round_: int, cost: Cost) -> FloatArray:
         """Return when each answer of a round arrives; ∞ for a client that is absent."""
-        workload = self.task.workload
-        seconds = self.model.seconds(cost.macs / workload.point_macs, self.chance.of_round(round_))
-        more = cost.packets(workload) - 1  # the first is part of every round
+        seconds = self.seconds_of_rounds(round_, cost)
+        more = cost.packets(self.task.workload) - 1  # the first is part of every round
         if (more > 0).any():
             luck = stream(self.seed, "setup", _MORE_PACKETS, round_)
             seconds = seconds + self.model.upload(np.maximum(more, 0), luck)
         return np.asarray(seconds)
+
+    def seconds_of_rounds(self, rounds: int | slice, cost: Cost) -> FloatArray:
+        """Return when each answer arrives, of one packet, in one round or in several."""
+        points = cost.macs / self.task.workload.point_macs
+        return np.asarray(self.model.seconds(points, self.chance.of_round(rounds)))
 
     def server_seconds(self, round_: int, work: ServerWork) -> float:
         """Say when the server has finished its own work of a round."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import is_numpy_array
 
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.aggregate import SUM, RunningSum, with_noise
@@ -30,6 +31,7 @@ from codedfedl.simulation.evaluate import (
     composite_parity,
     stacked_predictions,
 )
+from codedfedl.simulation.many_rounds import ManyRounds
 from codedfedl.simulation.objective import Objective
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.scoring import Scores
@@ -135,6 +137,8 @@ class Simulation:
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
         self._scores = Scores.of(problem)
+        alone = listener is None and not is_numpy_array(features)
+        self.many = ManyRounds(problem, self.evaluator) if alone else None
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
         clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
         self.settings = []
@@ -159,7 +163,10 @@ class Simulation:
         while asked := [(s, ask) for s in self.settings if (ask := s.driver.ask()) is not None]:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
-                self._play(asked)
+                if self.many is None:
+                    self._play(asked)
+                else:
+                    self._play_ahead(self.many, asked)
             yield self.round
 
     def restore(
@@ -221,6 +228,19 @@ class Simulation:
                 setting.records.append(self._record(setting, exchange))
         if measured:
             self._measure(settings)
+
+    def _play_ahead(self, many: ManyRounds, asked: Sequence[tuple[Setting, Ask]]) -> None:
+        """Play several rounds at once of the settings that allow it, and as many of the others."""
+        ahead = many.of(asked)
+        if not ahead:
+            self._play(asked)
+            return
+        played = many.play(ahead)
+        for one in played:
+            one.setting.records += one.records()
+        others = [setting for setting, _ in asked if setting not in ahead]
+        for _ in played[0].metrics:
+            self._play([(one, ask) for one in others if (ask := one.driver.ask()) is not None])
 
     def _inboxes(self, settings: Sequence[Setting], exchanges: Sequence[Exchange]) -> list[Inbox]:
         """Compute what the clients that arrived have sent."""
@@ -287,7 +307,7 @@ class Simulation:
         excess, has_model = np.nan, setting.state.model is not self._zero
         if setting.followed and has_model:
             excess = self.objective(setting.state.task).excess(setting.state.model)
-        shown = setting.driver.played <= SHOWN_ROUNDS
+        shown = exchange.round < SHOWN_ROUNDS
         return Record(
             round=exchange.round,
             deadline=exchange.ask.wait.deadline,

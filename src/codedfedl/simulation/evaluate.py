@@ -15,12 +15,13 @@ import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl._types import IntArray, Mask
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.parity import point_weights
+from codedfedl.simulation.stacked import Stacked
 from codedfedl.streams import stream
 
 __all__ = [
@@ -156,8 +157,7 @@ class Evaluator:
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.batches = batches
         self._asked: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}
-        self._stacked: dict[tuple[Quadratic, ...], Quadratic] = {}
-        self._places: dict[int, tuple[Array, Array]] = {}
+        self.stacked = Stacked(batches)
 
     def gram(self) -> Quadratic:
         """Return the quadratic of all points there are."""
@@ -210,47 +210,24 @@ class Evaluator:
         return totals
 
     def _all_at_once(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
-        """Use as few steps as possible: on a GPU, arithmetic costs next to nothing.
-
-        The gradients of missing clients are computed over all points at once, the others masked.
-        """
-        models = [query.model for query in queries]
+        """Use as few operations as possible: on a GPU, arithmetic costs next to nothing."""
+        number, models = queries[0].batch, [query.model for query in queries]
         xp = array_namespace(models[0])
-        quadratics = [self._quadratic(query) for query in queries]
-        key = tuple(quadratics)
-        if key not in self._stacked:
-            self._stacked[key] = Quadratic(
-                xp.stack([quadratic.hessian for quadratic in quadratics]),
-                xp.stack([quadratic.moment for quadratic in quadratics]),
-            )
-        total = self._stacked[key].gradient(xp.stack(list(models)))
-        if missed.any():
-            batch = self.batches[queries[0].batch]
-            client, place = self._rows(queries[0].batch)
-            counted = place[:, None] < xp.take(beside(missed.T.copy(), place), client, axis=0)
-            residuals = stacked_predictions(batch.features, models) - batch.targets[:, None, :]
-            residuals = xp.where(counted[:, :, None], residuals, 0.0)
-            part = batch.features.T @ xp.reshape(residuals, (residuals.shape[0], -1))
-            part = xp.reshape(part, (-1, len(models), models[0].shape[1]))
-            total = total - xp.permute_dims(part, (1, 0, 2))
-        return [total[s] for s in range(len(queries))]
-
-    def _rows(self, batch: int) -> tuple[Array, Array]:
-        """Return the client of each row of a mini-batch, and its place among that client's."""
-        if batch not in self._places:
-            offsets, features = self.batches[batch].offsets, self.batches[batch].features
-            held = np.diff(offsets)
-            client = np.repeat(np.arange(len(held)), held)
-            place = np.arange(offsets[-1]) - offsets[client]
-            self._places[batch] = (beside(client, features), beside(place, features))
-        return self._places[batch]
+        quadratic = self.stacked.quadratic([self._quadratic(query) for query in queries])
+        rows, counted = self.stacked.missing([number], missed[None]).of(slice(1))
+        stacked = xp.stack(models, axis=1)
+        total = self.stacked.gradient(quadratic, number, stacked, rows[0], counted[0])
+        return [total[:, s, :] for s in range(len(queries))]
 
     def _quadratic(self, query: Query) -> Quadratic:
+        return self.quadratic(query.batch, query.loads, query.adds)
+
+    def quadratic(self, batch: int, loads: IntArray, adds: Quadratic | None) -> Quadratic:
         """Return the quadratic of all points that are asked for, and what is added to it."""
-        key = (query.batch, query.loads.tobytes(), query.adds)
+        key = (batch, loads.tobytes(), adds)
         if key not in self._asked:
-            processed = self._processed(query.batch, query.loads)
-            self._asked[key] = processed if query.adds is None else processed + query.adds
+            processed = self._processed(batch, loads)
+            self._asked[key] = processed if adds is None else processed + adds
         return self._asked[key]
 
     def _processed(self, number: int, loads: IntArray) -> Quadratic:
