@@ -26,13 +26,13 @@ from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.many_rounds import ManyRounds
 from codedfedl.simulation.run import prepare
 
-STEADY = [
+STEADY: list[dict[str, Any]] = [
     {"name": "uncoded"},
     {"name": "greedy", "drop": 0.3},
     {"name": "coded", "redundancy": 0.1},
     {"name": "coded", "redundancy": 0.3, "code": "sparse"},
 ]
-OTHERS = [
+OTHERS: list[dict[str, Any]] = [
     {"name": "coded", "redundancy": 0.1, "optimiser": "nesterov"},
     {"name": "coded", "redundancy": 0.1, "replan": 4},
     {"name": "balanced"},

@@ -201,7 +201,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.coef_ = np.asarray(state.model, dtype=np.float64)
         self.fleet_ = fleet
         self.plan_: Plan | ColdStart | None = setting.scheme.plan(state)
-        told = round_columns(setting.records, setting.setup_seconds)
+        told = round_columns(setting.records)
         columns = ("round", "training_hours", "total_hours", "arrived")
         self.history_: Mapping[str, npt.NDArray[Any]] = {
             **{name: told[name] for name in columns},

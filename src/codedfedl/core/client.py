@@ -82,7 +82,8 @@ class Embed(OnEmbedded):
     ) -> tuple[IntArray, FloatArray]:
         """Return the points that the deadline leaves time for."""
         seconds = costs.seconds_to_embed(task.feature_macs, task.workload, fleet, slowness)
-        return costs.embedded_by(deadline, seconds, task.held), seconds
+        points = costs.embedded_by(deadline, seconds, task.held)
+        return points, points * seconds
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return nothing."""

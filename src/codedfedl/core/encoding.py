@@ -136,19 +136,24 @@ class BlockParity(OnEmbedded):
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return S·X̂ and S·Y of the first `load` points."""
-        rows = self._rows(load)
+        return self._mixed(client, 0, load, client.batches)
+
+    def _mixed(self, client: Client, begin: int, end: int, number: int) -> Answer:
+        """Return the parity of some points, with the code of that number."""
+        count = end - begin
+        rows = self._rows(count)
         if rows == 0:
             return Answer(0, {})
-        parts = list(client.first(load))
+        parts = list(client.first(end))
         features, targets = parts[0] if len(parts) == 1 else _joined(parts)
-        weights = np.full(load, np.sqrt(client.points / load))
-        stream = client.code_stream(client.batches, rows, self.code.nonzeros)
-        part = encode(features, targets, weights, rows, stream, self.code)
+        weights = np.full(count, np.sqrt(client.points / count))
+        stream = client.code_stream(number, rows, self.code.nonzeros)
+        part = encode(features[begin:], targets[begin:], weights, rows, stream, self.code)
         arrays = {
             "features0": self._short(part.features),
             "targets0": self._short(part.targets, must=False),
         }
-        return Answer(load, arrays, self.code.points_per_row(load, rows))
+        return Answer(count, arrays, self.code.points_per_row(count, rows))
 
     def _short(self, array: Array, *, must: bool = True) -> Array:
         """Return numbers in the precision in which they are sent.
@@ -185,7 +190,8 @@ class BlockParity(OnEmbedded):
         """Return the number of points that leaves time to mix and to send."""
         setup = self.setup(task)
         seconds = setup.seconds_per_point(fleet, slowness)
-        return setup.points_by(deadline, fleet, task.held, seconds), seconds
+        points = setup.points_by(deadline, fleet, task.held, seconds)
+        return points, points * seconds
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (rows, q) and (rows, c)."""
@@ -196,6 +202,49 @@ class BlockParity(OnEmbedded):
     def received(cls, **fields: Any) -> "BlockParity":
         """Return the work from its fields as decoded from JSON."""
         return cls(**fields | {"code": Code(**fields["code"])})
+
+
+@dataclass(frozen=True, eq=False)
+class MoreParity(BlockParity):
+    """Parity of further points, where a set-up goes on: those that are in no parity yet.
+
+    Loads count all points of a client, those of its earlier parity too.
+
+    Parameters
+    ----------
+    after : array of shape (n,), or int for one client
+        Points that are in its earlier parity.
+    """
+
+    after: npt.ArrayLike = 0
+
+    kind: ClassVar[str] = "more_parity"
+
+    def for_client(self, j: int) -> "MoreParity":
+        """Return where one client goes on."""
+        return replace(self, after=int(np.asarray(self.after)[j]))
+
+    @property
+    def common(self) -> "MoreParity":
+        """Without where each client goes on."""
+        return replace(self, after=0)
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return S·X̂ and S·Y of the points after the earlier ones."""
+        return self._mixed(client, int(np.asarray(self.after)), load, client.batches + 1)
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return the cost of mixing the further points, and of the rows to send."""
+        return super().cost(task, np.maximum(loads - np.asarray(self.after), 0))
+
+    def points_by(
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Return the number of points that leaves time to mix and to send the further ones."""
+        setup, after = self.setup(task), np.asarray(self.after, dtype=np.int64)
+        seconds = setup.seconds_per_point(fleet, slowness)
+        more = setup.points_by(deadline, fleet, task.held - after, seconds)
+        return after + more, more * seconds
 
 
 def _joined(parts: Sequence[Points]) -> Points:

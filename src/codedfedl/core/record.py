@@ -171,13 +171,15 @@ def metric_name(classes: bool) -> str:
     return "accuracy" if classes else "R²"
 
 
-def round_columns(records: Sequence[Record], setup_seconds: float) -> dict[str, Any]:
-    """Return a row per round, and one for the end of the set-up where that left a model.
+def round_columns(records: Sequence[Record]) -> dict[str, Any]:
+    """Return a row per round, and one for the set-up, or part of it, where that left a model.
 
     `training_hours` is the paper's clock; `total_hours` charges the set-up too.
     """
     told = [record for record in records if not record.is_setup or record.has_model]
     seconds = np.array([0.0 if one.is_setup else one.seconds for one in told])
+    setup = np.cumsum([one.seconds if one.is_setup else 0.0 for one in records])
+    setup = setup[[not one.is_setup or one.has_model for one in records]]
     hours = np.cumsum(seconds) / 3600
     counts = {"arrived": ARRIVED, "late": LATE, "dropped": DROPPED}
     return {
@@ -185,7 +187,7 @@ def round_columns(records: Sequence[Record], setup_seconds: float) -> dict[str, 
         "deadline_s": np.array([one.deadline for one in told], dtype=np.float64),
         "seconds": seconds,
         "training_hours": hours,
-        "total_hours": hours + setup_seconds / 3600,
+        "total_hours": hours + setup / 3600,
         **{
             name: np.array([one.count(kind) for one in told], dtype=np.int64)
             for name, kind in counts.items()

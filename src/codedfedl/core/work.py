@@ -153,7 +153,7 @@ class Work(ABC):
     def points_by(
         self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
     ) -> tuple[IntArray, FloatArray] | None:
-        """Return how many points each client can finish by a deadline, and seconds per point.
+        """Return how many points each client can finish by a deadline, and its processor's time.
 
         None for work whose load does not depend on the time.
         """

@@ -114,6 +114,16 @@ class Drift:
         return np.asarray(found / found.sum(axis=0))
 
     @property
+    def common(self) -> float:
+        """The slow-down of all clients that may be as planned, as if they shared one.
+
+        One answer says little about one client, and those of all together a lot.
+        """
+        alike = self.slowdowns == 1
+        together = self.evidence[:, alike].sum(axis=1, keepdims=True)
+        return float(Drift(self.planned, together).slowdowns[0])
+
+    @property
     def as_planned(self) -> bool:
         """Whether nobody is known to be another than planned."""
         return bool((self.slowdowns == 1).all())

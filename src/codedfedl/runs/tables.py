@@ -94,7 +94,7 @@ def _columns(run: CellRun) -> dict[str, dict[str, Any]]:
         name: np.array([run.facts.get(name, np.nan)], dtype=np.float64)
         for name in (*FACTS, *RUN_FACTS)
     }
-    rounds = round_columns(run.records, run.setup_seconds)
+    rounds = round_columns(run.records)
     return {
         "rounds": repeated(common | {"metric_name": run.metric}, rounds),
         "clients": repeated(common, {"client": names} | clients),

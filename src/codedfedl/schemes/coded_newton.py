@@ -13,6 +13,7 @@ the answers themselves reveal, old anchors cannot make it diverge.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from codedfedl.core.aggregate import EACH
 from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.encoding import MoreParity
 from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
@@ -35,7 +37,7 @@ from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.sketching import damping as damping_of
 from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
-from codedfedl.schemes.newton_pace import Pace, replanned
+from codedfedl.schemes.newton_pace import Pace, more_setup, replanned, with_more_setup
 from codedfedl.schemes.newton_state import (
     NewtonState,
     assumed_curvature,
@@ -50,6 +52,7 @@ from codedfedl.schemes.sketch_solve import (
     block_facts,
     blocks_of,
     check_mixing,
+    joined,
     sketch_of,
 )
 from codedfedl.streams import stream
@@ -85,6 +88,10 @@ class CodedNewton(Scheme):
         Rounds after which the delays are fitted again to how long clients took; then the rounds'
         deadline follows, and who is slower embeds as many points as the plan would give it before
         it answers again. 0 keeps the plan.
+    extended
+        Whether a set-up in which the clients turn out to be slower goes on, so that they send
+        parity of more points. Not in a federation, where the plan comes from probes; nor with
+        ``replan = 0``.
     damped
         False uses the parity's Hessian undamped, which diverges; for demonstration only.
     """
@@ -98,6 +105,7 @@ class CodedNewton(Scheme):
     rounds: int | None = None
     hours: float | None = None
     replan: int = 10
+    extended: bool = True
     damped: bool = True
 
     name: ClassVar[str] = "coded-newton"
@@ -126,6 +134,7 @@ class CodedNewton(Scheme):
             deadline=_first(self.deadline, limits.deadline),
             setup_deadline=_first(self.setup_deadline, limits.setup_deadline),
             rounds=_first(self.rounds, limits.rounds),
+            extended=False,
         )
 
     @property
@@ -166,6 +175,9 @@ class CodedNewton(Scheme):
             return self._planned_for(task, fleet, task.rounds)
         return plan, parity
 
+    def _plan_for(self, task: Task, fleet: Fleet) -> ColdStart:
+        return self._planned(task, fleet)[0]
+
     def _planned_for(
         self, task: Task, fleet: Fleet, rounds: int | None
     ) -> tuple[ColdStart, BlockParity]:
@@ -189,6 +201,10 @@ class CodedNewton(Scheme):
         if state.sketch is None:
             wait = Until(state.plan.setup_deadline)
             return Ask(state.parity, wait, combine=EACH, keep_late=True, setup=True)
+        if state.more:
+            own = state.parity
+            work = MoreParity(own.code, own.mixing, own.bits, state.mixed_points)
+            return Ask(work, Until(state.more), combine=EACH, keep_late=True, setup=True)
         if state.round >= state.last_round or state.good_enough:
             return None
         least: Any = self.mixing
@@ -204,7 +220,13 @@ class CodedNewton(Scheme):
             state = self._with_parity(state, blocks)
         if not started:
             state = self._start_from_parity(state)
-            return self._followed(state, state.setup_timings(inbox.timings))
+            state = self._followed(state, state.setup_timings(inbox.timings))
+            if not self.extended or state.pace is None:
+                return state
+            return replace(state, more=more_setup(state, partial(self._plan_for, state.task)))
+        if state.more:
+            state = self._start_from_parity(with_more_setup(state))
+            return self._followed(state, None)
         state = self._with_answers(state, inbox)
         step, decrement = newton_step(state)
         state = self._with_model(state, double(state.model) - step)
@@ -245,10 +267,12 @@ class CodedNewton(Scheme):
         state = replace(state, pace=state.pace.after(seen))
         if state.round % self.replan:
             return state
-        return replanned(state, lambda fleet: self._planned(state.task, fleet)[0], self.hours)
+        return replanned(state, partial(self._plan_for, state.task), self.hours)
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
         """Decompose the parity so far; late parity waits until there is enough of it."""
+        if state.more:
+            blocks = joined(state.blocks, blocks)
         waiting = {**state.waiting, **blocks}
         rows = sum(block.parity.features.shape[0] for block in waiting.values())
         if state.sketch is not None and rows < _WORTH * state.sketch.rows:
@@ -259,7 +283,9 @@ class CodedNewton(Scheme):
         if not self.damped:
             return state
         ridge, rng = total_ridge(state), stream(0, "code")  # no secret: the parity is the server's
-        damping = max(damping_of(sketch, ridge, rng) - ridge, state.damping)
+        damping = damping_of(sketch, ridge, rng) - ridge
+        if not state.more:  # once rounds have begun it does not fall
+            damping = max(damping, state.damping)
         return replace(state, damping=damping)
 
     def _start_from_parity(self, state: NewtonState) -> NewtonState:

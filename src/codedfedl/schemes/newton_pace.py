@@ -3,7 +3,8 @@
 A client that is slower than planned has embedded few of its points when the set-up ends. Whenever
 it is asked it then spends its time on answers for those few, again and again, and never gets to
 embed more. So it is left alone until it has as many as it would have by the end of the set-up that
-would be planned now, at its own pace; the others go on meanwhile.
+would be planned now, at its own pace; the others go on meanwhile. Where that set-up would be much
+longer, it goes on at once for all, and brings parity of more points.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +25,9 @@ from codedfedl.planning.cold_start import ColdStart
 if TYPE_CHECKING:
     from codedfedl.schemes.newton_state import NewtonState
 
-__all__ = ["Pace", "replanned"]
+__all__ = ["Pace", "more_setup", "replanned", "with_more_setup"]
+
+_WORTH = 1.25  # times as long: a shorter one is not worth another message of every client
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +89,32 @@ class Pace:
         return np.where(self.drift.slowdowns > 1, np.minimum(least, held), 0)
 
 
+def more_setup(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> float:
+    """Return for how many seconds the set-up should go on, now that it shows how fast clients are.
+
+    It does if all are slower: nobody else waits for a few.
+    """
+    pace = state.pace
+    assert pace is not None
+    assert state.plan is not None
+    slower = pace.drift.common
+    if slower <= 1:
+        return 0.0
+    try:
+        before, now = plan(pace.fleet), plan(slowed(pace.fleet, np.full(len(pace.fleet), slower)))
+    except InputError:  # the clients as they are cannot be planned with
+        return 0.0
+    longer = now.setup_deadline / before.setup_deadline
+    return (longer - 1) * state.plan.setup_deadline if longer > _WORTH else 0.0
+
+
+def with_more_setup(state: "NewtonState") -> "NewtonState":
+    """Return the state after the set-up has gone on."""
+    assert state.plan is not None
+    whole = state.plan.setup_deadline + state.more
+    return replace(state, plan=replace(state.plan, setup_deadline=whole), more=0.0)
+
+
 def replanned(
     state: "NewtonState", plan: Callable[[Fleet], ColdStart], hours: float | None
 ) -> "NewtonState":
@@ -107,8 +136,8 @@ def replanned(
             return state
         deadline *= max(1.0, now.round_deadline / before.round_deadline)
         longer = now.setup_deadline / before.setup_deadline
-        blocks = {**state.blocks, **state.waiting}
-        embedded = {client: block.points for client, block in blocks.items()}
+        longer *= first.setup_deadline / state.plan.setup_deadline  # it may have gone on
+        embedded = {client: block.points for client, block in state.all_blocks.items()}
         least = pace.least_points(now.points, embedded, longer, state.task.held)
     last = state.last_round
     if hours is not None:

@@ -67,6 +67,8 @@ class NewtonState(State):
         The relative excess of its objective, predicted likewise.
     estimate : float
         The current relative excess, estimated from the answers; ∞ if it is not needed.
+    more : float, seconds
+        For how long the set-up goes on, where the clients turned out to be slower.
     spent : float, seconds
         Set-up and rounds so far.
     pace
@@ -90,6 +92,7 @@ class NewtonState(State):
     start_loss: float = np.nan
     start_excess: float = np.nan
     estimate: float = np.inf
+    more: float = 0.0
     spent: float = 0.0
     pace: Pace | None = None
     least: IntArray | None = None
@@ -98,6 +101,19 @@ class NewtonState(State):
     def gradient(self) -> FloatArray:
         """Σ g_j(a_j) over the clients that have answered: all that a step needs of them."""
         return np.asarray(sum(self.gradients.values(), start=np.zeros(self.task.model_shape)))
+
+    @property
+    def all_blocks(self) -> Mapping[int, Block]:
+        """All parity that has come, that which waits too."""
+        return {**self.blocks, **self.waiting}
+
+    @property
+    def mixed_points(self) -> IntArray:
+        """How many points of each client are in its parity, shape (n,)."""
+        found = np.zeros(self.task.clients, dtype=np.int64)
+        for client, block in self.all_blocks.items():
+            found[client] = block.points
+        return found
 
     @property
     def good_enough(self) -> bool:

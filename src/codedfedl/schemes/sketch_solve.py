@@ -20,7 +20,15 @@ from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.parity import Parity
 from codedfedl.learning.sketching import Sketch
 
-__all__ = ["Block", "SketchSolve", "block_facts", "blocks_of", "check_mixing", "sketch_of"]
+__all__ = [
+    "Block",
+    "SketchSolve",
+    "block_facts",
+    "blocks_of",
+    "check_mixing",
+    "joined",
+    "sketch_of",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +37,17 @@ class Block:
 
     parity: Parity
     points: int
+
+    def joined(self, more: "Block") -> "Block":
+        """Return the parity of these points and of more.
+
+        Each of the two stands for all points of the client, and now for its share of them.
+        """
+        points = self.points + more.points
+        shares = [(one.parity, np.float32((one.points / points) ** 0.5)) for one in (self, more)]
+        features = np.concatenate([share * to_host(part.features) for part, share in shares])
+        targets = np.concatenate([share * to_host(part.targets) for part, share in shares])
+        return Block(Parity(features, targets), points)
 
 
 def blocks_of(replies: Iterable[Reply]) -> dict[int, Block]:
@@ -39,6 +58,14 @@ def blocks_of(replies: Iterable[Reply]) -> dict[int, Block]:
         )
         for reply in replies
         if reply.round == SETUP and reply.points
+    }
+
+
+def joined(earlier: Mapping[int, Block], blocks: Mapping[int, Block]) -> dict[int, Block]:
+    """Return blocks by client, each together with what the client sent earlier."""
+    return {
+        client: earlier[client].joined(block) if client in earlier else block
+        for client, block in blocks.items()
     }
 
 

@@ -261,9 +261,8 @@ class Timeline:
         if has_own_pace(work):
             by = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
         if by is not None:
-            loads, seconds_per_point = by
-            self._embedded = loads.astype(np.float64)
-            compute = loads * seconds_per_point
+            loads, compute = by
+            self._embedded = np.maximum(self._embedded, loads)
             upload = clock.upload(work.cost(task, loads))
         else:
             loads, missing = asked, (self.held - self._embedded) * work.embeds
