@@ -31,7 +31,7 @@ APP = Path(__file__).parent / "app"
 """The Flower app folder that `flwr run` takes."""
 
 _OLDEST = (1, 41)
-_PATIENCE = 60.0  # seconds for a command of Flower's
+_PATIENCE = 180.0  # seconds for a command of Flower's; on a busy machine it needs a minute to start
 _INSTALL = "pip install 'codedfedl[flower]'"
 
 
