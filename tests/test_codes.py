@@ -27,6 +27,16 @@ def test_squares_to_the_identity_in_expectation(name: str, nonzeros: int) -> Non
 
 
 @pytest.mark.parametrize("name", CODES)
+def test_the_matrix_is_what_mixes(name: str) -> None:
+    """With so many points that columns are drawn in several parts."""
+    code, points, rows = Code(name, 3), 5000, 300
+    matrix = code.matrix(points, rows, np.random.default_rng(0))
+    vector = np.random.default_rng(1).standard_normal((points, 1))
+    (mixed,) = code.mix((vector,), np.ones(points), rows, np.random.default_rng(0))
+    np.testing.assert_allclose(matrix @ vector, mixed, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CODES)
 def test_weights_and_several_matrices_share_one_code(name: str) -> None:
     rng = np.random.default_rng(0)
     x, y, weights = rng.random((40, 6)), rng.random((40, 2)), rng.random(40)

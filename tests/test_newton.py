@@ -20,8 +20,8 @@ from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded_newton import CodedNewton
-from codedfedl.schemes.newton_state import NewtonState, newton_step
-from codedfedl.schemes.sketch_solve import SketchSolve
+from codedfedl.schemes.newton_state import NewtonState, assumed_curvature, newton_step
+from codedfedl.schemes.sketch_solve import SketchSolve, blocks_of
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.evaluate import Batch, SimulatedClient
@@ -172,14 +172,59 @@ class TestScheme:
         exact = np.linalg.solve(x.T @ x + 0.5 * np.eye(6), x.T @ y)
         np.testing.assert_allclose(state.model, exact, atol=0.05)
 
-    def test_late_parity_is_taken_in(self) -> None:
-        state, shards, scheme = newton_state()
-        late = parity_of(2, 5, shards[2][0][:1], shards[2][1][:1])
-        after = scheme.receive(state, Inbox(np.zeros(3, bool), 0.0, replies=(late,)))
+    @pytest.mark.parametrize("answered", [(), (0, 2), (2,), (0, 1, 2)])
+    def test_late_parity_counts_at_once_as_if_it_had_been_decomposed(
+        self, answered: tuple[int, ...]
+    ) -> None:
+        """By an update of two rows to sixteen and more; the third client is the late one.
+
+        Rounding is 1e-16 times the condition number, which the ridge bounds by 1e4.
+        """
+        state, shards, scheme = newton_state(held=(140, 130, 5))
+        replies = [answer_of(j, 0, shards[j], np.asarray(state.model)) for j in answered]
+        rng = np.random.default_rng(2)
+        state = scheme._with_replies(replace(state, round=1), replies)
+        state = replace(state, model=rng.standard_normal((6, 2)).astype(np.float32))
+        late = blocks_of([parity_of(2, 5, shards[2][0][:2], shards[2][1][:2])], state.task)
+        after = scheme._with_parity(state, late)
         assert after.sketch is not None
         assert state.sketch is not None
-        assert after.sketch.rows == state.sketch.rows + 1
+        assert (after.sketch.rows, after.sketch.late_rows) == (state.sketch.rows + 2, 2)
+        assert (state.represented_points, after.represented_points) == (270, 275)
+        assert after.damping / 275 == pytest.approx(state.damping / 270)
+        decomposed = Sketch.of(after.sketch.features, after.sketch.targets)
+        anew = replace(after.with_sketch(after.blocks, decomposed), damping=after.damping)
+        np.testing.assert_allclose(after.moment, anew.moment, rtol=1e-11)
+        (step, decrement), (expected, same) = newton_step(after), newton_step(anew)
+        np.testing.assert_allclose(step, expected, rtol=1e-9)
+        assert decrement == pytest.approx(same, rel=1e-9)
+        moved = rng.standard_normal((6, 2))
+        for client in range(3):
+            found, right = (assumed_curvature(one, client, moved) for one in (after, anew))
+            np.testing.assert_allclose(found, right, rtol=1e-11)
+        assert after.judged(0.1).estimate == pytest.approx(anew.judged(0.1).estimate)
+
+    def test_much_late_parity_is_decomposed_anew(self) -> None:
+        state, shards, scheme = newton_state()
+        late = parity_of(2, 5, shards[2][0][:1], shards[2][1][:1])  # one row to seven
+        after = scheme.receive(state, Inbox(np.zeros(3, bool), 0.0, replies=(late,)))
+        assert after.sketch is not None
+        assert (after.sketch.rows, after.sketch.late_rows) == (8, 0)
         assert (state.represented_points, after.represented_points) == (70, 75)
+        assert after.damping >= state.damping
+
+    def test_further_parity_of_a_client_joins_its_own(self) -> None:
+        """It comes late where a set-up went on: half of the points each, half the weight each."""
+        state, shards, scheme = newton_state(held=(140, 130, 5))
+        own = state.blocks[0].parity
+        more = blocks_of([parity_of(0, 140, shards[0][0][:2], shards[0][1][:2])], state.task)
+        after = scheme._with_parity(state, more)
+        assert after.sketch is not None
+        assert after.sketch.late_rows == 0
+        assert (after.blocks[0].points, list(after.blocks)) == (280, [0, 1])
+        rows = after.places[0]
+        expected = np.concatenate([own.features, shards[0][0][:2]]) * 0.5**0.5
+        np.testing.assert_allclose(after.sketch.features[rows], expected, rtol=1e-6)
 
 
 PARITY = BlockParity(Code("dealt"), 10)

@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
+import scipy.linalg
 
 from codedfedl import InputError
+from codedfedl.learning import sketching
 from codedfedl.learning.codes import Code
-from codedfedl.learning.sketching import Sketch, curvature_ratio, damping
+from codedfedl.learning.damping import STABLE, damping
+from codedfedl.learning.sketching import Sketch
 
 
 def _data(
@@ -69,14 +72,32 @@ def test_smallest_objective_estimates_that_of_all_points() -> None:
         assert sketch.excess(start, ridge) == pytest.approx(value / true - 1, abs=0.35)
 
 
-def test_curvature_ratio_is_the_largest_generalised_eigenvalue() -> None:
-    x, y = _data(50, 10)
-    true, assumed = Sketch.of(x, y), _parity(x, y, 15)
-    product = np.linalg.solve(
-        assumed.features.T @ assumed.features + 0.4 * np.eye(10), x.T @ x + 0.1 * np.eye(10)
+def _curvature_ratio(true: np.ndarray, assumed: np.ndarray, ridge: float, damped: float) -> float:
+    """λ_max((H̃ + damped)⁻¹(H + ridge)) of two sets of rows, by a dense decomposition."""
+    eye = np.eye(true.shape[1])
+    pair = (true.T @ true + ridge * eye, assumed.T @ assumed + damped * eye)
+    return float(scipy.linalg.eigvalsh(*pair)[-1])
+
+
+@pytest.mark.parametrize("features", [3, 60])
+@pytest.mark.parametrize("ridge", [1e-3, 0.5])
+def test_damping_is_the_smallest_that_makes_a_fresh_sketch_stable(
+    features: int, ridge: float
+) -> None:
+    """Up to the grid, whose steps are 10%, and the eigenvalue, known to 1%."""
+    sketch = _parity(*_data(2000, features), 150)
+    found = damping(sketch, ridge, np.random.default_rng(1))
+    (fresh,) = Code("sparse", 8).mix(
+        (sketch.features,), np.ones(150), 150, np.random.default_rng(1)
     )
-    exact = np.linalg.eigvals(product).real.max()
-    assert curvature_ratio(true, assumed, 0.1, 0.4) == pytest.approx(exact, rel=0.02)
+
+    def corrected(damped: float) -> float:
+        return float(damped / (1 + (sketch.effective_dimension(damped) / 150) ** 0.5) ** 2)
+
+    grid = ridge * 1.01 ** np.arange(2000)
+    ratios = [_curvature_ratio(sketch.features, fresh, ridge, damped) for damped in grid]
+    smallest = grid[np.argmax(np.array(ratios) <= STABLE)]
+    assert 0.98 * corrected(smallest) <= found <= 1.12 * max(ridge, corrected(smallest))
 
 
 @pytest.mark.parametrize("rows", [100, 160, 400])  # for 80 features
@@ -86,17 +107,86 @@ def test_damping_bounds_the_true_curvature_where_parity_alone_does_not(rows: int
         x, y = _data(4000, 80, seed)
         sketch, ridge = _parity(x, y, rows, seed), 1e-3
         found = damping(sketch, ridge, np.random.default_rng(seed))
-        true = Sketch.of(x, y)
-        assert curvature_ratio(true, sketch, ridge, ridge) > 2
-        assert curvature_ratio(true, sketch, ridge, found) < 2
-        assert (
-            curvature_ratio(true, sketch, ridge, found / 5) > 1.5
-        )  # and not by being far too safe
+        assert _curvature_ratio(x, sketch.features, ridge, ridge) > 2
+        assert _curvature_ratio(x, sketch.features, ridge, found) < 2
+        # and not by being far too safe
+        assert _curvature_ratio(x, sketch.features, ridge, found / 5) > 1.5
 
 
 def test_effective_dimension_counts_directions() -> None:
     sketch = Sketch.of(np.diag([3.0, 1.0, 1e-9]), np.zeros((3, 1)))
     assert sketch.effective_dimension(1e-6) == pytest.approx(2.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("decomposed", [5, 30])  # rows, for 8 features
+def test_late_rows_give_what_a_new_decomposition_gives(decomposed: int) -> None:
+    """Two updates, one after the other.
+
+    Both ways round by 1e-16 times the condition number, which is at most ‖X̃‖²/ridge = 1e4 here;
+    where five rows leave three eigenvalues at 0 the update cancels another 1e4.
+    """
+    x, y = _data(40, 8)
+    first = Sketch.of(x[:decomposed], y[:decomposed])
+    late = first.with_rows(x[decomposed:35], y[decomposed:35]).with_rows(x[35:], y[35:])
+    anew, ridge = Sketch.of(x, y), 1e-2
+    assert (late.rows, late.late_rows, anew.late_rows) == (40, 40 - decomposed, 0)
+
+    def same(found: float | np.ndarray, expected: float | np.ndarray) -> None:
+        np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+    same(late.solve(ridge), anew.solve(ridge))
+    same(late.divide(x.T @ y, 1.7, ridge), anew.divide(x.T @ y, 1.7, ridge))
+    same(late.times(x[:3].T), anew.times(x[:3].T))
+    same(late.gathered(late.predictions(x[:3].T)), anew.times(x[:3].T))
+    same(late.effective_dimension(ridge), anew.effective_dimension(ridge))
+    same(late.leave_one_out(ridge), anew.leave_one_out(ridge))
+    same(late.smallest_objective(ridge), anew.smallest_objective(ridge))
+    same(late.excess(0.3, ridge), anew.excess(0.3, ridge))
+
+
+def test_many_ridges_on_late_rows_keep_each_its_own_update() -> None:
+    x, y = _data(40, 8)
+    late, anew = Sketch.of(x[:30], y[:30]).with_rows(x[30:], y[30:]), Sketch.of(x, y)
+    for ridge in (*np.geomspace(0.01, 10, 9), 0.01):  # more than are kept
+        np.testing.assert_allclose(late.solve(float(ridge)), anew.solve(float(ridge)), rtol=1e-9)
+    ridge = late.best_ridge(1e-9)
+    assert late.leave_one_out(ridge) == pytest.approx(anew.leave_one_out(ridge))
+
+
+def test_enough_rows_are_judged_on_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = _data(40, 8)
+    whole = Sketch.of(x, y)
+    monkeypatch.setattr(sketching, "_ENOUGH", 12)
+    sketch = Sketch.of(x, y)
+    assert sketch.judged.tolist() == list(range(0, 40, 3))
+    np.testing.assert_allclose(sketch.solve(0.7), whole.solve(0.7))
+    naive = 0.0
+    for row in sketch.judged:
+        others = Sketch.of(np.delete(x, row, 0), np.delete(y, row, 0))
+        naive += float(((y[row] - x[row] @ others.solve(0.7)) ** 2).sum())
+    assert sketch.leave_one_out(0.7) == pytest.approx(naive * 40 / 14)
+    late = sketch.with_rows(x[:5], y[:5])
+    assert late.judged.tolist() == [*range(0, 40, 3), 40, 43]
+    errors = late.predictions(late.solve(0.7))[late.judged] - late.targets[late.judged]
+    hat = late.divide(late.features[late.judged].T, 1.0, 0.7).T * late.features[late.judged]
+    naive = float(((errors / (1 - hat.sum(1, keepdims=True))) ** 2).sum())
+    assert late.leave_one_out(0.7) == pytest.approx(naive * 45 / 16)
+
+
+@pytest.mark.extras
+def test_pytorch_gives_the_same_numbers() -> None:
+    """In float64 on the processor; the tolerance is rounding times a condition number of 1e4."""
+    torch = pytest.importorskip("torch")
+    x, y = (array.astype(np.float32) for array in _data(60, 8))
+    found = []
+    for to in (np.asarray, torch.asarray):
+        sketch = Sketch.of(to(x[:50]), to(y[:50])).with_rows(to(x[50:]), to(y[50:]))
+        ridge = sketch.best_ridge(1e-9)
+        rng = np.random.default_rng(0)
+        numbers = [ridge, sketch.excess(ridge, 1e-2), sketch.effective_dimension(1e-2)]
+        numbers.append(damping(sketch, 1e-2, rng))
+        found.append(np.concatenate([sketch.solve(ridge).ravel(), numbers]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
 
 
 def test_bad_parity_is_refused() -> None:

@@ -129,6 +129,12 @@ class Code:
         drawn = two_at_a_time(draw, zip(weights, rngs, strict=True))
         return _added(_products(parts, _wide(chain.from_iterable(drawn))))
 
+    def matrix(self, points: int, rows: int, rng: np.random.Generator) -> Array:
+        """Return G itself, shape (rows, points); that of a sparse code is SciPy's sparse array."""
+        if self.name == "dealt":
+            return self.mix((np.eye(points),), np.ones(points), rows, rng)[0]
+        return _side_by_side(list(self._columns(np.zeros(0), np.ones(points), rows, rng)))
+
     def _columns(
         self, like: Array, weights: FloatArray, rows: int, rng: np.random.Generator
     ) -> Iterator[Array]:

@@ -1,99 +1,175 @@
 """What a server learns from parity alone: a first model, its loss, and how far to trust both.
 
 Parity (X̃, Ỹ) of few rows has E[X̃ᵀX̃] = XᵀX. One eigendecomposition of X̃ᵀX̃ serves everything here:
-ridge regression for any ridge, its leave-one-out loss, and the preconditioner for any damping.
+ridge regression for any ridge, its leave-one-out loss, and the preconditioner for any damping. Rows
+that come later are an update of it (Woodbury's identity), not another decomposition.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
-from scipy.sparse.linalg import LinearOperator, eigsh
+from array_api_compat import array_namespace, device
 
-from codedfedl._types import FloatArray
+from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import Array, beside, to_host
 from codedfedl.errors import InputError
-from codedfedl.learning.codes import Code
 
-__all__ = ["Sketch", "curvature_ratio", "damping"]
+__all__ = ["Sketch"]
 
 _RIDGES = np.geomspace(1e-6, 1.0, 49)  # relative to the largest eigenvalue
-_RESKETCH = Code("sparse", 8)
 _ROWS = 4096  # of the parity, whose errors exist at one time
-STABLE = 1.2
-"""Largest ratio of true to assumed curvature that `damping` aims at; steps diverge from 2 on."""
+_ENOUGH = 8192  # rows, to estimate a mean of squares to √(2/8192), 1.6%
+_INVERSES = 4  # that are kept: a step and its decrement need two
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Parity and its spectrum, in float64 on the host.
+    """Parity and the spectrum of its Hessian, in float64.
+
+    Matrices with q columns stay where the parity is, on the host or on a GPU. Whatever has c
+    columns, such as a model, comes from the host and goes back there.
 
     Attributes
     ----------
     features, targets : arrays of shape (u, q) and (u, c)
     values, vectors : arrays of shape (q,) and (q, q)
-        X̃ᵀX̃ = V·diag(values)·Vᵀ.
+        V·diag(values)·Vᵀ is the Hessian of the rows that were decomposed.
+    late : array of shape (k, q)
+        L = X̃_late·V of the k rows that were not: X̃ᵀX̃ = V·(diag(values) + LᵀL)·Vᵀ.
+    judged : array of shape (n,)
+        Rows on which models are judged: all, or every second, third, … where there are enough.
+    rotated : array of shape (n, q)
+        X̃·V of these.
     """
 
-    features: FloatArray
+    features: Array
     targets: FloatArray
     values: FloatArray
-    vectors: FloatArray
+    vectors: Array
+    late: Array
+    judged: IntArray
+    rotated: Array
 
     @classmethod
-    def of(cls, features: npt.ArrayLike, targets: npt.ArrayLike) -> "Sketch":
+    def of(cls, features: Array, targets: Array) -> "Sketch":
         """Decompose parity, or say what is wrong with it."""
-        x, y = np.asarray(features, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-        if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or not len(x):
-            raise InputError(
-                f"parity has features of shape {x.shape} and targets of shape {y.shape}: "
-                "must be (u, q) and (u, c) with at least one row"
-            )
-        if not (np.isfinite(x).all() and np.isfinite(y).all()):
-            raise InputError("parity holds NaN or infinity: some client's data are not finite")
-        values, vectors = np.linalg.eigh(x.T @ x)
-        return cls(x, y, np.maximum(values, 0.0), vectors)
+        x, y = _checked(features, targets)
+        values, vectors = array_namespace(x).linalg.eigh(x.T @ x)
+        every = max(1, len(y) // _ENOUGH)
+        judged, rotated = np.arange(0, len(y), every), x[::every] @ vectors
+        return cls(x, y, np.maximum(to_host(values), 0.0), vectors, x[:0], judged, rotated)
 
-    @cached_property
-    def rotated(self) -> FloatArray:
-        """X̃·V, shape (u, q)."""
-        return np.asarray(self.features @ self.vectors)
+    def with_rows(self, features: Array, targets: Array) -> "Sketch":
+        """Return the sketch of these rows too, by an update."""
+        x, y = _checked(features, targets)
+        xp, late = array_namespace(x), x @ self.vectors
+        every = max(1, self.rows // _ENOUGH)
+        judged = self.rows + np.arange(0, len(y), every)
+        return replace(
+            self,
+            features=xp.concat([self.features, x]),
+            targets=np.concatenate([self.targets, y]),
+            late=xp.concat([self.late, late]),
+            judged=np.concatenate([self.judged, judged]),
+            rotated=xp.concat([self.rotated, late[::every]]),
+        )
 
     @property
     def rows(self) -> int:
         """Parity rows, u."""
-        return len(self.features)
+        return len(self.targets)
 
-    def effective_dimension(self, ridge: float) -> float:
-        """tr(X̃ᵀX̃(X̃ᵀX̃ + ridge)⁻¹): how many directions the data determine."""
-        return float((self.values / (self.values + ridge)).sum())
+    @property
+    def late_rows(self) -> int:
+        """Rows that came after the decomposition, k."""
+        return int(self.late.shape[0])
 
-    def solve(self, ridge: float) -> FloatArray:
-        """Return the ridge regression on the parity, shape (q, c)."""
-        return self.divide(self.features.T @ self.targets, 1.0, ridge)
+    def predictions(self, model: FloatArray, rows: slice = _ALL) -> FloatArray:
+        """Return X̃·model of some rows."""
+        return _product(self.features[rows], model)
+
+    def gathered(self, errors: FloatArray, rows: slice = _ALL) -> FloatArray:
+        """Return X̃ᵀ·errors of some rows."""
+        return _product(self.features[rows].T, errors)
 
     def turned(self, vector: FloatArray) -> FloatArray:
         """Return Vᵀ·vector: a vector in the basis of the eigenvectors."""
-        return np.asarray(self.vectors.T @ vector)
+        return _product(self.vectors.T, vector)
+
+    def turned_back(self, turned: FloatArray) -> FloatArray:
+        """Return V·turned."""
+        return _product(self.vectors, turned)
+
+    def curved(self, turned: FloatArray) -> FloatArray:
+        """Return X̃ᵀX̃·vector of a vector in the eigenbasis, in that basis."""
+        product = self.values[:, None] * turned
+        if self.late_rows:
+            product += _product(self.late.T, _product(self.late, turned))
+        return np.asarray(product)
 
     def times(self, vector: FloatArray) -> FloatArray:
         """Return X̃ᵀX̃·vector."""
-        return np.asarray(self.vectors @ (self.values[:, None] * self.turned(vector)))
-
-    def divide(self, vector: FloatArray, scale: float, ridge: float) -> FloatArray:
-        """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector."""
-        return np.asarray(self.vectors @ self.divided(self.turned(vector), scale, ridge))
+        return self.turned_back(self.curved(self.turned(vector)))
 
     def divided(self, turned: FloatArray, scale: float, ridge: float) -> FloatArray:
-        """Return the same quotient of a vector in the eigenbasis, in that basis."""
+        """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector of a vector in the eigenbasis, in that basis."""
         weights = scale * self.values + ridge
         if not weights.min() > len(weights) * np.finfo(float).eps * weights.max():
             raise InputError(
                 f"the parity's Hessian is singular: {self.rows} rows for {len(weights)} features "
                 "and no ridge; give training.ridge a value above 0"
             )
-        return turned / weights[:, None]
+        return self._divided(turned, scale, ridge)
+
+    def divide(self, vector: FloatArray, scale: float, ridge: float) -> FloatArray:
+        """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector."""
+        return self.turned_back(self.divided(self.turned(vector), scale, ridge))
+
+    def solve(self, ridge: float) -> FloatArray:
+        """Return the ridge regression on the parity, shape (q, c)."""
+        return self.divide(self.gathered(self.targets), 1.0, ridge)
+
+    def _divided(self, turned: FloatArray, scale: float, ridge: float) -> FloatArray:
+        """Divide by W = scale·diag(values) + ridge, and correct for the late rows.
+
+        (W + s·LᵀL)⁻¹ = W⁻¹ − s·W⁻¹Lᵀ(I + s·LW⁻¹Lᵀ)⁻¹LW⁻¹.
+        """
+        weights = self._weights(scale, ridge)[:, None]
+        quotient = turned / weights
+        if self.late_rows:
+            inner = _product(self._inverse(scale, ridge), _product(self.late, quotient))
+            quotient -= scale * _product(self.late.T, inner) / weights
+        return np.asarray(quotient)
+
+    def _weights(self, scale: float, ridge: float) -> FloatArray:
+        return np.maximum(scale * self.values + ridge, np.finfo(float).tiny)
+
+    def _inverse(self, scale: float, ridge: float) -> Array:
+        """(I + s·LW⁻¹Lᵀ)⁻¹, shape (k, k)."""
+        key = (scale, ridge)
+        if key not in self._inverses:
+            if len(self._inverses) == _INVERSES:
+                self._inverses.pop(next(iter(self._inverses)))
+            xp, late = array_namespace(self.late), self.late
+            eye = xp.eye(self.late_rows, dtype=late.dtype, device=device(late))
+            weighted = late * beside(scale / self._weights(scale, ridge), late)
+            self._inverses[key] = xp.linalg.inv(eye + weighted @ late.T)
+        return self._inverses[key]
+
+    @cached_property
+    def _inverses(self) -> dict[tuple[float, float], Array]:
+        return {}
+
+    def effective_dimension(self, ridge: float) -> float:
+        """tr(X̃ᵀX̃(X̃ᵀX̃ + ridge)⁻¹): how many directions the data determine."""
+        found = float((self.values / (self.values + ridge)).sum())
+        if self.late_rows:
+            spread = self.late / beside(self._weights(1.0, ridge), self.late)
+            found += ridge * float((self._inverse(1.0, ridge) * (spread @ spread.T)).sum())
+        return found
 
     def leave_one_out(self, ridge: float) -> float:
         """Squared error on every row of the model fitted without it (PRESS), summed.
@@ -105,7 +181,7 @@ class Sketch:
 
     def _leave_one_out(self, ridges: FloatArray) -> FloatArray:
         parts = [((e / unused) ** 2).sum((0, 2)) for e, unused in self._errors(ridges)]
-        return np.asarray(np.sum(parts, axis=0))
+        return np.asarray(np.sum(parts, axis=0) * self.rows / len(self.judged))
 
     def smallest_objective(self, ridge: float) -> float:
         """Estimate the ridge objective of all points at its minimum, ½‖Xβ − Y‖² + ½·ridge·‖β‖².
@@ -116,7 +192,8 @@ class Sketch:
         if ridge not in self._objectives:
             penalty = ridge * float((self.solve(ridge) ** 2).sum())
             parts = [(e**2 / unused).sum() for e, unused in self._errors(np.array([ridge]))]
-            self._objectives[ridge] = (float(np.sum(parts)) + penalty) / 2
+            errors = float(np.sum(parts)) * self.rows / len(self.judged)
+            self._objectives[ridge] = (errors + penalty) / 2
         return self._objectives[ridge]
 
     @cached_property
@@ -125,15 +202,23 @@ class Sketch:
 
     def _errors(self, ridges: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Yield errors of the fits (n, r, c), and 1 − leverage of the rows (n, r, 1), in parts."""
-        shrunk = 1 / np.maximum(self.values[:, None] + ridges, np.finfo(float).tiny)  # (q, r)
-        moment = self.rotated.T @ self.targets
-        models = (shrunk[:, :, None] * moment[:, None, :]).reshape(len(shrunk), -1)
-        for start in range(0, self.rows, _ROWS):
-            part = slice(start, start + _ROWS)
-            rotated, targets = self.rotated[part], self.targets[part]
-            fitted = (rotated @ models).reshape(len(targets), len(ridges), -1)
-            unused = np.maximum(1 - rotated**2 @ shrunk, 1e-12)
+        moment = self.turned(self.gathered(self.targets))
+        models = np.hstack([self._divided(moment, 1.0, ridge) for ridge in ridges])
+        for start in range(0, len(self.judged), _ROWS):
+            rotated = self.rotated[start : start + _ROWS]
+            targets = self.targets[self.judged[start : start + _ROWS]]
+            fitted = _product(rotated, models).reshape(len(targets), len(ridges), -1)
+            unused = np.maximum(1 - self._leverages(rotated, ridges), 1e-12)
             yield targets[:, None, :] - fitted, unused[:, :, None]
+
+    def _leverages(self, rotated: Array, ridges: FloatArray) -> FloatArray:
+        """Return x(X̃ᵀX̃ + ridge)⁻¹xᵀ of rows x·V, shape (n, r)."""
+        shrunk = np.stack([1 / self._weights(1.0, ridge) for ridge in ridges], axis=1)
+        found = _product(rotated**2, shrunk)
+        for k, ridge in enumerate(ridges if self.late_rows else ()):
+            shared = (rotated * beside(shrunk[:, k], rotated)) @ self.late.T
+            found[:, k] -= to_host(((shared @ self._inverse(1.0, ridge)) * shared).sum(1))
+        return found
 
     def excess(self, start_ridge: float, ridge: float) -> float:
         """Estimate the relative excess of the objective at the model of `start_ridge`."""
@@ -148,41 +233,20 @@ class Sketch:
         return float(ridges[np.argmin(self._leave_one_out(ridges))])
 
 
-def curvature_ratio(true: Sketch, assumed: Sketch, ridge: float, damped: float) -> float:
-    """λ_max((H̃ + damped)⁻¹(H + ridge)): how much more a direction curves than is assumed."""
-    whiten = assumed.vectors / np.sqrt(assumed.values + damped)
-    curved = true.values + ridge
-
-    def product(v: FloatArray) -> FloatArray:
-        turned = true.vectors.T @ (whiten @ v.ravel())
-        return np.asarray(whiten.T @ (true.vectors @ (curved * turned)))
-
-    size = len(curved)
-    if size < 4:
-        return float(np.linalg.eigvalsh(np.array([product(e) for e in np.eye(size)])).max())
-    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    start = np.ones(size)
-    return float(eigsh(operator, k=1, tol=1e-2, v0=start, return_eigenvectors=False)[0])
+def _checked(features: Array, targets: Array) -> tuple[Array, FloatArray]:
+    """Return parity in float64, its targets on the host."""
+    if features.ndim != 2 or targets.ndim != 2 or len(features) != len(targets) or not len(targets):
+        raise InputError(
+            f"parity has features of shape {tuple(features.shape)} and targets of shape "
+            f"{tuple(targets.shape)}: must be (u, q) and (u, c) with at least one row"
+        )
+    xp = array_namespace(features)
+    x, y = xp.astype(features, xp.float64), to_host(targets).astype(np.float64)
+    if not (bool(xp.all(xp.isfinite(x))) and np.isfinite(y).all()):
+        raise InputError("parity holds NaN or infinity: some client's data are not finite")
+    return x, y
 
 
-def damping(sketch: Sketch, ridge: float, rng: np.random.Generator) -> float:
-    """Return the smallest λ_P at which H + ridge ≼ 2·(H̃ + λ_P) can safely be expected.
-
-    H is the true Hessian, which the server does not know. But H̃ relates to H as a fresh sketch H̃′
-    of the parity relates to H̃, with one exception: the largest eigenvalues of H̃ are themselves
-    (1 + √θ)² times too large, θ = d_eff(λ_P)/u, and so is the damping found from it.
-
-    It is an estimate. Where it is too low, the clients' answers show it (`coded-newton`).
-    """
-    (fresh,) = _RESKETCH.mix((sketch.features,), np.ones(sketch.rows), sketch.rows, rng)
-    again = Sketch.of(fresh, sketch.targets)
-    low, high = ridge, max(float(sketch.values[-1]), 2 * ridge)
-    low = max(low, 1e-9 * high)
-    if curvature_ratio(sketch, again, ridge, low) > STABLE:
-        while high > 1.1 * low:
-            middle = float(np.sqrt(low * high))
-            stable = curvature_ratio(sketch, again, ridge, middle) <= STABLE
-            low, high = (low, middle) if stable else (middle, high)
-        low = high
-    theta = sketch.effective_dimension(low) / sketch.rows
-    return float(max(ridge, low / (1 + theta**0.5) ** 2))
+def _product(matrix: Array, columns: FloatArray) -> FloatArray:
+    """Multiply where the matrix is."""
+    return to_host(matrix @ beside(columns, matrix))

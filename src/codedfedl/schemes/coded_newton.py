@@ -33,8 +33,8 @@ from codedfedl.fitting.drift import Timings, check_replan
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
+from codedfedl.learning.damping import damping as damping_of
 from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.sketching import damping as damping_of
 from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.schemes.newton_pace import Pace, more_setup, replanned, with_more_setup
@@ -53,14 +53,14 @@ from codedfedl.schemes.sketch_solve import (
     blocks_of,
     check_mixing,
     joined,
-    sketch_of,
+    stacked,
 )
 from codedfedl.streams import stream
 
 __all__ = ["CodedNewton"]
 
 _LARGEST = 1e30  # what float32 holds with room to spare
-_WORTH = 0.125  # of the rows so far: this much late parity is worth another decomposition
+_MANY = 0.125  # of the rows decomposed: with so many more, updates cost more than they save
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class CodedNewton(Scheme):
     def receive(self, state: NewtonState, inbox: Inbox) -> NewtonState:
         """Solve on parity, or use the answers and take a step."""
         started = state.sketch is not None
-        if blocks := blocks_of(inbox.replies):
+        if blocks := blocks_of(inbox.replies, state.task):
             state = self._with_parity(state, blocks)
         if not started:
             state = self._start_from_parity(state)
@@ -270,15 +270,16 @@ class CodedNewton(Scheme):
         return replanned(state, partial(self._plan_for, state.task), self.hours)
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
-        """Decompose the parity so far; late parity waits until there is enough of it."""
-        if state.more:
-            blocks = joined(state.blocks, blocks)
-        waiting = {**state.waiting, **blocks}
-        rows = sum(block.parity.features.shape[0] for block in waiting.values())
-        if state.sketch is not None and rows < _WORTH * state.sketch.rows:
-            return replace(state, waiting=waiting)
-        blocks = {**state.blocks, **waiting}
-        sketch = sketch_of(blocks, state.task)
+        """Decompose the parity so far, or update its decomposition with that of further clients."""
+        again = bool(state.more) or not blocks.keys().isdisjoint(state.blocks)
+        if state.sketch is not None and not again:
+            rows = sum(block.parity.features.shape[0] for block in blocks.values())
+            late = state.sketch.late_rows + rows
+            if late < _MANY * (state.sketch.rows + rows - late):
+                return state.with_late(blocks)
+        blocks = {**state.blocks, **joined(state.blocks, blocks)}
+        blocks = {client: blocks[client] for client in sorted(blocks)}
+        sketch = Sketch.of(*stacked(blocks))
         state = state.with_sketch(blocks, sketch)
         if not self.damped:
             return state

@@ -137,7 +137,7 @@ def replanned(
         deadline *= max(1.0, now.round_deadline / before.round_deadline)
         longer = now.setup_deadline / before.setup_deadline
         longer *= first.setup_deadline / state.plan.setup_deadline  # it may have gone on
-        embedded = {client: block.points for client, block in state.all_blocks.items()}
+        embedded = {client: block.points for client, block in state.blocks.items()}
         least = pace.least_points(now.points, embedded, longer, state.task.held)
     last = state.last_round
     if hours is not None:

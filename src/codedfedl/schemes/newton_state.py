@@ -16,7 +16,7 @@ from codedfedl.fitting.drift import Timings
 from codedfedl.learning.sketching import Sketch
 from codedfedl.planning.cold_start import ColdStart, sampling_excess
 from codedfedl.schemes.newton_pace import Pace
-from codedfedl.schemes.sketch_solve import Block
+from codedfedl.schemes.sketch_solve import Block, stacked
 
 __all__ = [
     "NewtonState",
@@ -47,9 +47,7 @@ class NewtonState(State):
     last_round : int
         Number of rounds to run: the plan's, unless more are asked for.
     blocks, sketch
-        The parity of each client that sent some, and of all together.
-    waiting
-        Late parity that is not yet in them; its clients count as clients without parity.
+        The parity of each client that sent some, and of all together, in the same order.
     moment : array of shape (q, c)
         Σ H̃_j·a_j over the clients with parity that have answered, and X̃_jᵀỸ_j over those that
         have not: with H̃·β it is all that a step needs of the parity.
@@ -83,7 +81,6 @@ class NewtonState(State):
     last_round: int = 0
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
-    waiting: Mapping[int, Block] = field(default_factory=dict)
     moment: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
@@ -103,15 +100,10 @@ class NewtonState(State):
         return np.asarray(sum(self.gradients.values(), start=np.zeros(self.task.model_shape)))
 
     @property
-    def all_blocks(self) -> Mapping[int, Block]:
-        """All parity that has come, that which waits too."""
-        return {**self.blocks, **self.waiting}
-
-    @property
     def mixed_points(self) -> IntArray:
         """How many points of each client are in its parity, shape (n,)."""
         found = np.zeros(self.task.clients, dtype=np.int64)
-        for client, block in self.all_blocks.items():
+        for client, block in self.blocks.items():
             found[client] = block.points
         return found
 
@@ -149,18 +141,34 @@ class NewtonState(State):
     @cached_property
     def places(self) -> dict[int, slice]:
         """Where each client's rows are in the sketch."""
-        clients = sorted(self.blocks)
-        ends = np.cumsum([self.blocks[j].parity.features.shape[0] for j in clients]).tolist()
-        return {j: slice(a, b) for j, a, b in zip(clients, [0, *ends], ends, strict=False)}
+        ends = np.cumsum([b.parity.features.shape[0] for b in self.blocks.values()]).tolist()
+        return {j: slice(a, b) for j, a, b in zip(self.blocks, [0, *ends], ends, strict=False)}
 
     def with_sketch(self, blocks: Mapping[int, Block], sketch: Sketch) -> Self:
         """Return the state with the parity of these clients."""
-        state = replace(self, blocks=blocks, sketch=sketch, waiting={})
-        predictions = sketch.targets.copy()
-        for client, rows in state.places.items():
-            if client in state.anchors:
-                predictions[rows] = sketch.features[rows] @ state.anchors[client].model
-        return replace(state, moment=sketch.features.T @ predictions)
+        state = replace(self, blocks=blocks, sketch=sketch)
+        return replace(state, moment=state._moment_from(0))
+
+    def with_late(self, late: Mapping[int, Block]) -> Self:
+        """Return the state with the parity of further clients.
+
+        The damping grows with the points that it is for: every client keeps its share.
+        """
+        assert self.sketch is not None
+        sketch = self.sketch.with_rows(*stacked(late))
+        state = replace(self, blocks={**self.blocks, **late}, sketch=sketch)
+        grown = state.represented_points / self.represented_points
+        moment = self.moment + state._moment_from(self.sketch.rows)
+        return replace(state, moment=moment, damping=grown * self.damping)
+
+    def _moment_from(self, first: int) -> FloatArray:
+        """Return what the rows from `first` on contribute to the moment."""
+        assert self.sketch is not None
+        predictions = self.sketch.targets.copy()
+        for client, rows in self.places.items():
+            if client in self.anchors and rows.start >= first:
+                predictions[rows] = self.sketch.predictions(self.anchors[client].model, rows)
+        return self.sketch.gathered(predictions[first:], slice(first, None))
 
     def with_anchors(self, anchors: Mapping[int, Anchor]) -> Self:
         """Return the state after some clients have answered anew."""
@@ -169,12 +177,11 @@ class NewtonState(State):
         for client, now in anchors.items():
             if client in self.places:
                 rows, before = self.places[client], self.anchors.get(client)
-                features = self.sketch.features[rows]
                 if before is None:
-                    change = features @ now.model - self.sketch.targets[rows]
+                    change = self.sketch.predictions(now.model, rows) - self.sketch.targets[rows]
                 else:
-                    change = features @ (now.model - before.model)
-                moment += features.T @ change
+                    change = self.sketch.predictions(now.model - before.model, rows)
+                moment += self.sketch.gathered(change, rows)
         return replace(self, anchors={**self.anchors, **anchors}, moment=moment)
 
     @cached_property
@@ -210,7 +217,7 @@ def assumed_curvature(state: NewtonState, client: int, moved: FloatArray) -> Flo
     """
     assert state.sketch is not None
     if client in state.places:
-        change = state.sketch.features[state.places[client]] @ moved
+        change = state.sketch.predictions(moved, state.places[client])
         return np.asarray((change**2).sum(0))
     return np.asarray(client_share(state, client) * (moved * state.sketch.times(moved)).sum(0))
 
@@ -244,7 +251,7 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
         curved += share * (model - anchor)
     columns = total.shape[1]
     turned = sketch.turned(np.hstack([total, curved]))  # in the eigenbasis, in one product
-    turned = turned[:, :columns] + sketch.values[:, None] * turned[:, columns:]
+    turned = turned[:, :columns] + sketch.curved(turned[:, columns:])
     everybody = float(state.task.held.sum()) / state.represented_points
     more = sum(
         client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised
@@ -252,7 +259,7 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     divided = sketch.divided(turned, everybody, everybody * state.damping + more + ridge)
     least = max(ridge, 1e-9 * sketch.values[-1])
     decrement = float((turned * sketch.divided(turned, everybody, least)).sum()) / 2
-    return np.asarray(sketch.vectors @ divided), decrement
+    return sketch.turned_back(divided), decrement
 
 
 def _weighted(state: NewtonState) -> Iterator[tuple[FloatArray, float, float]]:

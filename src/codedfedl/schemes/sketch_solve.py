@@ -1,12 +1,13 @@
 """`sketch-solve`: ridge regression at the server on the clients' own parity, without rounds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
+from array_api_compat import array_namespace
 
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, beside
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity
 from codedfedl.core.disclosure import Disclosed, Disclosure
@@ -27,7 +28,7 @@ __all__ = [
     "blocks_of",
     "check_mixing",
     "joined",
-    "sketch_of",
+    "stacked",
 ]
 
 
@@ -44,21 +45,45 @@ class Block:
         Each of the two stands for all points of the client, and now for its share of them.
         """
         points = self.points + more.points
-        shares = [(one.parity, np.float32((one.points / points) ** 0.5)) for one in (self, more)]
-        features = np.concatenate([share * to_host(part.features) for part, share in shares])
-        targets = np.concatenate([share * to_host(part.targets) for part, share in shares])
+        shares = [(one.parity, (one.points / points) ** 0.5) for one in (self, more)]
+        features, targets = _stacked([_scaled(part, share) for part, share in shares])
         return Block(Parity(features, targets), points)
 
 
-def blocks_of(replies: Iterable[Reply]) -> dict[int, Block]:
-    """Return the parity among some replies, by client."""
-    return {
-        reply.client: Block(
-            Parity(reply.arrays["features0"], reply.arrays["targets0"]), reply.points
+def _scaled(parity: Parity, factor: float) -> Parity:
+    """Return parity times a factor, in float32: 16 bits would round it."""
+    xp = array_namespace(parity.features)
+    return Parity(
+        factor * xp.astype(parity.features, xp.float32),
+        factor * xp.astype(parity.targets, xp.float32),
+    )
+
+
+def _stacked(parts: Sequence[Parity]) -> tuple[Array, Array]:
+    xp = array_namespace(parts[0].features)
+    return xp.concat([part.features for part in parts]), xp.concat([p.targets for p in parts])
+
+
+def blocks_of(replies: Iterable[Reply], task: Task) -> dict[int, Block]:
+    """Return the parity among some replies, by client and in their order."""
+    blocks = {}
+    for reply in sorted(replies, key=lambda reply: reply.client):
+        if reply.round == SETUP and reply.points:
+            parity = Parity(reply.arrays["features0"], reply.arrays["targets0"])
+            _check_shapes(reply.client, parity, task)
+            blocks[reply.client] = Block(parity, reply.points)
+    return blocks
+
+
+def _check_shapes(client: int, parity: Parity, task: Task) -> None:
+    q, c = task.workload.features, task.workload.labels
+    found = (tuple(parity.features.shape), tuple(parity.targets.shape))
+    rows = found[0][0] if found[0] else 0
+    if rows < 1 or found != ((rows, q), (rows, c)):
+        raise InputError(
+            f"the parity of client {client} has the shapes {found[0]} and {found[1]}: "
+            f"must be (u, {q}) and (u, {c}) with u from 1 on"
         )
-        for reply in replies
-        if reply.round == SETUP and reply.points
-    }
 
 
 def joined(earlier: Mapping[int, Block], blocks: Mapping[int, Block]) -> dict[int, Block]:
@@ -89,22 +114,11 @@ def check_mixing(scheme: str, mixing: int, bits: int) -> None:
     warn_of_thin_rows(scheme, mixing)
 
 
-def sketch_of(blocks: Mapping[int, Block], task: Task) -> Sketch:
-    """Stack the clients' parity, in their order."""
-    q, c = task.workload.features, task.workload.labels
-    for client, block in blocks.items():
-        found = (tuple(block.parity.features.shape), tuple(block.parity.targets.shape))
-        rows = found[0][0] if found[0] else 0
-        if rows < 1 or found != ((rows, q), (rows, c)):
-            raise InputError(
-                f"the parity of client {client} has the shapes {found[0]} and {found[1]}: "
-                f"must be (u, {q}) and (u, {c}) with u from 1 on"
-            )
-    parts = [blocks[client].parity for client in sorted(blocks)]
-    if not parts:
+def stacked(blocks: Mapping[int, Block]) -> tuple[Array, Array]:
+    """Stack the clients' parity where it is, in the order of the mapping."""
+    if not blocks:
         raise InputError("no client sent parity by the deadline: give the set-up more time")
-    features = np.concatenate([to_host(part.features) for part in parts])
-    return Sketch.of(features, np.concatenate([to_host(part.targets) for part in parts]))
+    return _stacked([block.parity for block in blocks.values()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +194,8 @@ class SketchSolve(Scheme):
 
     def receive(self, state: SketchState, inbox: Inbox) -> SketchState:
         """Solve, with the ridge that leaves the smallest leave-one-out loss."""
-        blocks = blocks_of(inbox.replies)
-        sketch = sketch_of(blocks, state.task)
+        blocks = blocks_of(inbox.replies, state.task)
+        sketch = Sketch.of(*stacked(blocks))
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
         model = beside(sketch.solve(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)
