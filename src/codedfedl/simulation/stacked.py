@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Missing", "Stacked"]
 
 _NOWHERE = 2**62  # the place of padding: more than anybody's points
-_PADDING = 1024  # rows: every new shape is recorded anew, which takes as long as twenty rounds
+_PADDING = 512  # rows, so that there are few shapes: each is recorded by itself
 
 
 @dataclass(frozen=True, eq=False)
