@@ -703,9 +703,10 @@ def test_a_replay_sees_a_changed_record(tmp_path: Path) -> None:
     assert not replay(RunDirectory(tmp_path / "run")).same
 
 
-def test_goodbye_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_goodbye_leaves_a_record_of_what_was_given_and_no_data(tmp_path: Path) -> None:
     run(experiment_of(), tmp_path)
-    assert list((tmp_path / "nodes" / "caches").glob("*/*")) == []
+    left = (tmp_path / "nodes" / "caches").glob("*/*")
+    assert {path.name for path in left} == {"given"}
 
 
 def test_members_are_in_the_order_of_their_names(tmp_path: Path) -> None:
