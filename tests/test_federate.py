@@ -279,6 +279,7 @@ def test_honest_gradients_lie_well_within_the_tolerance(
         (lambda a: {**a, "more": a["targets0"]}, "consists of"),
         (lambda a: {**a, "features0": 30 * a["features0"]}, "longer than"),
         (lambda a: {**a, "targets0": a["targets0"] * np.float32(1e20)}, "longer than"),
+        (lambda a: {**a, "targets0": a["targets0"] * np.float32(0.1)}, "shorter than"),
         (lambda a: {**a, "targets0": a["targets0"] * np.float32(np.nan)}, "not finite"),
     ],
 )
