@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codedfedl.cli.operating import finish
 from codedfedl.core.record import ARRIVED, DROPPED, LATE
 from codedfedl.errors import InputError
 from codedfedl.federate import runtime
@@ -247,6 +249,10 @@ def test_everybody_is_always_late(tmp_path: Path) -> None:
     federation_figure(records, "accuracy")
     assert "raise federation.deadline" in nobody_arrived(records)
     assert any(line.startswith("warning: no client answered in time in any of 3") for line in said)
+    with pytest.raises(typer.Exit) as exited:  # `federate run --follow`, once the report is written
+        finish(directory)
+    assert exited.value.exit_code == 1
+    assert (directory.path / "report.html").is_file()
     assert len(rounds_of(exchanges)) == 3
 
 

@@ -218,6 +218,8 @@ class _Parts:
             self._bytes += len(found.object_content)
             if self.largest is not None and self._bytes > self.largest + _HEADS:
                 self._pulled.clear()
-                raise MalformedError(f"malformed message (parts of more than {self.largest:,} bytes)")
+                raise MalformedError(
+                    f"malformed message (parts of more than {self.largest:,} bytes)"
+                )
             self._pulled[request.object_id] = found
         return found
