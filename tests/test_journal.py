@@ -58,6 +58,9 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a round is there twice": lambda run: shutil.copy(
         run / EXCHANGE.format(2), run / EXCHANGE.format(5)
     ),
+    "the last round is renumbered": lambda run: (run / EXCHANGE.format(4)).rename(
+        run / EXCHANGE.format(7)
+    ),
     "a round is replaced by another": lambda run: shutil.copy(
         run / EXCHANGE.format(2), run / EXCHANGE.format(3)
     ),
@@ -95,6 +98,15 @@ def test_reports_and_replays_check_the_journal_too(finished: Path, tmp_path: Pat
     for use in (render_report, replay):
         with pytest.raises(InputError, match="holds 4 exchanges where head.json says 5"):
             use(RunDirectory(tmp_path / "run"))
+
+
+def test_a_round_that_is_appended_twice_is_an_error(finished: Path, tmp_path: Path) -> None:
+    """With the right number and hashes: its own round tells."""
+    shutil.copytree(finished, tmp_path / "run")
+    journal = Journal(tmp_path / "run")
+    journal.append(list(journal.exchanges())[-1])
+    with pytest.raises(InputError, match="000005-round.npz is not of round 5: restore it"):
+        list(Journal(tmp_path / "run").exchanges())
 
 
 def test_rounds_can_be_given_up_on_purpose(finished: Path, tmp_path: Path) -> None:
