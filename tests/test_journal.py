@@ -87,7 +87,7 @@ def test_what_is_lost_or_changed_is_an_error(damage: str, finished: Path, tmp_pa
     """Never a shorter history; and the error says what to do."""
     shutil.copytree(finished, tmp_path / "run")
     DAMAGES[damage](tmp_path / "run")
-    with pytest.raises(InputError, match="restore|put it right|cannot read .*traces"):
+    with pytest.raises(InputError, match="restore|cannot read .*traces"):
         run(experiment_of(rounds=5), tmp_path)
 
 
