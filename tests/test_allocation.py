@@ -289,7 +289,7 @@ def test_best_load_when_the_last_transmission_barely_fits() -> None:
 def test_measured_delays_may_reach_their_limit() -> None:
     model = MeasuredDelays([[1.0, np.inf], [1, 2]], [[5.0, 1], [0, 0]])
     assert minimum_deadline(model, 15, points=10).t == pytest.approx(20)
-    with pytest.raises(InputError, match="out of reach: 15 of 20"):
+    with pytest.raises(InputError, match="out of reach: 15 of 20 .*redundancy above 0.25,"):
         minimum_deadline(model, 15.5, points=10)
     with pytest.raises(InputError, match="must be above 0"):
         minimum_deadline(model, 0, points=10)

@@ -279,6 +279,7 @@ def test_honest_gradients_lie_well_within_the_tolerance(
         (lambda a: {**a, "more": a["targets0"]}, "consists of"),
         (lambda a: {**a, "features0": 30 * a["features0"]}, "longer than"),
         (lambda a: {**a, "targets0": a["targets0"] * np.float32(1e20)}, "longer than"),
+        (lambda a: {**a, "targets0": a["targets0"] * np.float32(0.1)}, "shorter than"),
         (lambda a: {**a, "targets0": a["targets0"] * np.float32(np.nan)}, "not finite"),
     ],
 )
@@ -703,9 +704,10 @@ def test_a_replay_sees_a_changed_record(tmp_path: Path) -> None:
     assert not replay(RunDirectory(tmp_path / "run")).same
 
 
-def test_goodbye_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_goodbye_leaves_a_record_of_what_was_given_and_no_data(tmp_path: Path) -> None:
     run(experiment_of(), tmp_path)
-    assert list((tmp_path / "nodes" / "caches").glob("*/*")) == []
+    left = (tmp_path / "nodes" / "caches").glob("*/*")
+    assert {path.name for path in left} == {"given"}
 
 
 def test_members_are_in_the_order_of_their_names(tmp_path: Path) -> None:

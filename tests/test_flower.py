@@ -520,9 +520,12 @@ class Engine:
         )
         self.identities = [f"question {j}" for j in range(count)]
 
-    def answer(self, j: int, *, uploaded: bool = True) -> dict[str, bytes]:
+    def answer(
+        self, j: int, *, uploaded: bool = True, arrays: Arrays | None = None
+    ) -> dict[str, bytes]:
         """Let node j answer; return the parts that are not uploaded yet."""
-        message = Message(pack({"node": j}, {"own": np.full(3, j, np.float32)}), 1, "query.work")
+        arrays = arrays or {"own": np.full(3, j, np.float32)}
+        message = Message(pack({"node": j}, arrays), 1, "query.work")
         message.metadata.__dict__["_reply_to_message_id"] = self.identities[j]
         with no_object_id_recompute():
             message.metadata.__dict__["_message_id"] = message.object_id
@@ -644,6 +647,15 @@ class TestBatched:
         assert isinstance(
             dict(engine.pulls().ready({"question 0": 5}))["question 0"], MalformedError
         )
+
+    def test_no_more_parts_are_pulled_than_an_answer_may_have(self) -> None:
+        """Chunks that all differ: nothing is inflated, and still the server would hold them all."""
+        engine = Engine(1)
+        chunks = {str(k): np.full(2**18, k, np.float32) for k in range(40)}  # 1 MiB each
+        engine.answer(0, arrays=chunks)
+        found = dict(engine.pulls().ready({"question 0": 2**20}))["question 0"]
+        assert isinstance(found, MalformedError)
+        assert sum(len(engine.parts[one]) for one in engine.pulled) < 2**24  # of 40 MiB
 
     def test_a_dead_engine_is_said(self) -> None:
         engine = Engine(2)

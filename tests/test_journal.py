@@ -3,19 +3,26 @@
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from codedfedl.cli.operating import finish
 from codedfedl.core.record import ARRIVED, DROPPED, LATE
 from codedfedl.errors import InputError
 from codedfedl.federate import runtime
 from codedfedl.federate.failures import nobody_arrived
+from codedfedl.federate.nested import Nested
 from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered
@@ -51,6 +58,9 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a round is there twice": lambda run: shutil.copy(
         run / EXCHANGE.format(2), run / EXCHANGE.format(5)
     ),
+    "the last round is renumbered": lambda run: (run / EXCHANGE.format(4)).rename(
+        run / EXCHANGE.format(7)
+    ),
     "a round is replaced by another": lambda run: shutil.copy(
         run / EXCHANGE.format(2), run / EXCHANGE.format(3)
     ),
@@ -77,7 +87,7 @@ def test_what_is_lost_or_changed_is_an_error(damage: str, finished: Path, tmp_pa
     """Never a shorter history; and the error says what to do."""
     shutil.copytree(finished, tmp_path / "run")
     DAMAGES[damage](tmp_path / "run")
-    with pytest.raises(InputError, match="restore|put it right|cannot read .*traces"):
+    with pytest.raises(InputError, match="restore|cannot read .*traces"):
         run(experiment_of(rounds=5), tmp_path)
 
 
@@ -88,6 +98,15 @@ def test_reports_and_replays_check_the_journal_too(finished: Path, tmp_path: Pat
     for use in (render_report, replay):
         with pytest.raises(InputError, match="holds 4 exchanges where head.json says 5"):
             use(RunDirectory(tmp_path / "run"))
+
+
+def test_a_round_that_is_appended_twice_is_an_error(finished: Path, tmp_path: Path) -> None:
+    """With the right number and hashes: its own round tells."""
+    shutil.copytree(finished, tmp_path / "run")
+    journal = Journal(tmp_path / "run")
+    journal.append(list(journal.exchanges())[-1])
+    with pytest.raises(InputError, match="000005-round.npz is not of round 5: restore it"):
+        list(Journal(tmp_path / "run").exchanges())
 
 
 def test_rounds_can_be_given_up_on_purpose(finished: Path, tmp_path: Path) -> None:
@@ -242,6 +261,10 @@ def test_everybody_is_always_late(tmp_path: Path) -> None:
     federation_figure(records, "accuracy")
     assert "raise federation.deadline" in nobody_arrived(records)
     assert any(line.startswith("warning: no client answered in time in any of 3") for line in said)
+    with pytest.raises(typer.Exit) as exited:  # `federate run --follow`, once the report is written
+        finish(directory)
+    assert exited.value.exit_code == 1
+    assert (directory.path / "report.html").is_file()
     assert len(rounds_of(exchanges)) == 3
 
 
@@ -404,3 +427,42 @@ def test_other_batches_and_other_kinds_count_too(tmp_path: Path) -> None:
     assert _gradient(node, half - 5, batch=1)[0]["points"] == half - 5
     facts, _ = _gradient(node, held, kind="embedded")
     assert facts["points"] == held - 5  # all points would show those five: it answers for fewer
+
+
+def test_an_epoch_of_many_mini_batches_is_answered(tmp_path: Path) -> None:
+    """They are sums side by side, which tell no more together than one by one."""
+    sums = Nested(tmp_path, 10)
+    for _ in range(2):
+        assert {sums.size(12 * batch, 12, elastic=False) for batch in range(50)} == {12}
+    assert sums.size(0, 600, elastic=False) == 600  # the sum of them all
+    assert sums.size(0, 605, elastic=True) == 600
+    with pytest.raises(InputError, match="would show the 5 points between them"):
+        sums.size(0, 605, elastic=False)
+    assert sums.size(606, 60, elastic=False) == 60
+    with pytest.raises(InputError, match="would show the 6 points between them"):
+        sums.size(0, 606, elastic=False)  # ends where another begins
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(4, 40), st.booleans()), min_size=2, max_size=12
+    )
+)
+def test_no_combination_of_sums_shows_few_points(asked: list[tuple[int, int, bool]]) -> None:
+    """Against linear algebra: a sum over an interval that follows from those given, or does not."""
+    least, points = 4, 40
+    covered = []
+    with tempfile.TemporaryDirectory() as folder:
+        sums = Nested(Path(folder), least)
+        for batch, wanted, elastic in asked:
+            start = 10 * batch
+            with suppress(InputError):
+                size = sums.size(start, min(wanted, points - start), elastic=elastic)
+                covered.append([start <= point < start + size for point in range(points)])
+    rows = np.array(covered, dtype=float)
+    rank = np.linalg.matrix_rank(rows)
+    for start in range(points):
+        for end in range(start + 1, min(start + least, points + 1)):
+            few = (np.arange(points) >= start) & (np.arange(points) < end)
+            assert np.linalg.matrix_rank(np.vstack([rows, few])) > rank

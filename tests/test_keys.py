@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from codedfedl.cli.serve import check_access
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import worker
+from codedfedl.federate.flower import own_user, worker
 from codedfedl.federate.flower.keys import make_keys, make_node_key
 from codedfedl.federate.flower.own_user import OwnUser
 from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of, read_names
@@ -235,6 +237,20 @@ class TestOwnUser:
         scope = {"type": "http", "path": path, "client": self.CLIENT, "server": self.SERVER}
         asyncio.run(OwnUser(app, user=1000, table=others)(scope, receive, send))
         assert sent[0]["status"] == status
+
+    def test_a_forwarded_address_counts_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else another user names an address of his choice, in a header."""
+        import uvicorn
+
+        found: list[uvicorn.Config] = []
+        script = SimpleNamespace(load=lambda: lambda: found.append(uvicorn.Config("a:b")))
+        monkeypatch.setattr(own_user, "entry_points", lambda **_: [script])
+        monkeypatch.setattr(own_user, "_end_with", lambda _: None)
+        monkeypatch.setattr(sys, "argv", ["own_user", "flower-superlink"])
+        monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # put back
+        own_user.main()
+        assert not found[0].proxy_headers
+        assert isinstance(found[0].app, OwnUser)
 
     def test_who_listens(self, tmp_path: Path) -> None:
         mine, other = row(8000, 0, os.getuid(), "0A"), row(8001, 0, os.getuid() + 1, "0A")

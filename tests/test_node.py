@@ -66,9 +66,9 @@ def shard(points: int = 101) -> Shard:
     return Shard(rng.random((points, 5)), rng.integers(0, 3, points))
 
 
-def make(tmp_path: Path, load: Callable[[], Shard] = shard, seed: int = 0) -> Node:
+def make(tmp_path: Path, load: Callable[[], Shard] = shard, seed: int = 0, least: int = 1) -> Node:
     entropy = stream(seed, "code").bytes
-    return Node("ada", load, tmp_path / "cache", least=1, entropy=entropy)
+    return Node("ada", load, tmp_path / "cache", least=least, entropy=entropy)
 
 
 def ask(node: Node, kind: str, job: Job = JOB, arrays: Arrays | None = None, **facts: Any) -> Any:
@@ -296,9 +296,38 @@ def test_goodbye_clears_the_cache(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize("work", [Prepare(), Embed()])
+def test_points_that_were_embedded_are_not_points_that_were_summed(
+    work: Work, tmp_path: Path
+) -> None:
+    """Otherwise a plan for nearly all of a client's points is refused in every round."""
+    node, job = make(tmp_path, least=10), replace(JOB, batches=1)
+    assert do(node, work, job=job)[0]["points"] == 101
+    assert do(node, Gradient(0), 95, job=job)[0]["points"] == 95
+    assert do(node, work, job=job)[0]["points"] == 101  # asked again after a restart
+
+
+def test_a_goodbye_allows_no_second_answer(tmp_path: Path) -> None:
+    """Else a server says it in between, and asks again under the federation's own key."""
+    plan = Parity([4, 6], [20, 50], [0.5, 0.9], SPARSE)
+    node = make(tmp_path, least=10)
+    do(node, plan)
+    assert do(node, Gradient(0), 30)[0]["points"] == 30
+    ask(node, "goodbye")
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"parity", "sums.json"}
+    assert all(path.stat().st_size < 100 for path in files)  # a hash, and numbers of points
+    with pytest.raises(InputError, match="already sent its parity, and has deleted it"):
+        do(make(tmp_path, least=10), plan)
+    with pytest.raises(InputError, match="a sum over 31 points, after one over 30"):
+        do(make(tmp_path, least=10), Gradient(0), 31)
+    assert do(make(tmp_path, least=10), Gradient(0), 30)[0]["points"] == 30  # it may be continued
+
+
 def test_a_cache_is_for_its_owner_alone(tmp_path: Path) -> None:
-    do(make(tmp_path), Prepare())
-    assert (tmp_path / "cache" / JOB.key).stat().st_mode & 0o077 == 0
+    do(make(tmp_path), Gradient(0), 30)
+    for folder in ("", "given"):
+        assert (tmp_path / "cache" / folder / JOB.key).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("key", ["", "../../etc/cron.d/evil", "0" * 31 + "/", "0" * 31])

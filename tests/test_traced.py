@@ -186,6 +186,7 @@ class TestFedScale:
             }
         traces[20] = {"active": [], "inactive": [], "finish_time": 10}
         traces[21] = {"active": [5], "inactive": [3], "finish_time": 10}  # never
+        traces[22] = {"active": [5, 7], "inactive": [5, 8], "finish_time": 10}  # 0 s, then 1 s
         found = read_availabilities(stored(tmp_path, pickle.dumps(traces)))
         moments = np.arange(0.5, 200)
         for client in range(20):
@@ -194,6 +195,7 @@ class TestFedScale:
             on = np.any([(since <= moments) & (moments <= until) for since, until in pairs], axis=0)
             assert found[client] == pytest.approx(on.mean(), abs=1e-12)
         assert found[20] == found[21] == 0
+        assert found[22] == 0.1
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -292,6 +294,25 @@ class TestFleets:
         mean = 40_000 * 12_000 / 60  # both ways: the uplink's trace serves the downlink too
         np.testing.assert_allclose(Workload().packet_bits / fleet.packet_time, mean, rtol=0.1)
         assert plan(fleet, redundancy=0.9).deadline > 0
+
+    def test_phones_that_are_mostly_away_need_the_redundancy_that_the_error_names(
+        self, tmp_path: Path
+    ) -> None:
+        """As in FedScale's trace, in which some phones are reachable for a second of six days."""
+        seconds = [518_400 // 4, 1, 0, 518_400 // 2]
+        entries = {
+            k: {"active": [9], "inactive": [9 + s], "finish_time": 518_400}
+            for k, s in enumerate(seconds)
+        }
+        path = stored(tmp_path, pickle.dumps(entries, 3))
+        devices = traced_devices(TraceFiles(availability=path), 40, seed=1)
+        fleet = devices.fleet(Workload(), points=50)
+        with pytest.raises(InputError, match="redundancy above") as refused:
+            plan(fleet, redundancy=0.1)
+        (least,) = re.findall(r"redundancy above ([\d.]+)", str(refused.value))
+        assert float(least) == pytest.approx(1 - fleet.availability.mean(), abs=1e-3)
+        found = plan(fleet, redundancy=float(least) + 0.01)
+        assert not found.loads[fleet.availability == 0].any()
 
     @pytest.mark.parametrize(
         ("options", "message"),

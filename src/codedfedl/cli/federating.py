@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from codedfedl.cli.following import ended_by_signals, followed, served
+from codedfedl.cli.following import (
+    check_somebody_arrived,
+    ended_by_signals,
+    followed,
+    served,
+)
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
@@ -21,7 +24,6 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
-from codedfedl.runs.journal import Journal
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.runs.watching import look
 
@@ -55,11 +57,7 @@ def federate_here(
     with served(directory, serve):
         killed = _trained(training, security, dataset, overrides, port, directory, data, resume)
     _finish(directory, as_json, killed)
-    from codedfedl.federate.failures import nobody_arrived
-
-    if nobody := nobody_arrived(Journal(directory.path).records()):
-        messages.print(f"error: {nobody}", soft_wrap=True)
-        raise typer.Exit(1)
+    check_somebody_arrived(directory)
 
 
 def _trained(

@@ -61,9 +61,9 @@ def fleet_command(
     Pickles are read as data: nothing in them is run. What no trace says is drawn as in the
     built-in fleet 'phones'.
 
-    Examples: `codedfedl fleet --capacity client_device_capacity --availability
-    client_behave_trace --clients 100 --out devices.csv`, then `codedfedl plan devices.csv --points
-    60`; or `codedfedl fleet --down LTE.down --up LTE.up --out devices.csv`.
+    Examples: `codedfedl fleet --capacity client_device_capacity --clients 100 --out devices.csv`,
+    then `codedfedl plan devices.csv --points 60`; or `codedfedl fleet --down LTE.down --up LTE.up
+    --out devices.csv`.
     """
     from codedfedl.fleet.traced import TraceFiles, traced_devices
 

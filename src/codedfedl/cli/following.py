@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from codedfedl.cli.output import messages
 from codedfedl.errors import InputError
 from codedfedl.io.connections import own_or_superuser
@@ -19,7 +21,15 @@ from codedfedl.runs.watching import Sight, look
 if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
 
-__all__ = ["ended_by_signals", "engine_check", "followed", "served", "server_check", "watch"]
+__all__ = [
+    "check_somebody_arrived",
+    "ended_by_signals",
+    "engine_check",
+    "followed",
+    "served",
+    "server_check",
+    "watch",
+]
 
 _LOOK = 0.5  # seconds
 _ASK_ENGINE = 5.0  # seconds
@@ -169,6 +179,15 @@ def server_check(directory: RunDirectory) -> Callable[[], bool]:
         )
 
     return check
+
+
+def check_somebody_arrived(directory: RunDirectory) -> None:
+    """Exit with 1 after a run in which no client was ever in time, and say what to change."""
+    from codedfedl.federate.failures import nobody_arrived
+
+    if nobody := nobody_arrived(Journal(directory.path).records()):
+        messages.print(f"error: {nobody}", soft_wrap=True)
+        raise typer.Exit(1)
 
 
 @contextmanager

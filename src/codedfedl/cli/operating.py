@@ -4,7 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codedfedl.cli.following import engine_check, served, server_check, watch
+from codedfedl.cli.following import (
+    check_somebody_arrived,
+    engine_check,
+    served,
+    server_check,
+    watch,
+)
 from codedfedl.cli.output import messages, wrote
 from codedfedl.errors import InputError
 from codedfedl.report.html import render_report
@@ -17,7 +23,7 @@ from codedfedl.tracking import open_tracker
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
 
-__all__ = ["follow_run", "run_and_follow", "submit"]
+__all__ = ["finish", "follow_run", "run_and_follow", "submit"]
 
 
 def submit(link: "Superlink", experiment: Path, out: Path) -> int:
@@ -45,7 +51,7 @@ def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | 
 
         ended, alive = engine_check(finished), server_check(directory)
         _follow(directory, lambda: alive() or ended(), told)
-    _finish(directory)
+    finish(directory)
 
 
 def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
@@ -61,7 +67,7 @@ def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
         with served(directory, serve):
             _follow(directory, server_check(directory), 0, sender.send)
         sender.send()
-        _finish(directory)
+        finish(directory)
 
 
 def _follow(
@@ -83,7 +89,9 @@ def _follow(
         raise
 
 
-def _finish(directory: RunDirectory) -> None:
+def finish(directory: RunDirectory) -> None:
+    """Say what to do better, and write the report; exit with 1 if no client was ever in time."""
     for sentence in advice(look(directory).conduct):
         messages.print(f"advice: {sentence}", soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
+    check_somebody_arrived(directory)

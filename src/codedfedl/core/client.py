@@ -48,6 +48,7 @@ class Prepare(Work):
 
     kind: ClassVar[str] = "prepare"
     needs_model: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return nothing: what counts is that it is done."""
@@ -68,6 +69,7 @@ class Embed(OnEmbedded):
 
     kind: ClassVar[str] = "embed"
     needs_model: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return nothing: what counts is how many are done."""

@@ -110,7 +110,8 @@ class Work(ABC):
     """Whether a client does it once in a federation: asked again, it sends the same."""
 
     exact: ClassVar[bool] = True
-    """Whether answers are noiseless: two over almost the same points then reveal single ones."""
+    """Whether answers are noiseless sums: two over almost the same points then reveal single ones.
+    Not so where nothing is sent."""
 
     @abstractmethod
     def answer(self, client: Client, load: int, model: Array) -> Answer:

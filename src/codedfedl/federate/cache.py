@@ -20,12 +20,13 @@ from codedfedl.data.scaling import UNSCALED, Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.transport import Answered
-from codedfedl.io.files import make_folder, replacing
+from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.learning.features import FeatureMap
 
 __all__ = ["Cache", "clear_old"]
 
 _OLD = 30 * 86400.0  # seconds
+_RECORDS = "given"
 _ROWS_AT_ONCE = 4096  # points embedded between two looks at the clock
 
 
@@ -38,12 +39,19 @@ class Cache:
         Returns the client's data; only called where the folder does not hold what is needed.
     clock
         Returns seconds.
+
+    Attributes
+    ----------
+    record
+        A folder for what was given in this federation. It has no data, and stays when the
+        federation is over: a goodbye allows no second answer.
     """
 
     def __init__(
         self, folder: Path, name: str, load: Callable[[], Shard], clock: Callable[[], float]
     ) -> None:
         self.folder, self.name, self.load, self.clock = folder, name, load, clock
+        self.record = folder.parent / _RECORDS / folder.name
 
     def embed(
         self,
@@ -102,15 +110,22 @@ class Cache:
                 if facts.pop("digest") != digest:
                     raise InputError("this node has already sent its parity, for another plan")
                 return facts, {name: stored[name] for name in stored.files if name != "facts"}
+        if (given := self.record / "parity").is_file():
+            raise InputError(
+                "this node has already sent its parity, and has deleted it: begin a new federation"
+            )
         facts, arrays = make()
         if not arrays:  # nothing is given yet
             return facts, arrays
-        make_folder(self.folder)
+        make_folder(self.folder, private=True)
         self._keep(path, facts | {"digest": digest}, arrays)
+        make_folder(given.parent, private=True)
+        with durable(given) as file:
+            file.write(digest.encode())
         return facts, arrays
 
     def clear(self) -> None:
-        """Remove everything: the federation is over."""
+        """Remove everything but the record: the federation is over."""
         _clear(self.folder)
 
     @staticmethod
@@ -120,8 +135,7 @@ class Cache:
 
     def _allocate(self, paths: list[Path], features: FeatureMap, columns: int) -> None:
         points, width = self.load().inputs.shape
-        make_folder(self.folder)
-        self.folder.chmod(0o700)
+        make_folder(self.folder, private=True)
         for path, size in zip(paths, (features.size(width), columns), strict=True):
             np.lib.format.open_memmap(path, "w+", np.float32, (points, size)).flush()
             _reserve(path)

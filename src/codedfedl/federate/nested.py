@@ -3,11 +3,12 @@
 Gradients over 100 and over 101 points reveal that of the 101st point. Every answer is a sum over an
 interval of a node's points, in their fixed order. Adding and subtracting answers gives the sum
 between any two ends that are connected by intervals. So all connected ends must be far apart: by
-`least` points, and by a tenth of the points before them.
+`least` points, and by a tenth of the points before them, or of the longest interval if that is
+shorter. The mini-batches of an epoch are such intervals, one after the other.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from codedfedl.io.files import durable, make_folder
 
 __all__ = ["Nested"]
 
-_SHARE = 0.1
+_PART = 10  # a tenth
+
+
+_Interval = tuple[int, int]
 
 
 class Nested:
@@ -31,46 +35,64 @@ class Nested:
         Parameters
         ----------
         elastic
-            Whether a smaller answer will do: it then covers the points of an earlier one, if
-            `wanted` would be too close to that.
+            Whether a smaller answer will do: it then covers the points of earlier ones, if `wanted`
+            would be too close to those.
         """
-        groups = self._groups()
-        ends = sorted(end for group in groups if start in group for end in group if end > start)
-        for size in [wanted, *[end - start for end in reversed(ends) if elastic]]:
-            if size > wanted:
-                continue
-            joined = {start, start + size}.union(*(g for g in groups if {start, start + size} & g))
-            if self._apart(sorted(joined)):
-                kept = [group for group in groups if not group & joined]
-                self._keep([*kept, joined], groups)
-                return size
-        near = min((abs(start + wanted - end), end - start) for end in ends)
+        given, end = self._given(), start + wanted
+        reached = _ends(_connected((start, start), given))
+        if end in reached:  # the sum is known already, from others
+            return wanted
+        linked = _connected((start, end), given)
+        if self._apart(linked):
+            self._keep([*given, (start, end)])
+            return wanted
+        if elastic and (smaller := [known for known in reached if start < known < end]):
+            return max(smaller) - start
+        others = _ends(linked) - {start, end}
+        near = min((abs(end - other), abs(other - start)) for other in others)
         raise InputError(
             f"a sum over {wanted} points, after one over {near[1]}, would show the {near[0]} "
             f"points between them: ask for the same points, or for {self._more(near[1])} more or "
             "fewer"
         )
 
-    def _apart(self, ends: Sequence[int]) -> bool:
+    def _apart(self, intervals: Sequence[_Interval]) -> bool:
+        ends = sorted(_ends(intervals))
+        longest = max(end - start for start, end in intervals)
         first = ends[0]
-        return all(b - a >= self._more(a - first) or len(ends) == 2 for a, b in pairwise(ends))
+        return len(ends) == 2 or all(
+            b - a >= self._more(min(a - first, longest)) for a, b in pairwise(ends)
+        )
 
     def _more(self, size: int) -> int:
-        return max(self.least, -int(-_SHARE * size // 1))
+        return max(self.least, -(-size // _PART))
 
-    def _groups(self) -> list[set[int]]:
+    def _given(self) -> list[_Interval]:
         if not self.path.is_file():
             return []
         try:
-            return [set(map(int, group)) for group in json.loads(self.path.read_text("utf-8"))]
+            found = json.loads(self.path.read_text("utf-8"))
+            return [(int(start), int(end)) for start, end in found]
         except (ValueError, TypeError):
             raise InputError(
                 f"{self.path} is damaged, so that this node cannot tell what it gave already: "
                 "delete the folder, and begin a new federation"
             ) from None
 
-    def _keep(self, groups: Sequence[set[int]], before: Sequence[set[int]]) -> None:
-        if sorted(map(sorted, groups)) != sorted(map(sorted, before)):
-            make_folder(self.path.parent)
-            with durable(self.path) as file:
-                file.write(json.dumps([sorted(group) for group in groups]).encode())
+    def _keep(self, given: Sequence[_Interval]) -> None:
+        make_folder(self.path.parent, private=True)
+        with durable(self.path) as file:
+            file.write(json.dumps(sorted(given)).encode())
+
+
+def _ends(intervals: Collection[_Interval]) -> set[int]:
+    return {end for interval in intervals for end in interval}
+
+
+def _connected(asked: _Interval, given: Collection[_Interval]) -> list[_Interval]:
+    """Return an interval, and all that are connected with it by common ends."""
+    found, rest = [asked], set(given)
+    while touching := {interval for interval in rest if _ends(found) & set(interval)}:
+        found += touching
+        rest -= touching
+    return found

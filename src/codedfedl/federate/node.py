@@ -122,7 +122,7 @@ class _Desk:
     def __init__(self, job: Job, node: Node) -> None:
         self.job, self.node = job, node
         self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock)
-        self.given = Nested(self.cache.folder, node.least)
+        self.given = Nested(self.cache.record, node.least)
 
     @cached_property
     def features(self) -> FeatureMap:

@@ -70,10 +70,12 @@ def check_destination(path: str | Path, suffixes: Sequence[str]) -> None:
         raise InputError(f"cannot write {path}: the folder may not be written to; choose another")
 
 
-def make_folder(path: str | Path) -> None:
-    """Make a folder for results, with its parents, or say why it cannot be."""
+def make_folder(path: str | Path, *, private: bool = False) -> None:
+    """Make a folder, with its parents, or say why it cannot be; a private one is its owner's."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
+        if private:
+            Path(path).chmod(0o700)
     except OSError as error:
         raise InputError(f"cannot make the folder {path}: {error.strerror}") from None
 

@@ -108,8 +108,8 @@ def minimum_deadline(
     if target > reachable or (target == reachable and isinstance(model, FleetDelays)):
         raise InputError(
             f"an expected return of {target:g} points is out of reach: {reachable:g} of "
-            f"{held.sum():g} return however long the server waits; "
-            "raise the redundancy or the availability"
+            f"{held.sum():g} return however long the server waits; raise the redundancy above "
+            f"{1 - reachable / held.sum():.4g}, or the availability"
         )
     start = _starting_time(model, held, target, whole)
     return _smallest(_solver(model, held, whole), target, start)

@@ -77,7 +77,7 @@ class Chain:
             if int(path.name.partition("-")[0]) != number:
                 raise InputError(
                     f"{path} is in the place of number {number}: one is missing or "
-                    f"duplicated; {self._remedy('correct it')}"
+                    f"duplicated; {self._remedy('restore it')}"
                 )
             content = path.read_bytes()
             yield path, content, number, before

@@ -26,6 +26,7 @@ from codedfedl.federate.transport import printable
 __all__ = ["Batched", "OneByOne", "Pulled", "Pulls", "pulls_of", "tried"]
 
 _TRIES = 3
+_HEADS = 2**23  # bytes of facts, and of what describes the arrays
 
 Pulled = Message | MalformedError | InputError
 """An answer, why it is not ours, or why there will be none."""
@@ -165,6 +166,7 @@ class Batched:
 
     def _pulled(self, parts: "_Parts", largest: int | None) -> Pulled | None:
         """Pull what is there of an answer; what is wrong with one is no trouble for another."""
+        parts.largest = largest
         grid = SimpleNamespace(_run=self._grid._run, node=self._grid.node, _runtime_client=parts)
         try:
             with inflating(largest):
@@ -187,11 +189,19 @@ class _UploadingError(Exception):
 
 
 class _Parts:
-    """The engine's API as it is for one answer: parts that were pulled are not pulled again."""
+    """The engine's API as it is for one answer: parts that were pulled are not pulled again.
+
+    Attributes
+    ----------
+    largest
+        Maximum bytes of all parts together: no more than one part beyond it is ever in memory.
+    """
 
     def __init__(self, client: Any, alone: Any) -> None:
         self._client, self._alone, self.failures = client, alone, 0
+        self.largest: int | None = None
         self._pulled: dict[str, Any] = {}
+        self._bytes = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -205,5 +215,11 @@ class _Parts:
             found = self._client.PullObject(request)
             if found.object_found and not found.object_available:
                 raise _UploadingError
+            self._bytes += len(found.object_content)
+            if self.largest is not None and self._bytes > self.largest + _HEADS:
+                self._pulled.clear()
+                raise MalformedError(
+                    f"malformed message (parts of more than {self.largest:,} bytes)"
+                )
             self._pulled[request.object_id] = found
         return found
