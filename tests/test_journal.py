@@ -58,9 +58,6 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a round is there twice": lambda run: shutil.copy(
         run / EXCHANGE.format(2), run / EXCHANGE.format(5)
     ),
-    "the last round is renumbered": lambda run: (run / EXCHANGE.format(4)).rename(
-        run / EXCHANGE.format(7)
-    ),
     "a round is replaced by another": lambda run: shutil.copy(
         run / EXCHANGE.format(2), run / EXCHANGE.format(3)
     ),
@@ -98,6 +95,14 @@ def test_reports_and_replays_check_the_journal_too(finished: Path, tmp_path: Pat
     for use in (render_report, replay):
         with pytest.raises(InputError, match="holds 4 exchanges where head.json says 5"):
             use(RunDirectory(tmp_path / "run"))
+
+
+def test_a_round_under_another_number_is_an_error(finished: Path, tmp_path: Path) -> None:
+    """The last one, so that no hash is wrong: the next would get a number before it."""
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / EXCHANGE.format(4)).rename(tmp_path / "run" / EXCHANGE.format(7))
+    with pytest.raises(InputError, match="000007-round.npz is in the place of number 4"):
+        list(Journal(tmp_path / "run").exchanges())
 
 
 def test_a_round_that_is_appended_twice_is_an_error(finished: Path, tmp_path: Path) -> None:
@@ -316,28 +321,34 @@ def test_a_plaintext_federation_resumes_although_its_nodes_have_new_numbers(
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
-def test_another_node_does_not_come_back_under_a_name(tmp_path: Path) -> None:
-    """Neither with other data, nor while the first is there, nor with another key."""
+@pytest.mark.parametrize("keys", [True, False])
+def test_another_node_does_not_come_back_under_a_name(keys: bool, tmp_path: Path) -> None:
+    """Neither with another key nor, without keys, with other data or while the first is there."""
     experiment = experiment_of(2, 3)
     grid = transport_of(experiment, tmp_path / "nodes")
     grid.crash_after = 5
     with pytest.raises(KeyboardInterrupt):
         federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     grid.crash_after = None
-    honest = grid.responds[FIRST_NODE + 1]
+    first, missing = grid.responds[FIRST_NODE], grid.responds[FIRST_NODE + 1]
 
     def other(kind: str, facts: dict[str, Any], arrays: Any) -> Answered:
-        told, given = honest(kind, facts, arrays)
+        told, given = missing(kind, facts, arrays)
         return ({**told, "points": 100}, given) if kind == "hello" else (told, given)
 
-    grid.responds |= {2001: other, 2002: honest}
-    grid.online = {FIRST_NODE, 2001, 2002}
+    strangers = {2001: other, 2002: missing if keys else first}
+    grid.responds |= strangers
+    grid.online = {FIRST_NODE, *strangers}
     grid.delay = lambda *_: 0.05
     said: list[str] = []
-    names = {FIRST_NODE: "node-000", FIRST_NODE + 1: "node-001"}
+    names = {FIRST_NODE: "node-000", FIRST_NODE + 1: "node-001"} if keys else {}
+    before = len(grid.asked)
     federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append, names=names)
-    assert sum("bound to another key" in line for line in said) == 2
+    assert sum("bound to another key" in line for line in said) == 2 * keys
+    assert sum("node-001 has other data than before" in line for line in said) == (not keys)
     assert not any("is back" in line for line in said)
+    asked = [(node, kind) for node, kind, _ in grid.asked[before:] if node in strangers]
+    assert asked == [(2001, "hello"), (2002, "hello")]
 
 
 def test_a_clock_that_jumps_moves_no_deadline(

@@ -179,6 +179,17 @@ def test_the_running_mean_decides_over_time() -> None:
     assert judge.close_to_refused == []
 
 
+def test_a_single_answer_far_off_is_refused_at_once() -> None:
+    """After a good record, which keeps the running mean low; the next honest answer counts."""
+    judge = Judge.of([100] * 8)
+    for _ in range(5):
+        assert not judge.hear(dict.fromkeys(range(8), 1.0))
+    (why,) = judge.hear(dict.fromkeys(range(7), 1.0) | {7: 1.7}).values()
+    assert "1.7 times as far as others (1.45 at most)" in why
+    assert judge.means[7] < 1.2
+    assert not judge.hear(dict.fromkeys(range(8), 1.0))
+
+
 @pytest.mark.parametrize(("clients", "refused"), [(3, set()), (4, {0}), (8, {0})])
 def test_few_clients_are_compared_with_caution(clients: int, refused: set[int]) -> None:
     """Three are not compared at all, four may differ twice as much as eight."""
