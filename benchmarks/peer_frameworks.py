@@ -4,6 +4,7 @@ import itertools
 import os
 import resource
 import time
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from benchmarks.peers import STEP, Play, Sizes, timed
 
-_SHARDS: list[Any] = []  # of a Ray worker, which makes the data once
 _WORKERS: dict[int, float] = {}  # peak memory in GiB of Ray's workers, by process
 
 
@@ -157,6 +157,13 @@ def flower_simulation(sizes: Sizes, rounds: int, evaluates: bool) -> Play:
     return play
 
 
+@cache
+def _shards(sizes: Sizes) -> tuple[Any, Any]:
+    """Return everybody's points and targets, which a worker makes once."""
+    x, y, _, _ = sizes.data()
+    return x, y
+
+
 def _flower_client(sizes: Sizes) -> Any:
     """Return the app of a client, which Ray's workers run."""
     flwr: Any = import_module("flwr.app")
@@ -164,10 +171,8 @@ def _flower_client(sizes: Sizes) -> Any:
 
     @app.train()  # type: ignore[untyped-decorator]
     def gradient(message: Any, context: Any) -> Any:
-        if not _SHARDS:
-            _SHARDS.extend(sizes.data()[:2])
         j = int(context.node_config["partition-id"])
-        features, targets = (part[j] for part in _SHARDS)
+        features, targets = (part[j] for part in _shards(sizes))
         (model,) = message.content["model"].to_numpy_ndarrays()
         total = features.T @ (features @ model - targets)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
