@@ -1,6 +1,9 @@
 """Features that are computed when they are needed give what features in memory give."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -59,7 +62,7 @@ def _played(scheme: dict[str, object], *, stream: bool) -> Simulation:
         {"name": "balanced"},
         {"name": "fedbuff"},
     ],
-    ids=lambda scheme: "-".join(map(str, scheme.values())),
+    ids=str,
 )
 @pytest.mark.filterwarnings("ignore:.*mixing")
 @pytest.mark.parametrize("at_once", [1, 40])
@@ -93,12 +96,13 @@ def test_rows_are_embedded_once_and_forgotten() -> None:
         asked = 0
         shape = (10, 2)
 
-        def __getitem__(self, rows: object) -> np.ndarray:
-            found = np.arange(20, dtype=np.float32).reshape(10, 2)[rows]  # type: ignore[index]
+        def __getitem__(self, rows: Any) -> npt.NDArray[np.float32]:
+            found: npt.NDArray[np.float32] = np.arange(20, dtype=np.float32).reshape(10, 2)[rows]
             Counted.asked += len(found)
             return found
 
-    lazy = Streamed(Identity(), Counted(), np.arange(10)[::-1])  # type: ignore[arg-type]
+    rows: Any = Counted()
+    lazy = Streamed(Identity(), rows, np.arange(10)[::-1])
     (group,) = ahead([lazy], [np.array([1, 6])], [np.array([2, 3])])
     assert (group, Counted.asked) == (slice(0, 2), 5)
     for _ in ahead([lazy], [np.array([1, 6])], [np.array([2, 3])]):
@@ -110,12 +114,13 @@ def test_rows_are_embedded_once_and_forgotten() -> None:
 
 
 def test_points_that_are_made_when_needed_are_not_copied() -> None:
-    class Ones(Rows):
+    class Zeros(Rows):
         shape = (4, 2)
 
-        def __getitem__(self, rows: object) -> np.ndarray:
-            return np.ones((4, 2), np.float32)[rows]  # type: ignore[index]
+        def __getitem__(self, rows: Any) -> npt.NDArray[np.float32]:
+            return np.zeros((len(np.arange(4)[rows]), 2), np.float32)
 
-    rows = Ones()
-    data = Dataset("ones", rows, [0, 1, 0, 1], [[0, 0]], [0], classes=2)  # type: ignore[arg-type]
+    rows: Any = Zeros()
+    labels = np.array([0, 1, 0, 1])
+    data = Dataset("zeros", rows, labels, np.zeros((1, 2)), labels[:1], classes=2)
     assert data.inputs is rows
