@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
+from codedfedl.data.rows import Rows
 from codedfedl.errors import InputError
 
 __all__ = ["Dataset", "Origin", "chance_of", "check_finite", "real_numbers", "texts"]
@@ -47,7 +48,8 @@ class Dataset:
     name
         Name of the data in tables and figures.
     inputs, test_inputs : arrays of shape (n, d) and (n_test, d)
-        One point per row; kept as float32. Texts, for an encoder, have the shape (n, 1).
+        One point per row; kept as float32. Texts, for an encoder, have the shape (n, 1). `Rows`
+        are made when they are needed.
     labels, test_labels : arrays of shape (n,), or (n, c) for regression
         Class numbers from 0, kept as int64, or the numbers to predict, kept as float64.
     classes
@@ -162,6 +164,10 @@ class Dataset:
         """What the model is fitted to, shape (n, c): one-hot classes, or the labels as columns."""
         return _targets(self.labels, self.classes)
 
+    def targets_of(self, rows: IntArray) -> npt.NDArray[np.float32]:
+        """Return the targets of some points."""
+        return _targets(self.labels[rows], self.classes)
+
     @property
     def test_targets(self) -> npt.NDArray[np.float32]:
         """The same for the test points, shape (n_test, c)."""
@@ -187,7 +193,9 @@ def check_finite(name: str, values: npt.NDArray[Any]) -> None:
         )
 
 
-def _points(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+def _points(name: str, values: npt.ArrayLike | Rows) -> npt.NDArray[Any]:
+    if isinstance(values, Rows):
+        return cast("npt.NDArray[Any]", values)
     held = _array(name, values)
     if held.dtype.kind == "U":
         return texts(name, held)

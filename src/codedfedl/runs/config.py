@@ -118,7 +118,7 @@ class TrainingConfig(_Table):
     """Number of epochs and step sizes; a `step` of ``auto`` is the largest safe one: `safe_step`.
 
     With `objective`, the training objective of every scheme is recorded, not only of those that aim
-    at its minimum.
+    at its minimum; if it is false, of none, which saves the Gram matrix of all points.
     """
 
     epochs: int = Field(100, ge=1)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, beside, to_host
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity, Embedded
@@ -335,7 +335,7 @@ class CodedNewton(Scheme):
         anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
         models: dict[int, FloatArray] = {}  # one for each round, which its clients share
         for reply in replies:
-            j, gradient = reply.client, double(reply.arrays["gradient"])
+            j, gradient = reply.client, to_host(reply.arrays["gradient"])
             shape = tuple(state.model.shape)
             if gradient.shape != shape or not np.isfinite(gradient).all():
                 raise InputError(
@@ -348,7 +348,7 @@ class CodedNewton(Scheme):
             before = state.anchors.get(j)
             if self.damped and before is not None and before.points == now.points:
                 moved, damping = now.model - before.model, client_damping(state, j)
-                true = (moved * (gradient - gradients[j])).sum(0)
+                true = (moved * (double(gradient) - gradients[j])).sum(0)
                 assumed = assumed_curvature(state, j, moved)
                 needed = needed_damping(true, assumed, (moved**2).sum(0), damping)
                 if needed > damping:

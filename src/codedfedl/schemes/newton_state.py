@@ -97,7 +97,10 @@ class NewtonState(State):
     @property
     def gradient(self) -> FloatArray:
         """Σ g_j(a_j) over the clients that have answered: all that a step needs of them."""
-        return np.asarray(sum(self.gradients.values(), start=np.zeros(self.task.model_shape)))
+        total = np.zeros(self.task.model_shape)
+        for one in self.gradients.values():  # float32 as it came: there may be very many
+            total += one
+        return total
 
     @property
     def mixed_points(self) -> IntArray:

@@ -46,7 +46,8 @@ class Entry:
     """A scheme that takes part: its task, the fleet that it plans for, and the actual fleet.
 
     Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
-    objective over the minimum is recorded, as for every scheme that aims at it.
+    objective over the minimum is recorded, which needs the Gram matrix of all points; by default
+    for a scheme that aims at the minimum.
     """
 
     label: str
@@ -54,7 +55,7 @@ class Entry:
     task: Task
     fleet: Fleet | DelayModel
     actual: Fleet | DelayModel
-    followed: bool = False
+    followed: bool | None = None
 
     def check(self) -> None:
         """Plan without training, and refuse what cannot be simulated."""
@@ -137,7 +138,7 @@ class Simulation:
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
         self._scores = Scores.of(problem)
-        alone = listener is None and not is_numpy_array(features)
+        alone = listener is None and not is_numpy_array(problem.test_features)
         self.many = ManyRounds(problem, self.evaluator) if alone else None
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
         clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
@@ -148,7 +149,7 @@ class Simulation:
                 clocks[key] = Clock(entry.actual, entry.task, seed)
             state = entry.scheme.start(entry.task, entry.fleet, self._zero)
             driver = Driver(entry.scheme, state, entry.task.rounds)
-            followed = entry.followed or entry.scheme.solves
+            followed = entry.scheme.solves if entry.followed is None else entry.followed
             setting = Setting(entry.label, driver, Timeline(clocks[key]), followed)
             self._set_up(setting)
             self.settings.append(setting)
@@ -277,7 +278,7 @@ class Simulation:
             sums = composite_parity(ask.work, self.problem.batches, self.seed)
             return Inbox(exchange.arrived, points, sums)
         total, replies = RunningSum(), []
-        for job in done:
+        for job in self.evaluator.embedded_ahead(done):
             client = SimulatedClient(self.problem.batches, job.client, self.seed)
             model = setting.models[job.round] if ask.keep_late else setting.driver.question
             answer = job.work.for_client(job.client).answer(client, job.load, model)

@@ -9,19 +9,23 @@ matrix, or miss the same client, go through one matrix product.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
+from codedfedl.core.aggregate import RunningSum
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.parity import point_weights
 from codedfedl.simulation.stacked import Stacked
+from codedfedl.simulation.streamed import POINTS_AT_ONCE, Streamed, ahead
+from codedfedl.simulation.timeline import Assignment
 from codedfedl.streams import stream
 
 __all__ = [
@@ -41,7 +45,7 @@ class Batch:
 
     Attributes
     ----------
-    features : array of shape (m, q)
+    features : array of shape (m, q), or `Streamed`
     targets : array of shape (m, c)
     offsets : array of shape (n + 1,)
         Client j has the rows ``offsets[j]:offsets[j + 1]``, in the random order in which it
@@ -63,10 +67,17 @@ class Batch:
         """Number of clients."""
         return len(self.offsets) - 1
 
+    def parts(self) -> Iterator[Points]:
+        """Yield all its points: at once, or some at a time where their features are streamed."""
+        size = POINTS_AT_ONCE if isinstance(self.features, Streamed) else len(self.targets)
+        for start in range(0, len(self.targets), size):
+            rows = slice(start, start + size)
+            yield self.features[rows], self.targets[rows]
+
     @cached_property
     def everything(self) -> Quadratic:
         """The quadratic of all its points."""
-        return Quadratic.of(self.features, self.targets)
+        return reduce(add, (Quadratic.of(*part) for part in self.parts()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +104,10 @@ class SimulatedClient:
 
     def first(self, count: int) -> Iterator[Points]:
         """Yield the first points in its own order, mini-batch after mini-batch."""
-        for b in range(self.batches):
-            features, targets = self.batch(b)
-            size = min(count, features.shape[0])
+        for batch in self.data:
+            size = min(count, int(batch.offsets[self.client + 1] - batch.offsets[self.client]))
             if size > 0:
-                yield features[:size], targets[:size]
+                yield batch.client(self.client, 0, size)
             count -= size
 
     def peer(self, j: int) -> "SimulatedClient":
@@ -166,6 +176,25 @@ class Evaluator:
             first = first + other
         return first
 
+    def embedded_ahead(self, jobs: Sequence[Assignment]) -> Iterator[Assignment]:
+        """Yield jobs while the first points of their clients are there, as many as the loads."""
+        clients, left, only = (
+            np.array(column, dtype=np.int64)
+            for column in (
+                [job.client for job in jobs],
+                [job.load for job in jobs],
+                [getattr(job.work, "batch", -1) for job in jobs],
+            )
+        )
+        starts, counts = [], []
+        for b, batch in enumerate(self.batches):
+            starts.append(batch.offsets[clients])
+            held = batch.offsets[clients + 1] - starts[-1]
+            counts.append(np.where((only < 0) | (only == b), np.minimum(left, held), 0))
+            left = left - counts[-1]
+        for group in ahead([batch.features for batch in self.batches], starts, counts):
+            yield from jobs[group]
+
     def inboxes(self, queries: Sequence[Query]) -> list[Inbox]:
         """Sum the gradients that arrived, for many settings, each on its own mini-batch."""
         found: list[Inbox] = [None] * len(queries)  # type: ignore[list-item]
@@ -201,12 +230,15 @@ class Evaluator:
             product = shared.hessian @ _side_by_side([models[s] for s in members])
             for place, s in enumerate(members):
                 totals[s] = product[:, _block(place, columns)] - shared.moment
-        for j in np.flatnonzero(missed.any(axis=0)):
-            members = np.flatnonzero(missed[:, j]).tolist()
-            loads = missed[members, j]
-            part = _stacked_gradients(batch, int(j), loads, [models[s] for s in members])
-            for place, s in enumerate(members):
-                totals[s] = totals[s] - part[:, _block(place, columns)]
+        missing = np.flatnonzero(missed.any(axis=0))
+        ranges = [batch.offsets[missing]], [missed.max(axis=0)[missing]]
+        for group in ahead([batch.features], *ranges):
+            for j in missing[group].tolist():
+                members = np.flatnonzero(missed[:, j]).tolist()
+                loads = missed[members, j]
+                part = _stacked_gradients(batch, j, loads, [models[s] for s in members])
+                for place, s in enumerate(members):
+                    totals[s] = totals[s] - part[:, _block(place, columns)]
         return totals
 
     def _all_at_once(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
@@ -232,16 +264,17 @@ class Evaluator:
 
     def _processed(self, number: int, loads: IntArray) -> Quadratic:
         batch = self.batches[number]
-        rest = [
-            batch.client(j, int(load))
-            for j, load in enumerate(loads)
-            if load < batch.offsets[j + 1] - batch.offsets[j]
-        ]
-        if not rest:
-            return batch.everything
-        xp = array_namespace(batch.features)
-        left_out = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
-        return batch.everything - Quadratic.of(*left_out)
+        left = np.diff(batch.offsets) - loads
+        some = np.flatnonzero(left > 0)
+        found, starts = batch.everything, batch.offsets[some] + loads[some]
+        if not len(some):
+            return found
+        for group in ahead([batch.features], [starts], [left[some]]):
+            rest = [batch.client(j, int(loads[j])) for j in some[group].tolist()]
+            xp = array_namespace(rest[0][0])
+            left_out = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
+            found = found - Quadratic.of(*left_out)
+        return found
 
 
 def composite_parity(work: Parity, batches: Sequence[Batch], seed: int) -> dict[str, Array]:
@@ -259,9 +292,13 @@ def composite_parity(work: Parity, batches: Sequence[Batch], seed: int) -> dict[
         ]
         clients = (SimulatedClient(batches, j, seed) for j in range(batch.clients))
         streams = [client.code_stream(b, rows) for client in clients]
-        parts = (batch.features, batch.targets)
-        mixed = work.code.mix_all(parts, weights, rows, streams)
-        sums |= {f"features{b}": mixed[0], f"targets{b}": mixed[1]}
+        total = RunningSum()
+        for group in ahead([batch.features], [batch.offsets[:-1]], [np.diff(batch.offsets)]):
+            own = slice(int(batch.offsets[group.start]), int(batch.offsets[group.stop]))
+            parts = (batch.features[own], batch.targets[own])
+            mixed = work.code.mix_all(parts, weights[group], rows, streams[group])
+            total.add({f"features{b}": mixed[0], f"targets{b}": mixed[1]})
+        sums |= total.result()
     return sums
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,8 @@ def endings(simulation: Simulation, place: int) -> Checkpoint:
 def _objective(simulation: Simulation, setting: Setting) -> float:
     """Return ½‖xβ − y‖² of a point, on average over the training points, and the ridge."""
     model, points, total = setting.state.model, 0, 0.0
-    for batch in simulation.problem.batches:
-        residuals = to_host(batch.features @ model - batch.targets).astype(np.float64)
+    for features, targets in chain.from_iterable(b.parts() for b in simulation.problem.batches):
+        residuals = to_host(features @ model - targets).astype(np.float64)
         total, points = total + float((residuals**2).sum()), points + len(residuals)
     penalty = setting.state.task.ridge * float((to_host(model).astype(np.float64) ** 2).sum())
     return total / points / 2 + penalty / 2

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from codedfedl.arrays import Array, to_device
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.features import Encoder, FeatureMap
+from codedfedl.learning.features import Encoder, FeatureMap, Identity
 from codedfedl.learning.training import Schedule
 from codedfedl.simulation.evaluate import Batch
+from codedfedl.simulation.streamed import Streamed, too_large
 
 __all__ = ["Parts", "Problem", "embedded", "task_of"]
 
@@ -41,22 +43,39 @@ class Problem:
     target_mean: FloatArray
 
 
-def embedded(dataset: Dataset, parts: Parts, features: FeatureMap, device: str) -> Problem:
+def embedded(
+    dataset: Dataset,
+    parts: Parts,
+    features: FeatureMap,
+    device: str,
+    *,
+    streamed: bool | None = None,
+) -> Problem:
     """Map all points to features, mini-batch after mini-batch, client after client.
+
+    With `streamed`, the training points are mapped when they are needed, again and again; by
+    default where their features would take more than half of the memory.
 
     The targets of a regression are centred by their mean over all training points, which clients
     could agree on by one sum: the model has no intercept, and gradient descent would spend its
     rounds on the mean.
     """
     mean = _target_mean(dataset, parts)
-
-    embed = _mapping(features, dataset.inputs, device)
+    if streamed is None:
+        streamed = _is_streamed(dataset, features, device)
+    embed: Callable[[IntArray], Any] = (
+        partial(Streamed, features, dataset.inputs)
+        if streamed
+        else _mapping(features, dataset.inputs, device)
+    )
     batches = []
     for part in parts:
         rows = np.concatenate(part)
-        targets = dataset.targets[rows]
-        if not dataset.is_classification:
-            targets = _centred(dataset.labels[rows], mean)
+        targets = (
+            dataset.targets_of(rows)
+            if dataset.is_classification
+            else _centred(dataset.labels[rows], mean)
+        )
         offsets = np.concatenate([[0], np.cumsum([len(held) for held in part])])
         batches.append(Batch(embed(rows), to_device(targets, device), offsets))
     test_features = _mapping(features, dataset.test_inputs, device)(slice(None))
@@ -77,6 +96,13 @@ def _mapping(
         encoded = features.remembered(inputs)
         return lambda rows: to_device(encoded[rows], device)
     return lambda rows: features.transform(to_device(inputs[rows], device))
+
+
+def _is_streamed(dataset: Dataset, features: FeatureMap, device: str) -> bool:
+    """Whether features do not fit in memory; an encoder's are computed once, and kept."""
+    points, inputs = dataset.inputs.shape
+    computed = device == "cpu" and not isinstance(features, Encoder | Identity)
+    return computed and too_large(points, features.size(inputs))
 
 
 def _target_mean(dataset: Dataset, parts: Parts) -> FloatArray:

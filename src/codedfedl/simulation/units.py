@@ -172,8 +172,7 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
         scheme = scheme_for(cell.scheme.name, cell.scheme.settings, most)
         if cell.scheme.secure:
             scheme = on_sums(scheme)
-        followed = bool(training.objective)
-        found.append(Entry(cell.label, scheme, *made[key], followed=followed))
+        found.append(Entry(cell.label, scheme, *made[key], followed=training.objective))
     return found
 
 
