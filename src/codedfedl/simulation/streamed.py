@@ -7,6 +7,7 @@ client works on few points, or once, pay little for it.
 
 import os
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -113,5 +114,12 @@ def _rows(starts: IntArray, counts: IntArray) -> IntArray:
 
 def too_large(points: int, features: int) -> bool:
     """Whether the features of so many points take too much of this machine's memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return 4.0 * points * features > _SHARE * memory
+    return 4.0 * points * features > _SHARE * _memory()
+
+
+def _memory() -> float:
+    """Return the bytes of this machine's memory; ∞ where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return inf
