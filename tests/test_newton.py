@@ -20,7 +20,12 @@ from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded_newton import CodedNewton
-from codedfedl.schemes.newton_state import NewtonState, assumed_curvature, newton_step
+from codedfedl.schemes.newton_state import (
+    NewtonState,
+    anchored,
+    assumed_curvature,
+    newton_step,
+)
 from codedfedl.schemes.sketch_solve import SketchSolve, blocks_of
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.engine import Setting, Simulation, entries
@@ -101,7 +106,7 @@ class TestScheme:
         old, now = (rng.standard_normal((6, 2)).astype(np.float32).astype(float) for _ in range(2))
         state = replace(state, model=now, round=1)
         replies = {j: answer_of(j, 0, shards[j], old) for j in order}
-        state = scheme._with_replies(state, replies.values())
+        state = anchored(state, replies.values(), damped=scheme.damped)
         assert state.sketch is not None
         whole = state.sketch.features.T @ state.sketch.features
         ridge, eye = 1e-2 * 75, np.eye(6)
@@ -183,7 +188,7 @@ class TestScheme:
         state, shards, scheme = newton_state(held=(140, 130, 5))
         replies = [answer_of(j, 0, shards[j], np.asarray(state.model)) for j in answered]
         rng = np.random.default_rng(2)
-        state = scheme._with_replies(replace(state, round=1), replies)
+        state = anchored(replace(state, round=1), replies, damped=scheme.damped)
         state = replace(state, model=rng.standard_normal((6, 2)).astype(np.float32))
         late = blocks_of([parity_of(2, 5, shards[2][0][:2], shards[2][1][:2])], state.task)
         after = scheme._with_parity(state, late)

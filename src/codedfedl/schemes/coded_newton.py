@@ -11,7 +11,7 @@ at a fixed point, where every a_j is β; and as long as H̃_j + ρ_j bounds the 
 the answers themselves reveal, old anchors cannot make it diverge.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -19,13 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, beside
 from codedfedl.core.aggregate import EACH
-from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.encoding import MoreParity
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
+from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
@@ -40,10 +39,8 @@ from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.schemes.newton_pace import Pace, more_setup, replanned, with_more_setup
 from codedfedl.schemes.newton_state import (
     NewtonState,
-    assumed_curvature,
-    client_damping,
+    anchored,
     double,
-    needed_damping,
     newton_step,
     total_ridge,
 )
@@ -328,33 +325,7 @@ class CodedNewton(Scheme):
     def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
         """Use the answers of a round."""
         answers = [reply for reply in inbox.replies if reply.round != SETUP]
-        return self._with_replies(state, answers)
-
-    def _with_replies(self, state: NewtonState, replies: Iterable[Reply]) -> NewtonState:
-        """Move the anchors of all clients that answered; damp more where parity was too flat."""
-        anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
-        models: dict[int, FloatArray] = {}  # one for each round, which its clients share
-        for reply in replies:
-            j, gradient = reply.client, to_host(reply.arrays["gradient"])
-            shape = tuple(state.model.shape)
-            if gradient.shape != shape or not np.isfinite(gradient).all():
-                raise InputError(
-                    f"the gradient of client {j} has shape {gradient.shape} or is not "
-                    f"finite: must be finite numbers of shape {shape}"
-                )
-            if reply.round not in models:
-                models[reply.round] = double(reply.model)
-            now = Anchor(models[reply.round], reply.points, reply.round)
-            before = state.anchors.get(j)
-            if self.damped and before is not None and before.points == now.points:
-                moved, damping = now.model - before.model, client_damping(state, j)
-                true = (moved * (double(gradient) - gradients[j])).sum(0)
-                assumed = assumed_curvature(state, j, moved)
-                needed = needed_damping(true, assumed, (moved**2).sum(0), damping)
-                if needed > damping:
-                    raised[j] = needed
-            anchors[j], gradients[j] = now, gradient
-        return replace(state.with_anchors(anchors), gradients=gradients, raised=raised)
+        return anchored(state, answers, damped=self.damped)
 
 
 def _first(own: Any, other: Any) -> Any:

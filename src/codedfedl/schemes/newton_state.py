@@ -1,6 +1,6 @@
 """What `coded-newton` remembers of every client, and the step that it takes from it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -11,7 +11,8 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity
-from codedfedl.core.protocol import State
+from codedfedl.core.protocol import Reply, State
+from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
 from codedfedl.learning.sketching import Sketch
 from codedfedl.planning.cold_start import ColdStart, sampling_excess
@@ -20,6 +21,7 @@ from codedfedl.schemes.sketch_solve import Block, stacked
 
 __all__ = [
     "NewtonState",
+    "anchored",
     "assumed_curvature",
     "client_damping",
     "client_share",
@@ -237,6 +239,32 @@ def needed_damping(
     """
     wrong = true > _TOO_CURVED * (assumed + damping * squares)
     return float(((true - assumed)[wrong] / squares[wrong]).max(initial=0.0))
+
+
+def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> NewtonState:
+    """Move the anchors of all clients that answered; damp more where parity was too flat."""
+    anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
+    models: dict[int, FloatArray] = {}  # one for each round, which its clients share
+    shape = tuple(state.model.shape)
+    for reply in replies:
+        j, gradient = reply.client, to_host(reply.arrays["gradient"])
+        if gradient.shape != shape or not np.isfinite(gradient).all():
+            raise InputError(
+                f"the gradient of client {j} has shape {gradient.shape} or is not "
+                f"finite: must be finite numbers of shape {shape}"
+            )
+        if reply.round not in models:
+            models[reply.round] = double(reply.model)
+        now, before = Anchor(models[reply.round], reply.points, reply.round), state.anchors.get(j)
+        if damped and before is not None and before.points == now.points:
+            moved, damping = now.model - before.model, client_damping(state, j)
+            true = (moved * (double(gradient) - gradients[j])).sum(0)
+            assumed = assumed_curvature(state, j, moved)
+            needed = needed_damping(true, assumed, (moved**2).sum(0), damping)
+            if needed > damping:
+                raised[j] = needed
+        anchors[j], gradients[j] = now, gradient
+    return replace(state.with_anchors(anchors), gradients=gradients, raised=raised)
 
 
 def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
