@@ -723,11 +723,14 @@ def test_parity_is_not_held_until_all_have_sent_theirs(
     """It is on the disk. `tests/test_engine.py` measures the memory of a real server."""
     held: list[int] = []
 
+    def alive() -> list[Arrival]:
+        return [one for one in gc.get_objects() if isinstance(one, Arrival) and one.arrays]
+
     def count(self: Federation, taken: list[Any], tally: Any) -> None:
-        alive = [one for one in gc.get_objects() if isinstance(one, Arrival) and one.arrays]
-        held.append(len(alive))
+        held.append(sum(one not in others for one in alive()))
         original(self, taken, tally)
 
+    others = alive()  # of tests before this one
     original = Federation._judged
     monkeypatch.setattr(Federation, "_judged", count)
     run(experiment_of(6, rounds=1), tmp_path)
