@@ -137,7 +137,7 @@ def _server_threads(mark: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10, 30])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--ours", action="store_true", help="leave Flower's own way out")
     given = parser.parse_args()
