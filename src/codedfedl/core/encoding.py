@@ -206,7 +206,7 @@ class BlockParity(OnEmbedded):
 
 @dataclass(frozen=True, eq=False)
 class MoreParity(BlockParity):
-    """Parity of further points, where a set-up goes on: those that are in no parity yet.
+    """Parity of further points, for a set-up that is extended: those that are in no parity yet.
 
     Loads count all points of a client, those of its earlier parity too.
 
@@ -221,12 +221,12 @@ class MoreParity(BlockParity):
     kind: ClassVar[str] = "more_parity"
 
     def for_client(self, j: int) -> "MoreParity":
-        """Return where one client goes on."""
+        """Return the work of one client, with the points that its own earlier parity covers."""
         return replace(self, after=int(np.asarray(self.after)[j]))
 
     @property
     def common(self) -> "MoreParity":
-        """Without where each client goes on."""
+        """The work without what differs between clients."""
         return replace(self, after=0)
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:

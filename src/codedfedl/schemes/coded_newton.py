@@ -36,7 +36,7 @@ from codedfedl.learning.damping import damping as damping_of
 from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
-from codedfedl.schemes.newton_pace import Pace, more_setup, replanned, with_more_setup
+from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension
 from codedfedl.schemes.newton_state import (
     NewtonState,
     anchored,
@@ -86,9 +86,9 @@ class CodedNewton(Scheme):
         deadline follows, and who is slower embeds as many points as the plan would give it before
         it answers again. 0 keeps the plan.
     extended
-        Whether a set-up in which the clients turn out to be slower goes on, so that they send
-        parity of more points. Not in a federation, where the plan comes from probes; nor with
-        ``replan = 0``.
+        Whether the set-up is extended when the whole fleet turns out to be slower, so that clients
+        send parity of further points. Never in a federation, where the plan comes from probes, nor
+        with ``replan = 0``.
     damped
         False uses the parity's Hessian undamped, which diverges; for demonstration only.
     """
@@ -198,10 +198,10 @@ class CodedNewton(Scheme):
         if state.sketch is None:
             wait = Until(state.plan.setup_deadline)
             return Ask(state.parity, wait, combine=EACH, keep_late=True, setup=True)
-        if state.more:
+        if state.extension:
             own = state.parity
             work = MoreParity(own.code, own.mixing, own.bits, state.mixed_points)
-            return Ask(work, Until(state.more), combine=EACH, keep_late=True, setup=True)
+            return Ask(work, Until(state.extension), combine=EACH, keep_late=True, setup=True)
         if state.round >= state.last_round or state.good_enough:
             return None
         least: Any = self.mixing
@@ -220,9 +220,10 @@ class CodedNewton(Scheme):
             state = self._followed(state, state.setup_timings(inbox.timings))
             if not self.extended or state.pace is None:
                 return state
-            return replace(state, more=more_setup(state, partial(self._plan_for, state.task)))
-        if state.more:
-            state = self._start_from_parity(with_more_setup(state))
+            longer = extension(state, partial(self._plan_for, state.task))
+            return replace(state, extension=longer)
+        if state.extension:
+            state = self._start_from_parity(with_extension(state))
             return self._followed(state, None)
         state = self._with_answers(state, inbox)
         step, decrement = newton_step(state)
@@ -268,7 +269,7 @@ class CodedNewton(Scheme):
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
         """Decompose the parity so far, or update its decomposition with that of further clients."""
-        again = bool(state.more) or not blocks.keys().isdisjoint(state.blocks)
+        again = bool(state.extension) or not blocks.keys().isdisjoint(state.blocks)
         if state.sketch is not None and not again:
             rows = sum(block.parity.features.shape[0] for block in blocks.values())
             late = state.sketch.late_rows + rows
@@ -282,7 +283,7 @@ class CodedNewton(Scheme):
             return state
         ridge, rng = total_ridge(state), stream(0, "code")  # no secret: the parity is the server's
         damping = damping_of(sketch, ridge, rng) - ridge
-        if not state.more:  # once rounds have begun it does not fall
+        if not state.extension:  # once rounds have begun it does not fall
             damping = max(damping, state.damping)
         return replace(state, damping=damping)
 

@@ -3,8 +3,8 @@
 A client that is slower than planned has embedded few of its points when the set-up ends. Whenever
 it is asked it then spends its time on answers for those few, again and again, and never gets to
 embed more. So it is left alone until it has as many as it would have by the end of the set-up that
-would be planned now, at its own pace; the others go on meanwhile. Where that set-up would be much
-longer, it goes on at once for all, and brings parity of more points.
+would be planned now, at its own pace; the others continue meanwhile. If the whole fleet is slower,
+the set-up is extended instead, and all clients send parity of further points.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from codedfedl.planning.cold_start import ColdStart
 if TYPE_CHECKING:
     from codedfedl.schemes.newton_state import NewtonState
 
-__all__ = ["Pace", "more_setup", "replanned", "with_more_setup"]
+__all__ = ["Pace", "extension", "replanned", "with_extension"]
 
 _WORTH = 1.25  # times as long: a shorter one is not worth another message of every client
 
@@ -89,10 +89,10 @@ class Pace:
         return np.where(self.drift.slowdowns > 1, np.minimum(least, held), 0)
 
 
-def more_setup(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> float:
-    """Return for how many seconds the set-up should go on, now that it shows how fast clients are.
+def extension(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> float:
+    """Return by how many seconds to extend the set-up, whose answers show how fast clients are.
 
-    It does if all are slower: nobody else waits for a few.
+    It is 0 unless the whole fleet is slower: nobody waits for a few slow clients.
     """
     pace = state.pace
     assert pace is not None
@@ -108,11 +108,11 @@ def more_setup(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> floa
     return (longer - 1) * state.plan.setup_deadline if longer > _WORTH else 0.0
 
 
-def with_more_setup(state: "NewtonState") -> "NewtonState":
-    """Return the state after the set-up has gone on."""
+def with_extension(state: "NewtonState") -> "NewtonState":
+    """Return the state at the end of an extended set-up, with its whole length in the plan."""
     assert state.plan is not None
-    whole = state.plan.setup_deadline + state.more
-    return replace(state, plan=replace(state.plan, setup_deadline=whole), more=0.0)
+    whole = state.plan.setup_deadline + state.extension
+    return replace(state, plan=replace(state.plan, setup_deadline=whole), extension=0.0)
 
 
 def replanned(
@@ -136,7 +136,7 @@ def replanned(
             return state
         deadline *= max(1.0, now.round_deadline / before.round_deadline)
         longer = now.setup_deadline / before.setup_deadline
-        longer *= first.setup_deadline / state.plan.setup_deadline  # it may have gone on
+        longer *= first.setup_deadline / state.plan.setup_deadline  # it may have been extended
         embedded = {client: block.points for client, block in state.blocks.items()}
         least = pace.least_points(now.points, embedded, longer, state.task.held)
     last = state.last_round

@@ -67,8 +67,8 @@ class NewtonState(State):
         The relative excess of its objective, predicted likewise.
     estimate : float
         The current relative excess, estimated from the answers; ∞ if it is not needed.
-    more : float, seconds
-        For how long the set-up goes on, where the clients turned out to be slower.
+    extension : float, seconds
+        How much longer the set-up lasts; above 0 while clients are asked for further parity.
     spent : float, seconds
         Set-up and rounds so far.
     pace
@@ -91,7 +91,7 @@ class NewtonState(State):
     start_loss: float = np.nan
     start_excess: float = np.nan
     estimate: float = np.inf
-    more: float = 0.0
+    extension: float = 0.0
     spent: float = 0.0
     pace: Pace | None = None
     least: IntArray | None = None
