@@ -95,17 +95,19 @@ def measure(
     del data, unit, parts
     simulation = Simulation(problem, entries, 0)
     ready = time.perf_counter()
-    times = [time.perf_counter(), *(time.perf_counter() for _ in simulation.run())]
+    ended = [(0, ready), *((rounds, time.perf_counter()) for rounds in simulation.run())]
     setting = simulation.settings[0]
-    later = np.diff(times)[5:]
+    played, times = np.array(ended).T
+    first = min(np.searchsorted(played, 5), len(played) - 1)  # with their Gram matrices
+    later = np.diff(times[first:]) / np.diff(played[first:])
     return {
         "data_s": made - begin,
         "dealing_s": dealt - made,
         "features_s": embedding - dealt,
         "setup_s": ready - embedding,
-        "first_rounds_s": times[min(5, len(times) - 1)] - times[0],  # with their Gram matrices
+        "first_rounds_s": times[first] - ready,
         "round_ms": float(np.median(later)) * 1e3 if len(later) else np.nan,
-        "rounds": len(times) - 1,
+        "rounds": int(played[-1]),
         "accuracy": float(setting.records[-1].metric),
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }

@@ -117,9 +117,9 @@ def median_seconds(function: Callable[[], object], repeats: int) -> float:
 
 def play(simulation: Simulation, rounds: int, *, evaluate: bool) -> float:
     """Return the seconds of a round, with or without the test accuracy."""
-    measure, played = simulation._measure, simulation.run()
+    measure, played = simulation.measuring.add, simulation.run()
     if not evaluate:
-        simulation._measure = lambda settings: None  # type: ignore[method-assign]
+        simulation.measuring.add = lambda settings: None  # type: ignore[method-assign]
     while next(played) < 30:  # warm up
         pass
     _wait(simulation)
@@ -128,7 +128,7 @@ def play(simulation: Simulation, rounds: int, *, evaluate: bool) -> float:
         pass
     _wait(simulation)
     seconds = time.perf_counter() - begin
-    simulation._measure = measure  # type: ignore[method-assign]
+    simulation.measuring.add = measure  # type: ignore[method-assign]
     return seconds / (simulation.round - first)
 
 

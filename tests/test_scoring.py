@@ -8,6 +8,7 @@ from codedfedl.simulation.evaluate import stacked_predictions
 from codedfedl.simulation.scoring import Scores
 
 POINTS, Q, C = 4_000, 60, 5
+ROUNDS = 60
 
 
 def _points(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -21,32 +22,53 @@ def _naive(features: np.ndarray, classes: np.ndarray, model: np.ndarray) -> floa
     return float(accuracy(predictions, classes)[0])
 
 
+def _path(
+    rng: np.random.Generator, rounds: int, pace: float, wobble: float, leap: int = -1
+) -> list[np.ndarray]:
+    """Models that move along a line, wobble around it, and may leap."""
+    first, step = rng.standard_normal((2, Q, C))
+    far = 3 * rng.standard_normal((Q, C))
+    return [
+        np.float32(
+            first + pace * t * step + wobble * rng.standard_normal((Q, C)) + far * (t > leap)
+        )
+        for t in range(rounds)
+    ]
+
+
+def _in_spans(scores: Scores, models: dict[str, list[np.ndarray]], span: int) -> dict:
+    found: dict[str, list[float]] = {key: [] for key in models}
+    for start in range(0, ROUNDS, span):
+        some = {key: own[start : start + span] for key, own in models.items()}
+        for key, own in scores.accuracies(some).items():
+            found[key] += own
+    return found
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_it_is_the_accuracy_of_all_predictions(seed: int) -> None:
+@pytest.mark.parametrize("span", [1, 2, 7, 20, ROUNDS])
+def test_it_is_the_accuracy_of_all_predictions(seed: int, span: int) -> None:
     rng = np.random.default_rng(seed)
     features, classes = _points(rng)
+    models = {
+        "still": _path(rng, ROUNDS, 0.0, 0.0),
+        "straight": _path(rng, ROUNDS, 1e-2, 0.0),
+        "wobbles": _path(rng, ROUNDS, 1e-3, 1e-2),
+        "leaps": _path(rng, ROUNDS, 1e-3, 1e-4, leap=30),
+        "wild": _path(rng, ROUNDS, 0.0, 1.0),
+    }
     scores = Scores(features, classes)
-    models = {name: rng.standard_normal((Q, C)).astype(np.float32) for name in "abc"}
-    paces = {"a": 1e-4, "b": 1e-3, "c": 0.0}
-    for round_ in range(60):
-        for name, model in models.items():
-            pace = 1.0 if name == "b" and round_ == 30 else paces[name]
-            models[name] = model + pace * rng.standard_normal((Q, C)).astype(np.float32)
-        found = scores.accuracies(models)
-        assert found == [_naive(features, classes, model) for model in models.values()]
-    assert scores.full < 60  # of 180
+    found = _in_spans(scores, models, span)
+    for key, own in models.items():
+        assert found[key] == [_naive(features, classes, model) for model in own], key
 
 
-def test_one_that_leaps_does_not_disturb_the_others() -> None:
+def test_a_path_that_is_almost_straight_needs_few_predictions() -> None:
     rng = np.random.default_rng(0)
     features, classes = _points(rng)
     scores = Scores(features, classes)
-    still = rng.standard_normal((Q, C)).astype(np.float32)
-    for _ in range(20):
-        leap = rng.standard_normal((Q, C)).astype(np.float32)
-        found = scores.accuracies({"still": still, "leap": leap})
-        assert found == [_naive(features, classes, model) for model in (still, leap)]
-    assert scores.full == 21
+    _in_spans(scores, {"a": _path(rng, ROUNDS, 1e-3, 1e-4)}, 20)
+    assert scores.products < 0.2 * ROUNDS
 
 
 def test_settings_may_come_and_go() -> None:
@@ -54,9 +76,15 @@ def test_settings_may_come_and_go() -> None:
     features, classes = _points(rng)
     scores = Scores(features, classes)
     first, second = (rng.standard_normal((Q, C)).astype(np.float32) for _ in range(2))
-    for models in ({"a": first}, {"a": first, "b": second}, {"b": second}, {"b": first}):
+    for models in (
+        {"a": [first]},
+        {"a": [first, second], "b": [second]},
+        {"b": [second, second, first]},
+        {"b": [first], "c": [second, first]},
+    ):
         found = scores.accuracies(models)
-        assert found == [_naive(features, classes, model) for model in models.values()]
+        for key, own in models.items():
+            assert found[key] == [_naive(features, classes, model) for model in own]
 
 
 def test_a_tie_is_decided_alike_whenever_it_is_met() -> None:
@@ -65,17 +93,18 @@ def test_a_tie_is_decided_alike_whenever_it_is_met() -> None:
     features, classes = _points(rng)
     model = rng.standard_normal((Q, C)).astype(np.float32)
     model[:, 1] = model[:, 0] * np.float32(1 + 2**-23)
-    scores = Scores(features, classes)
-    fresh, near = (scores.accuracies({"a": model})[0] for _ in range(2))
-    assert fresh == near == _naive(features, classes, model)
-    assert scores.full <= 2
+    one, three = Scores(features, classes), Scores(features, classes)
+    found = [one.accuracies({"a": [model]})["a"][0] for _ in range(3)]
+    assert found == three.accuracies({"a": [model] * 3})["a"]
+    assert set(found) == {_naive(features, classes, model)}
 
 
 def test_a_model_that_diverged_has_an_accuracy_too() -> None:
     rng = np.random.default_rng(0)
     features, classes = _points(rng)
-    model = np.full((Q, C), np.nan, dtype=np.float32)
+    healthy = rng.standard_normal((Q, C)).astype(np.float32)
+    huge = np.full((Q, C), np.inf, dtype=np.float32)
+    models = [healthy, huge, np.full((Q, C), np.nan, dtype=np.float32), healthy, healthy]
     with np.errstate(invalid="ignore"):
-        for _ in range(3):
-            found = Scores(features, classes).accuracies({"a": model})
-            assert found == [_naive(features, classes, model)]
+        found = Scores(features, classes).accuracies({"a": models})["a"]
+        assert found == [_naive(features, classes, model) for model in models]

@@ -4,6 +4,7 @@ Each setting has a driver (`core.drive`) and a time line. In every step all of t
 lines say who arrived; and sums of gradients are computed for all settings together.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,19 +23,17 @@ from codedfedl.core.record import SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.training import accuracy, r_squared
 from codedfedl.simulation.clock import NEEDS_A_FLEET, Clock
 from codedfedl.simulation.evaluate import (
     Evaluator,
     Query,
     SimulatedClient,
     composite_parity,
-    stacked_predictions,
 )
 from codedfedl.simulation.many_rounds import ManyRounds
+from codedfedl.simulation.measuring import Measuring
 from codedfedl.simulation.objective import Objective
 from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.scoring import Scores
 from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
 from codedfedl.streams import stream
 
@@ -115,6 +114,8 @@ class Setting:
 Listener = Callable[[Setting, Exchange, Inbox], None]
 """Called with every inbox before the scheme learns from it."""
 
+_SPAN, _SECONDS = 32, 0.5  # rounds that are measured together, at most, and how long they may take
+
 
 class Simulation:
     """Schemes that share data and features; those with the same fleet share its random delays too.
@@ -137,7 +138,7 @@ class Simulation:
         self.rounds = max(entry.task.rounds for entry in entries)
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
-        self._scores = Scores.of(problem)
+        self.measuring = Measuring(problem)
         alone = listener is None and not is_numpy_array(problem.test_features)
         self.many = ManyRounds(problem, self.evaluator) if alone else None
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
@@ -160,7 +161,11 @@ class Simulation:
         return max(setting.driver.played for setting in self.settings)
 
     def run(self) -> Iterator[int]:
-        """Play round after round; yields how many the longest of the settings has played."""
+        """Play round after round; yields how many the longest of the settings has played.
+
+        It yields after every round, or after some quick ones that are measured together.
+        """
+        begun, since = self.round, time.monotonic()
         while asked := [(s, ask) for s in self.settings if (ask := s.driver.ask()) is not None]:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
@@ -168,6 +173,14 @@ class Simulation:
                     self._play(asked)
                 else:
                     self._play_ahead(self.many, asked)
+            quick = self.round - begun < _SPAN and time.monotonic() - since < _SECONDS
+            if self.measuring.waiting and quick:
+                continue
+            self.measuring.finish()
+            yield self.round
+            begun, since = self.round, time.monotonic()
+        if self.measuring.waiting:
+            self.measuring.finish()
             yield self.round
 
     def restore(
@@ -197,7 +210,7 @@ class Simulation:
     def exact_metric(self, task: Task) -> float:
         """Return the accuracy or R² of exact ridge regression over all points of all clients."""
         exact = self.objective(task).best.astype(to_host(self._zero).dtype)
-        return float(self._metrics([beside(exact, self._zero)])[0])
+        return float(self.measuring.metrics([beside(exact, self._zero)])[0])
 
     def _set_up(self, setting: Setting) -> None:
         """Play the set-up; it is the same on every start, so no checkpoint holds it."""
@@ -208,6 +221,7 @@ class Simulation:
                 task = setting.state.task
                 loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))
                 setting.facts["start_loss"] = loss
+        self.measuring.finish()
 
     def _play(self, asked: Sequence[tuple[Setting, Ask]], *, measured: bool = True) -> None:
         """Give some settings their answers, and record the results."""
@@ -228,7 +242,7 @@ class Simulation:
             if measured:
                 setting.records.append(self._record(setting, exchange))
         if measured:
-            self._measure(settings)
+            self.measuring.add(settings)
 
     def _play_ahead(self, many: ManyRounds, asked: Sequence[tuple[Setting, Ask]]) -> None:
         """Play several rounds at once of the settings that allow it, and as many of the others."""
@@ -319,27 +333,6 @@ class Simulation:
             has_model=has_model,
             excess=excess,
         )
-
-    def _measure(self, settings: Sequence[Setting]) -> None:
-        """Evaluate the models of the last records on the test points, all in one product."""
-        some = [setting for setting in settings if setting.records[-1].has_model]
-        if not some:
-            return
-        metrics = (
-            self._metrics([setting.state.model for setting in some])
-            if self._scores is None
-            else self._scores.accuracies({s.label: s.state.model for s in some})
-        )
-        for place, setting in enumerate(some):
-            setting.records[-1] = replace(setting.records[-1], metric=metrics[place])
-
-    def _metrics(self, models: Sequence[Array]) -> Array:
-        """Return the accuracy or R² of models on the test points."""
-        problem = self.problem
-        predictions = stacked_predictions(problem.test_features, models)
-        if problem.test_classes is not None:
-            return accuracy(predictions, problem.test_classes)
-        return r_squared(predictions, problem.test_targets)
 
 
 def _is_sum_of_gradients(exchange: Exchange) -> bool:

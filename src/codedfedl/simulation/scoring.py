@@ -1,10 +1,12 @@
-"""The exact test accuracy of many models after every round, from a few of the points.
+"""The exact test accuracy after every round, from a few of the points.
 
-The label of a point x cannot change from a to b before the columns of the model have moved apart by
-its margin: |x·(Δβ_a − Δβ_b)| ≤ ‖x‖·‖Δβ_a − Δβ_b‖. So all points are scored once in a while, and in
-between only those *near* a border; the labels of all others are known. `learning.training.accuracy`
-of all predictions is the naive twin. What is closer than float32 can tell is decided in float64, so
-that the accuracy depends on the model alone, and not on when all points were scored last.
+Over some rounds a model moves almost along a line. The *lead* of a point's class over another,
+x·(β_y − β_k)/‖x‖, is then almost a line too: between two rounds at which it is known, it lies
+between its two values, give or take how far the columns y and k of the model stray from the line.
+So all points are scored at the first and the last of some rounds, which decides most of them for
+all rounds between; the others are scored in the middle, and so on. `learning.training.accuracy` of
+all predictions is the naive twin. What is closer than float32 can tell is decided in float64, so
+that the accuracy depends on the model alone, and not on which rounds are scored together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,54 +16,64 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl._types import IntArray, Mask
 from codedfedl.simulation.evaluate import stacked_predictions
 from codedfedl.simulation.problem import Problem
 
 __all__ = ["Scores"]
 
-_NEAR = 1 / 4  # share of the points that are near at first
-_MOST, _GROWTH = 1 / 2, 1.5
-_FULL = 2.0  # what it costs to score all points and sort them out; a plain score costs 1
 _LEAST = 1 << 20  # numbers: fewer are scored in no time
 _CHUNK = 1024  # points whose predictions are in the cache at one time
+_FEW = 1 / 16  # of all points: so many are scored in every round rather than sorted out further
 _ROUNDING = 1e-5  # of ‖x‖·‖β‖: more than a float32 product is off
 
-Matrix = npt.NDArray[np.floating]
+Matrix = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.int64]
 
 
-@dataclass(eq=False)
-class _Known:
-    """What is known of one setting since all points were scored.
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """A model on some points.
 
     Attributes
     ----------
-    right
-        Number of correctly labelled points among those that are not near.
-    reach : array of shape (c, c)
-        How far the columns a and b may move apart before one of those could turn from a to b.
-    lasted
-        Whether the near points have sufficed since.
+    right : array of shape (points,)
+        Whether the largest prediction is that of the point's class.
+    leads : array of shape (points, c)
+        Of the point's class over each, relative to ‖x‖; ∞ over itself.
     """
 
     model: Matrix
-    right: int
-    reach: FloatArray
-    lasted: bool = False
+    right: Mask
+    leads: Matrix
 
-    def holds(self, model: Matrix) -> bool:
-        """Whether only labels of near points can have changed."""
-        moved = _apart(model - self.model) + _ROUNDING * _length(model)
-        return bool((moved < self.reach).all())
+    @classmethod
+    def joined(cls, parts: Sequence["_Scored"]) -> "_Scored":
+        """Return the same model on all these points."""
+        right, leads = ([one.right for one in parts], [one.leads for one in parts])
+        return cls(parts[0].model, np.concatenate(right), np.concatenate(leads))
+
+    def __getitem__(self, points: IntArray) -> "_Scored":
+        return _Scored(self.model, self.right[points], self.leads[points])
+
+    @property
+    def count(self) -> int:
+        """How many are right."""
+        return int(self.right.sum())
 
 
 class Scores:
-    """The test points, and what is known of each setting.
+    """The test points, and how the last model of each setting was scored.
 
     Parameters
     ----------
     features : array of shape (points, q)
     classes : array of shape (points,)
+
+    Attributes
+    ----------
+    products
+        How many predictions were computed so far, as a share of those of all points.
     """
 
     @classmethod
@@ -76,100 +88,108 @@ class Scores:
         self.features, self.classes = features, classes
         norms = np.sqrt(np.einsum("pq,pq->p", features, features))
         self.norms = np.maximum(norms, np.float32(1e-30))
-        self.full = 0
-        """How many times all points were scored, over all settings."""
-        self._known: dict[str, _Known] = {}
-        self._share, self._spent = _NEAR, 0.0
-        self._near: IntArray = np.arange(0)
-        self._near_features = features[:0]
+        self.products = 0.0
+        self._last: dict[str, tuple[Matrix, _Scored]] = {}
 
-    def accuracies(self, models: Mapping[str, Matrix]) -> list[float]:
-        """Return the accuracy of each setting's model, in the order given."""
-        known = self._known
-        stale = [key for key in models if key not in known or not known[key].holds(models[key])]
-        if any(key not in known or known[key].lasted for key in stale):
-            stale = list(models)  # one who is always restless does not disturb the others
-        right: dict[str, int] = {}
-        if stale:
-            some = {key: models[key] for key in stale}
-            right = self._score_all(some, choose=len(some) == len(models))
-        calm = [key for key in models if key not in right]
-        if calm:
-            self._spent += self._share
-            predictions = stacked_predictions(self._near_features, [models[key] for key in calm])
-            labels = self._labels(predictions, self._near, [models[key] for key in calm])
-            counts = (labels == self.classes[self._near, None]).sum(axis=0)
-            for key, count in zip(calm, counts.tolist(), strict=True):
-                right[key] = known[key].right + count
-                known[key].lasted = True
-        return [float(np.float32(right[key]) / np.float32(len(self.classes))) for key in models]
+    def accuracies(self, models: Mapping[str, Sequence[Matrix]]) -> dict[str, list[float]]:
+        """Return the accuracies of each setting's models, which are those of successive rounds."""
+        right: dict[str, list[int]] = {key: [] for key in models}
+        spans = {key: list(some) for key, some in models.items()}
+        news = {key: some[0] for key, some in models.items() if key not in self._last}
+        for key, scored in self._scored(news).items():
+            self._last[key], right[key] = scored, [scored.count]
+            del spans[key][0]
+        ends = {key: span[-1] for key, span in spans.items() if span}
+        every = np.arange(len(self.classes))
+        for key, last in self._scored(ends).items():
+            between = self._between(self._last[key], spans[key][:-1], last, every)
+            right[key] += [*between.tolist(), last.count]
+            self._last[key] = last
+        return {
+            key: (np.array(counts, dtype=np.float32) / np.float32(len(every))).tolist()
+            for key, counts in right.items()
+        }
 
-    def _score_all(self, models: Mapping[str, Matrix], *, choose: bool) -> dict[str, int]:
-        """Score every point, and choose anew which points are near."""
-        every, points = list(models.values()), len(self.classes)
-        self.full += len(every)
-        labels = np.empty((points, len(every)), dtype=np.int64)
-        margins = np.empty((points, len(every), every[0].shape[1]), dtype=np.float32)
-        for begin in range(0, points, _CHUNK):
-            rows = slice(begin, begin + _CHUNK)
-            predictions = stacked_predictions(self.features[rows], every)
-            labels[rows] = self._labels(predictions, np.arange(points)[rows], every)
-            chosen = labels[rows, :, None]
-            margin = np.take_along_axis(predictions, chosen, axis=2) - predictions
-            margin /= self.norms[rows, None, None]
-            np.put_along_axis(margin, chosen, np.inf, axis=2)
-            margins[rows] = margin
-        if choose:
-            self._choose(margins.reshape(points, -1).min(axis=1))
-        right = labels == self.classes[:, None]
-        total = right.sum(axis=0)
-        far = total - right[self._near].sum(axis=0)
-        margins[self._near] = np.inf
-        for place, (key, model) in enumerate(models.items()):
-            reach = _least(margins[:, place], labels[:, place])
-            self._known[key] = _Known(model, int(far[place]), reach)
-        return dict(zip(models, total.tolist(), strict=True))
+    def _between(
+        self, first: _Scored, models: Sequence[Matrix], last: _Scored, points: IntArray
+    ) -> Counts:
+        """Count the right ones of some points for each model between two that are scored."""
+        if not models:
+            return np.zeros(0, dtype=np.int64)
+        slack = _slack([first.model, *models, last.model])[self.classes[points]]
+        right = (np.minimum(first.leads, last.leads) > slack).all(axis=1)
+        wrong = (np.maximum(first.leads, last.leads) < -slack).any(axis=1)
+        rest = np.flatnonzero(~(right | wrong))
+        if len(rest) <= _FEW * len(self.classes) or len(models) == 1:
+            return self._each(models, points[rest]) + right.sum()
+        half = len(models) // 2
+        (middle,) = self._score([models[half]], points[rest])
+        parts = (
+            self._between(first[rest], models[:half], middle, points[rest]),
+            [middle.count],
+            self._between(middle, models[half + 1 :], last[rest], points[rest]),
+        )
+        return np.concatenate(parts) + right.sum()
 
-    def _choose(self, closest: FloatArray) -> None:
-        """Call the closest points near: so many that scoring them costs what scoring all does."""
-        if len(self._near):
-            grow = self._spent < _FULL
-            self._share = min(_MOST, self._share * _GROWTH) if grow else self._share / _GROWTH
-        self._spent, count = 0.0, max(1, int(self._share * len(closest)))
-        self._near = np.sort(np.argpartition(closest, count)[:count])
-        self._near_features = self.features[self._near]
+    def _each(self, models: Sequence[Matrix], points: IntArray) -> Counts:
+        """Count the right ones of some points for each model, by scoring them."""
+        if not len(points):
+            return np.zeros(len(models), dtype=np.int64)
+        right = self._right(self._predictions(models, points), models, points)
+        return np.asarray(right.sum(axis=0))
 
-    def _labels(
-        self, predictions: Matrix, points: IntArray, models: Sequence[Matrix]
-    ) -> npt.NDArray[np.int64]:
-        """Return the largest prediction's column, shape (points, models)."""
-        labels: npt.NDArray[np.int64] = predictions.argmax(axis=2)
-        lengths = np.array([_length(model) for model in models])
-        doubt = _ROUNDING * self.norms[points, None] * lengths
+    def _scored(self, models: Mapping[str, Matrix]) -> dict[str, _Scored]:
+        """Score every point with each model, some points at a time."""
+        if not models:
+            return {}
+        every, some = np.arange(len(self.classes)), list(models.values())
+        starts = range(0, len(every), _CHUNK)
+        parts = [self._score(some, every[start : start + _CHUNK]) for start in starts]
+        return dict(zip(models, map(_Scored.joined, zip(*parts, strict=True)), strict=True))
+
+    def _score(self, models: Sequence[Matrix], points: IntArray) -> list[_Scored]:
+        """Score some points with each of some models."""
+        predictions = self._predictions(models, points)
+        right = self._right(predictions, models, points)
+        own = self.classes[points, None, None]
+        leads = np.take_along_axis(predictions, own, axis=2) - predictions
+        leads /= self.norms[points, None, None]
+        np.put_along_axis(leads, own, np.inf, axis=2)
+        return [_Scored(model, right[:, m], leads[:, m]) for m, model in enumerate(models)]
+
+    def _predictions(self, models: Sequence[Matrix], points: IntArray) -> Matrix:
+        """Return the predictions of each model, shape (points, models, c)."""
+        self.products += len(models) * len(points) / len(self.classes)
+        first, last = int(points[0]), int(points[-1])
+        if last - first + 1 == len(points):  # neighbours need no copy
+            return np.asarray(stacked_predictions(self.features[first : last + 1], models))
+        return np.asarray(stacked_predictions(self.features[points], models))
+
+    def _right(self, predictions: Matrix, models: Sequence[Matrix], points: IntArray) -> Mask:
+        """Return whether the largest prediction is that of the class, shape (points, models)."""
+        labels = predictions.argmax(axis=2)
+        lengths = np.array([_lengths(model).max() for model in models], dtype=np.float32)
+        doubt = 2 * _ROUNDING * self.norms[points, None] * lengths
         top = predictions.max(axis=2)
-        tied: Mask = (predictions >= (top - doubt)[:, :, None]).sum(axis=2) > 1
-        for place, s in zip(*np.nonzero(tied), strict=True):
-            exact = self.features[points[place]].astype(np.float64) @ models[s].astype(np.float64)
-            labels[place, s] = exact.argmax()
-        return labels
+        tied = (predictions >= (top - doubt)[:, :, None]).sum(axis=2) > 1
+        for m in np.flatnonzero(tied.any(axis=0)).tolist():
+            some = np.flatnonzero(tied[:, m])
+            exact = self.features[points[some]].astype(np.float64) @ models[m].astype(np.float64)
+            labels[some, m] = exact.argmax(axis=1)
+        return np.asarray(labels == self.classes[points, None])
 
 
-def _apart(moved: Matrix) -> FloatArray:
-    """Return how far each two columns have moved apart, shape (c, c)."""
-    gram = (moved.T @ moved).astype(np.float64)
-    squares = np.diag(gram)
-    return np.sqrt(np.maximum(squares[:, None] + squares - 2 * gram, 0.0))
+def _slack(models: Sequence[Matrix]) -> Matrix:
+    """Return how far a lead may be from the line between the first and the last, shape (c, c)."""
+    first, last, steps = models[0], models[-1], len(models) - 1
+    strays = np.zeros(first.shape[1], dtype=np.float32)
+    for k, model in enumerate(models[1:-1], start=1):
+        line = np.float32(1 - k / steps) * first + np.float32(k / steps) * last
+        strays = np.maximum(strays, _lengths(model - line))
+    strays += _ROUNDING * max(_lengths(model).max() for model in models)
+    return strays[:, None] + strays
 
 
-def _length(model: Matrix) -> float:
-    """Return the norm of the longest column, doubled: two columns are compared."""
-    return 2 * float(np.sqrt(np.einsum("qc,qc->c", model, model).max()))
-
-
-def _least(margins: Matrix, labels: IntArray) -> FloatArray:
-    """Return the least margin from each label to each other, shape (c, c)."""
-    order = np.argsort(labels, kind="stable")
-    found, begins = np.unique(labels[order], return_index=True)
-    reach = np.full((margins.shape[1],) * 2, np.inf)
-    reach[found] = np.minimum.reduceat(margins[order], begins, axis=0)
-    return reach
+def _lengths(model: Matrix) -> Matrix:
+    """Return the norm of each column."""
+    return np.sqrt(np.einsum("qc,qc->c", model, model))
