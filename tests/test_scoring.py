@@ -26,17 +26,15 @@ def _path(
     rng: np.random.Generator, rounds: int, pace: float, wobble: float, leap: int = -1
 ) -> list[np.ndarray]:
     """Models that move along a line, wobble around it, and may leap."""
-    first, step = rng.standard_normal((2, Q, C))
-    far = 3 * rng.standard_normal((Q, C))
-    return [
-        np.float32(
-            first + pace * t * step + wobble * rng.standard_normal((Q, C)) + far * (t > leap)
-        )
-        for t in range(rounds)
-    ]
+    first, step, far = rng.standard_normal((3, Q, C))
+    line = (first + pace * t * step + 3 * far * (t > leap) for t in range(rounds))
+    wobbles = wobble * rng.standard_normal((rounds, Q, C))
+    return [(model + w).astype(np.float32) for model, w in zip(line, wobbles, strict=True)]
 
 
-def _in_spans(scores: Scores, models: dict[str, list[np.ndarray]], span: int) -> dict:
+def _in_spans(
+    scores: Scores, models: dict[str, list[np.ndarray]], span: int
+) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {key: [] for key in models}
     for start in range(0, ROUNDS, span):
         some = {key: own[start : start + span] for key, own in models.items()}

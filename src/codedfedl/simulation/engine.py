@@ -114,7 +114,7 @@ class Setting:
 Listener = Callable[[Setting, Exchange, Inbox], None]
 """Called with every inbox before the scheme learns from it."""
 
-_SPAN, _SECONDS = 32, 0.5  # rounds that are measured together, at most, and how long they may take
+_SPAN, _SECONDS = 32, 1.0  # rounds that are measured together, at most, and how long they may take
 
 
 class Simulation:

@@ -23,8 +23,8 @@ from codedfedl.simulation.problem import Problem
 __all__ = ["Scores"]
 
 _LEAST = 1 << 20  # numbers: fewer are scored in no time
-_CHUNK = 1024  # points whose predictions are in the cache at one time
-_FEW = 1 / 16  # of all points: so many are scored in every round rather than sorted out further
+_CHUNK = 2048  # points whose predictions are in the cache at one time
+_FEW = 1 / 8  # of all points: so many are scored in every round rather than sorted out further
 _ROUNDING = 1e-5  # of ‖x‖·‖β‖: more than a float32 product is off
 
 Matrix = npt.NDArray[np.float32]
@@ -89,7 +89,8 @@ class Scores:
         norms = np.sqrt(np.einsum("pq,pq->p", features, features))
         self.norms = np.maximum(norms, np.float32(1e-30))
         self.products = 0.0
-        self._last: dict[str, tuple[Matrix, _Scored]] = {}
+        self._copies = np.empty_like(features)  # of some points: new memory is slow
+        self._last: dict[str, _Scored] = {}
 
     def accuracies(self, models: Mapping[str, Sequence[Matrix]]) -> dict[str, list[float]]:
         """Return the accuracies of each setting's models, which are those of successive rounds."""
@@ -121,7 +122,7 @@ class Scores:
         wrong = (np.maximum(first.leads, last.leads) < -slack).any(axis=1)
         rest = np.flatnonzero(~(right | wrong))
         if len(rest) <= _FEW * len(self.classes) or len(models) == 1:
-            return self._each(models, points[rest]) + right.sum()
+            return np.asarray(self._each(models, points[rest]) + right.sum())
         half = len(models) // 2
         (middle,) = self._score([models[half]], points[rest])
         parts = (
@@ -129,7 +130,7 @@ class Scores:
             [middle.count],
             self._between(middle, models[half + 1 :], last[rest], points[rest]),
         )
-        return np.concatenate(parts) + right.sum()
+        return np.asarray(np.concatenate(parts) + right.sum())
 
     def _each(self, models: Sequence[Matrix], points: IntArray) -> Counts:
         """Count the right ones of some points for each model, by scoring them."""
@@ -162,8 +163,11 @@ class Scores:
         self.products += len(models) * len(points) / len(self.classes)
         first, last = int(points[0]), int(points[-1])
         if last - first + 1 == len(points):  # neighbours need no copy
-            return np.asarray(stacked_predictions(self.features[first : last + 1], models))
-        return np.asarray(stacked_predictions(self.features[points], models))
+            features = self.features[first : last + 1]
+        else:
+            features = self._copies[: len(points)]
+            np.take(self.features, points, axis=0, out=features, mode="clip")
+        return np.asarray(stacked_predictions(features, models))
 
     def _right(self, predictions: Matrix, models: Sequence[Matrix], points: IntArray) -> Mask:
         """Return whether the largest prediction is that of the class, shape (points, models)."""
@@ -187,9 +191,9 @@ def _slack(models: Sequence[Matrix]) -> Matrix:
         line = np.float32(1 - k / steps) * first + np.float32(k / steps) * last
         strays = np.maximum(strays, _lengths(model - line))
     strays += _ROUNDING * max(_lengths(model).max() for model in models)
-    return strays[:, None] + strays
+    return np.asarray(strays[:, None] + strays)
 
 
 def _lengths(model: Matrix) -> Matrix:
     """Return the norm of each column."""
-    return np.sqrt(np.einsum("qc,qc->c", model, model))
+    return np.asarray(np.sqrt(np.einsum("qc,qc->c", model, model)))
