@@ -88,7 +88,7 @@ def train():
             p_return = probability(clients[j], load, deadline)
             w = np.ones(points[j])  # section 3.4: never processed, so never returned
             w[:load] = sqrt(1 - p_return)
-            code = stream(SEED, "code", b, j, u)  # the client's secret
+            code = stream(SEED, "code", b, j)  # the client's secret
             g = code.standard_normal((u, points[j]), dtype=np.float32) / sqrt(u)
             parity_x += g @ (w[:, None] * x)  # section 3.2
             parity_y += g @ (w[:, None] * y)

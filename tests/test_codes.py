@@ -3,7 +3,10 @@ import pytest
 from scipy.stats import norm
 
 from codedfedl import InputError
+from codedfedl.learning import dense_codes
 from codedfedl.learning.codes import CODES, Code
+from codedfedl.learning.dense_codes import Use
+from codedfedl.learning.parity import point_weights
 
 
 def _matrix(code: Code, points: int, rows: int, seed: int) -> np.ndarray:
@@ -97,9 +100,46 @@ def test_clients_together_are_the_sum_of_each(name: str, held: list[int]) -> Non
         code.mix([part[end - len(own) : end] for part in parts], own, rows, _stream(j))
         for j, (own, end) in enumerate(zip(weights, ends, strict=True))
     ]
-    together = code.mix_all(parts, weights, rows, [_stream(j) for j in range(len(held))])
+    streams = [_stream(j) for j in range(len(held))]
+    (together,) = code.mix_all(parts, [Use(rows, weights)], streams)
     for k, found in enumerate(together):
         np.testing.assert_allclose(found, sum(one[k] for one in each), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "sign"])
+@pytest.mark.parametrize("wide", [1, 1000], ids=["shared", "one by one"])
+@pytest.mark.parametrize("entries", [64, 1 << 22], ids=["few rows at a time", "all rows"])
+def test_plans_that_share_a_dense_code_get_what_each_gets_alone(
+    name: str, wide: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights as plans have them: two values a client, some of them 0; some clients nobody asks."""
+    rng, held = np.random.default_rng(0), [30, 50, 0, 20, 41]
+    parts = [rng.standard_normal((sum(held), k)) for k in (6, 2)]
+    chances = [[1.0, 0.4, 0.5, 1.0, 1.0], [1.0, 0.2, 0.1, 0.9, 1.0], [1.0, 0.2, 0.3, 0.8, 0.7]]
+    loads = [[30, 50, 0, 20, 11], [30, 45, 0, 20, 11], [30, 10, 0, 7, 41]]
+    code, plans = Code(name), zip((12, 25, 40), loads, chances, strict=True)
+    uses = [
+        Use(rows, [point_weights(*client) for client in zip(held, load, chance, strict=True)])
+        for rows, load, chance in plans
+    ]
+    each = []
+    for use in uses:
+        codes = np.hstack([code.matrix(k, use.rows, _stream(j)) for j, k in enumerate(held)])
+        each.append(codes.astype(np.float64) @ np.diag(np.concatenate(use.weights)) @ parts[0])
+    monkeypatch.setattr(dense_codes, "_WIDE", wide)
+    monkeypatch.setattr(dense_codes, "_ENTRIES", entries)
+    monkeypatch.setattr(dense_codes, "_POINTS", 60)
+    found = code.mix_all(parts, uses, [_stream(j) for j in range(len(held))])
+    for own, expected in zip(found, each, strict=True):
+        assert own[1].shape == (len(expected), 2)
+        np.testing.assert_allclose(own[0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "sign"])
+def test_a_dense_code_of_fewer_rows_is_the_beginning_of_one_with_more(name: str) -> None:
+    code = Code(name)
+    few, many = (code.matrix(7, rows, _stream(0)) * np.sqrt(rows) for rows in (5, 9))
+    np.testing.assert_allclose(few, many[:5], rtol=1e-6)
 
 
 def _stream(client: int) -> np.random.Generator:

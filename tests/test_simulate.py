@@ -26,8 +26,8 @@ from codedfedl.simulation.evaluate import (
     Evaluator,
     Query,
     SimulatedClient,
-    composite_parity,
 )
+from codedfedl.simulation.parities import composite_parities
 from codedfedl.simulation.run import prepare, simulate
 
 KILLED_AFTER = (1, 3, 8, 9, 14)  # rounds, of eight for each seed
@@ -157,17 +157,20 @@ class TestEvaluator:
             features = rng.standard_normal((offsets[-1], 6)).astype(np.float32)
             targets = rng.standard_normal((offsets[-1], 2)).astype(np.float32)
             batches.append(Batch(features, targets, offsets))
-        loads, chances = rng.integers(0, held + 1), rng.random(held.shape)
-        work = Parity([4, 3], loads, chances, code)
-        found = composite_parity(work, batches, 5)
-        answers = [
-            work.for_client(j).answer(SimulatedClient(batches, j, 5), 0, None).arrays
-            for j in range(3)
+        works = [
+            Parity(rows, rng.integers(0, held + 1), rng.random(held.shape), own)
+            for rows in ([4, 3], [2, 4], [3, 3])
+            for own in (code, Code("sign"))
         ]
-        assert found.keys() == answers[0].keys()
-        for name, total in found.items():
-            expected = sum(answer[name] for answer in answers)
-            np.testing.assert_allclose(total, expected, atol=1e-5)
+        for work, found in zip(works, composite_parities(works, batches, 5), strict=True):
+            answers = [
+                work.for_client(j).answer(SimulatedClient(batches, j, 5), 0, None).arrays
+                for j in range(3)
+            ]
+            assert found.keys() == answers[0].keys()
+            for name, total in found.items():
+                expected = sum(answer[name] for answer in answers)
+                np.testing.assert_allclose(total, expected, atol=1e-5)
 
     def test_float32_gradients_are_within_1e_5_of_float64(self) -> None:
         """Relative to the gradient at the start, on a model half-way to the optimum."""

@@ -93,8 +93,8 @@ class Parity(Work):
             features, targets = client.batch(b)
             points = features.shape[0]
             weights = point_weights(points, int(planned), float(probability))
-            # The rows name the code: another redundancy is another code, not a shorter one.
-            part = encode(features, targets, weights, rows, client.code_stream(b, rows), self.code)
+            stream = client.code_stream(b, *self.code.named_by(rows))
+            part = encode(features, targets, weights, rows, stream, self.code)
             arrays |= {f"features{b}": part.features, f"targets{b}": part.targets}
             mixed = min(mixed, self.code.points_per_row(points, rows))
         return Answer(client.points, arrays, mixed)

@@ -13,13 +13,12 @@ as many points as every other.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from codedfedl._types import FloatArray, IntArray
@@ -27,6 +26,7 @@ from codedfedl.ahead import two_at_a_time
 from codedfedl.arrays import Array, beside
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
+from codedfedl.learning.dense_codes import Draw, Entries, Use, mixed
 
 __all__ = ["CODES", "GAUSSIAN", "LEAST_MIXING", "Code", "warn_of_thin_rows"]
 
@@ -35,11 +35,8 @@ LEAST_MIXING = 10
 
 _log = logging.getLogger(__name__)
 
-_SLICE = 1 << 20  # entries of a dense code that exist at one time
-_COLUMNS = 1 << 12  # of a sparse one: at least so many
+_COLUMNS = 1 << 12  # of a sparse code that are drawn together, at least
 _WIDE = 1 << 11  # columns that make a product fast
-
-Entries = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -92,63 +89,72 @@ class Code:
             raise InputError(f"parity rows are {rows}: must be at least 1")
         if any(part.shape[0] != points for part in (*parts, weights)):
             raise InputError(f"a code mixes {points} points: features, targets and weights differ")
-        if self.name == "dealt":
-            if rows > points:
-                raise InputError(f"a dealt code of {points} points has no {rows} rows")
-            return _deal(parts, weights, rows, rng, self.operations(rows))
-        return _added(_products(parts, self._columns(parts[0], weights, rows, rng)))
+        if self.name == "dealt" and rows > points:
+            raise InputError(f"a dealt code of {points} points has no {rows} rows")
+        return self.mix_all(parts, [Use(rows, [weights])], [rng])[0]
 
     def mix_all(
         self,
         parts: Sequence[Array],
-        weights: Sequence[FloatArray],
-        rows: int,
+        uses: Sequence[Use],
         rngs: Sequence[np.random.Generator],
-    ) -> list[Array]:
+    ) -> list[list[Array]]:
         """Σ_j G_j·W_j·X_j of clients whose points lie one after the other: the sum of their `mix`.
 
         Codes of several clients go into one product, which is faster than one for each.
 
         Parameters
         ----------
-        weights, rngs
+        uses
+            Rows and weights; several of them for dense codes alone, which can share draws.
+        rngs
             Of each client.
         """
-        if self.name == "dealt":
-            ends = np.cumsum([len(own) for own in weights]).tolist()
-            each = (
-                self.mix([part[end - len(own) : end] for part in parts], own, rows, rng)
-                for own, rng, end in zip(weights, rngs, ends, strict=True)
-                if len(own)
-            )
-            return _added(each)
+        if self.is_dense:
+            return mixed(_DENSE[self.name], parts, uses, rngs)
+        (use,) = uses
+        clients = zip(use.weights, rngs, strict=True)
+        if self.name == "sparse":
 
-        def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
-            return list(self._columns(parts[0], client[0], rows, client[1]))
+            def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
+                return list(self._columns(parts[0], client[0], use.rows, client[1]))
 
-        drawn = two_at_a_time(draw, zip(weights, rngs, strict=True))
-        return _added(_products(parts, _wide(chain.from_iterable(drawn))))
+            drawn = chain.from_iterable(two_at_a_time(draw, clients))
+            return [_added(_products(parts, _wide(drawn)))]
+        s, ends = self.operations(use.rows), np.cumsum([len(own) for own in use.weights]).tolist()
+        each = (
+            _deal([part[end - len(own) : end] for part in parts], own, use.rows, rng, s)
+            for (own, rng), end in zip(clients, ends, strict=True)
+            if len(own)
+        )
+        return [_added(each)]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every point goes into every row."""
+        return self.name in _DENSE
+
+    def named_by(self, rows: int) -> tuple[int, ...]:
+        """Return what tells a client's codes apart: its rows, but for dense ones.
+
+        A dense code with fewer rows is the beginning of one with more.
+        """
+        return () if self.is_dense else (rows,)
 
     def matrix(self, points: int, rows: int, rng: np.random.Generator) -> Array:
         """Return G itself, shape (rows, points); that of a sparse code is SciPy's sparse array."""
-        if self.name == "dealt":
-            return self.mix((np.eye(points),), np.ones(points), rows, rng)[0]
-        return _side_by_side(list(self._columns(np.zeros(0), np.ones(points), rows, rng)))
+        if self.name == "sparse":
+            return _side_by_side(list(self._columns(np.zeros(0), np.ones(points), rows, rng)))
+        return self.mix((np.eye(points, dtype=np.float32),), np.ones(points), rows, rng)[0]
 
     def _columns(
         self, like: Array, weights: FloatArray, rows: int, rng: np.random.Generator
     ) -> Iterator[Array]:
-        """Draw G·W, some columns at a time."""
-        sparse = self.name == "sparse"
-        width = max(_COLUMNS, rows) if sparse else max(1, _SLICE // rows)
+        """Draw G·W of a sparse code, some columns at a time."""
+        width = max(_COLUMNS, rows)
         for start in range(0, len(weights), width):
             own = weights[start : start + width]
-            if sparse:
-                yield _scattered(like, own, rows, rng, self.operations(rows))
-            else:
-                entries = _ENTRIES[self.name](rng, rows, len(own))
-                entries *= own.astype(np.float32)
-                yield beside(entries, like)
+            yield _scattered(like, own, rows, rng, self.operations(rows))
 
 
 @cache
@@ -160,19 +166,18 @@ def warn_of_thin_rows(scheme: str, points: int) -> None:
 
 
 def _gaussian(rng: np.random.Generator, rows: int, columns: int) -> Entries:
-    return rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(rows))
+    return rng.standard_normal((rows, columns), dtype=np.float32)
 
 
 def _sign(rng: np.random.Generator, rows: int, columns: int) -> Entries:
-    signs = rng.integers(0, 2, (rows, columns), dtype=np.int8)
-    return (1 - 2 * signs).astype(np.float32) / np.float32(np.sqrt(rows))
+    # Whole words are drawn: bits and bytes that a call does not need would be lost, and then the
+    # code would depend on how many rows are drawn at a time.
+    heads = rng.random((rows, columns), dtype=np.float32) < 0.5
+    return np.where(heads, np.float32(1), np.float32(-1))
 
 
-_ENTRIES: dict[str, Callable[[np.random.Generator, int, int], Entries]] = {
-    "gaussian": _gaussian,
-    "sign": _sign,
-}
-CODES = (*_ENTRIES, "sparse", "dealt")
+_DENSE: dict[str, Draw] = {"gaussian": _gaussian, "sign": _sign}
+CODES = (*_DENSE, "sparse", "dealt")
 """The names of all codes."""
 
 GAUSSIAN = Code()

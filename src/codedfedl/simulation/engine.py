@@ -28,11 +28,11 @@ from codedfedl.simulation.evaluate import (
     Evaluator,
     Query,
     SimulatedClient,
-    composite_parity,
 )
 from codedfedl.simulation.many_rounds import ManyRounds
 from codedfedl.simulation.measuring import Measuring
 from codedfedl.simulation.objective import Objective
+from codedfedl.simulation.parities import composite_parities
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
 from codedfedl.streams import stream
@@ -114,6 +114,7 @@ class Setting:
 Listener = Callable[[Setting, Exchange, Inbox], None]
 """Called with every inbox before the scheme learns from it."""
 
+_TOGETHER = 8  # set-ups at one time: the parity of all of them is in memory
 _SPAN, _SECONDS = 32, 1.0  # rounds that are measured together, at most, and how long they may take
 
 
@@ -152,8 +153,9 @@ class Simulation:
             driver = Driver(entry.scheme, state, entry.task.rounds)
             followed = entry.scheme.solves if entry.followed is None else entry.followed
             setting = Setting(entry.label, driver, Timeline(clocks[key]), followed)
-            self._set_up(setting)
             self.settings.append(setting)
+        for start in range(0, len(self.settings), _TOGETHER):
+            self._set_up(self.settings[start : start + _TOGETHER])
 
     @property
     def round(self) -> int:
@@ -212,15 +214,18 @@ class Simulation:
         exact = self.objective(task).best.astype(to_host(self._zero).dtype)
         return float(self.measuring.metrics([beside(exact, self._zero)])[0])
 
-    def _set_up(self, setting: Setting) -> None:
-        """Play the set-up; it is the same on every start, so no checkpoint holds it."""
-        while (ask := setting.driver.ask()) is not None and ask.setup:
-            self._play([(setting, ask)])
-            setting.facts = setting.scheme.facts(setting.state)
-            if setting.followed and setting.records[-1].has_model:
-                task = setting.state.task
-                loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))
-                setting.facts["start_loss"] = loss
+    def _set_up(self, settings: Sequence[Setting]) -> None:
+        """Play the set-ups; they are the same on every start, so no checkpoint holds them."""
+        while asked := [
+            (one, ask) for one in settings if (ask := one.driver.ask()) is not None and ask.setup
+        ]:
+            self._play(asked)
+            for setting, _ in asked:
+                setting.facts = setting.scheme.facts(setting.state)
+                if setting.followed and setting.records[-1].has_model:
+                    task = setting.state.task
+                    loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))
+                    setting.facts["start_loss"] = loss
         self.measuring.finish()
 
     def _play(self, asked: Sequence[tuple[Setting, Ask]], *, measured: bool = True) -> None:
@@ -271,6 +276,7 @@ class Simulation:
             for place in stacked
         ]
         found = dict(zip(stacked, self.evaluator.inboxes(queries), strict=True))
+        found |= self._composites(exchanges)
         inboxes = [
             found[place] if place in found else self._answers(setting, one)
             for place, (setting, one) in enumerate(zip(settings, exchanges, strict=True))
@@ -280,6 +286,20 @@ class Simulation:
             for inbox, one in zip(inboxes, exchanges, strict=True)
         ]
 
+    def _composites(self, exchanges: Sequence[Exchange]) -> dict[int, Inbox]:
+        """Return the sums of all clients' parity, by the place of the exchange."""
+        works = {
+            place: one.ask.work
+            for place, one in enumerate(exchanges)
+            if isinstance(one.ask.work, Parity) and one.ask.combine is SUM and one.arrived.all()
+        }
+        sums = composite_parities(list(works.values()), self.problem.batches, self.seed)
+        found = {}
+        for place, own in zip(works, sums, strict=True):
+            one = exchanges[place]
+            found[place] = Inbox(one.arrived, float(one.loads.sum()), own)
+        return found
+
     def _answers(self, setting: Setting, exchange: Exchange) -> Inbox:
         """Let each client that arrived do its work."""
         ask, done = exchange.ask, exchange.done
@@ -287,9 +307,6 @@ class Simulation:
         if isinstance(ask.work, Gram) and ask.combine is SUM and exchange.arrived.all():
             gram = self.evaluator.gram()
             sums = {"hessian": gram.hessian, "moment": gram.moment}
-            return Inbox(exchange.arrived, points, sums)
-        if isinstance(ask.work, Parity) and ask.combine is SUM and exchange.arrived.all():
-            sums = composite_parity(ask.work, self.problem.batches, self.seed)
             return Inbox(exchange.arrived, points, sums)
         total, replies = RunningSum(), []
         for job in self.evaluator.embedded_ahead(done):

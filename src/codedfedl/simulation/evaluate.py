@@ -17,12 +17,9 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import RunningSum
-from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.parity import point_weights
 from codedfedl.simulation.stacked import Stacked
 from codedfedl.simulation.streamed import POINTS_AT_ONCE, Streamed, ahead
 from codedfedl.simulation.timeline import Assignment
@@ -34,7 +31,6 @@ __all__ = [
     "Fused",
     "Query",
     "SimulatedClient",
-    "composite_parity",
     "stacked_predictions",
 ]
 
@@ -275,31 +271,6 @@ class Evaluator:
             left_out = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
             found = found - Quadratic.of(*left_out)
         return found
-
-
-def composite_parity(work: Parity, batches: Sequence[Batch], seed: int) -> dict[str, Array]:
-    """Return the sum of all clients' parity (eq. 6), which is that of their answers.
-
-    All points of a mini-batch go through wide products; no client's own parity is ever formed.
-    """
-    sums: dict[str, Array] = {}
-    loads, chances = np.asarray(work.loads), np.asarray(work.return_probabilities)
-    for b, (batch, rows) in enumerate(zip(batches, work.rows, strict=True)):
-        held = np.diff(batch.offsets).tolist()
-        weights = [
-            point_weights(points, int(load), float(chance))
-            for points, load, chance in zip(held, loads[b], chances[b], strict=True)
-        ]
-        clients = (SimulatedClient(batches, j, seed) for j in range(batch.clients))
-        streams = [client.code_stream(b, rows) for client in clients]
-        total = RunningSum()
-        for group in ahead([batch.features], [batch.offsets[:-1]], [np.diff(batch.offsets)]):
-            own = slice(int(batch.offsets[group.start]), int(batch.offsets[group.stop]))
-            parts = (batch.features[own], batch.targets[own])
-            mixed = work.code.mix_all(parts, weights[group], rows, streams[group])
-            total.add({f"features{b}": mixed[0], f"targets{b}": mixed[1]})
-        sums |= total.result()
-    return sums
 
 
 def _grouped(quadratics: Sequence[Quadratic]) -> list[list[int]]:
