@@ -15,9 +15,12 @@ import pytest
 
 from codedfedl.errors import InputError
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.simulation import side_by_side
+from codedfedl.simulation.memory import memory
 from codedfedl.simulation.playing import is_done
 from codedfedl.simulation.progress import Progress, is_end, unit_of
 from codedfedl.simulation.run import simulate
+from codedfedl.simulation.side_by_side import Job, simulate_all
 from codedfedl.simulation.threads import limited, usable_threads
 from tests.conftest import Run
 from tests.test_simulate import small
@@ -275,3 +278,70 @@ def test_no_scheduler_is_said_before_anything_is_written(
     with pytest.raises(InputError, match="no scheduler answers there"):
         simulate(experiment(), RunDirectory(tmp_path / "run"), dask="tcp://127.0.0.1:9")
     assert not (tmp_path / "run").exists()
+
+
+class TestSideBySide:
+    """Whole experiments at the same time."""
+
+    @pytest.fixture(autouse=True)
+    def _two_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(side_by_side, "usable_threads", lambda: 2)
+        monkeypatch.setattr(side_by_side, "memory", lambda: 2.0**40)
+
+    def test_two_at_once_give_the_bits_of_each_alone(
+        self, tmp_path: Path, alone: RunDirectory
+    ) -> None:
+        watcher = Watcher()
+        jobs = [Job(experiment(), RunDirectory(tmp_path / name)) for name in ("one", "two")]
+        simulate_all(jobs, watcher, data=None, device="cpu")
+        for job in jobs:
+            check_same_bits(job.directory, alone)
+        ended = [what for what, _ in watcher.told if is_end(what)]
+        assert sorted(ended) == [
+            f"{name}, seed {k}, part {part} of 2: done"
+            for name in ("one", "two")
+            for k in (0, 1)
+            for part in (1, 2)
+        ]
+
+    @pytest.mark.parametrize("room", [2.0**30, 2.0**40], ids=["little memory", "one job"])
+    def test_one_after_the_other_in_this_process(
+        self, tmp_path: Path, room: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(side_by_side, "memory", lambda: room)
+        monkeypatch.setattr(side_by_side, "processes", None)
+        names = ("one", "two") if room < 2**40 else ("one",)
+        quick = small(schemes=[{"name": "uncoded"}], seeds=[0])
+        jobs = [Job(quick, RunDirectory(tmp_path / name)) for name in names]
+        simulate_all(jobs, Watcher(), data=None, device="cpu")
+        assert all((job.directory.path / "rounds.parquet").is_file() for job in jobs)
+
+    def test_an_error_in_one_is_said_here(self, tmp_path: Path) -> None:
+        (tmp_path / "two").write_text("not a folder")
+        quick = small(schemes=[{"name": "uncoded"}], seeds=[0])
+        jobs = [Job(quick, RunDirectory(tmp_path / name)) for name in ("one", "two")]
+        with pytest.raises(InputError, match="two"):
+            simulate_all(jobs, Watcher(), data=None, device="cpu")
+
+    def test_an_interrupted_one_is_continued(self, tmp_path: Path, alone: RunDirectory) -> None:
+        def stop(what: str, progress: Progress | None) -> None:
+            if progress is not None:
+                raise KeyboardInterrupt
+
+        jobs = [Job(experiment(), RunDirectory(tmp_path / name)) for name in ("one", "two")]
+        with pytest.raises(KeyboardInterrupt):
+            simulate_all(jobs, stop, data=None, device="cpu")
+        simulate_all(jobs, Watcher(), data=None, device="cpu")
+        for job in jobs:
+            check_same_bits(job.directory, alone)
+
+
+def test_a_container_has_the_memory_that_it_is_given(tmp_path: Path) -> None:
+    whole = memory(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory(tmp_path) == whole
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert memory(tmp_path) == 2**20
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("4096\n")
+    assert memory(tmp_path) == 4096

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl.cli.output import messages, results, save_pictures, with_resume_hint, wrote
-from codedfedl.cli.running import run_experiment
+from codedfedl.cli.output import messages, results, save_pictures, wrote
+from codedfedl.cli.running import run_experiments
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.fleet.paper import paper_result
 from codedfedl.report.reading import Curve, curves
-from codedfedl.report.results import Outcome, median_of_all, outcomes, written
+from codedfedl.report.results import median_of_all, outcomes, written
 from codedfedl.report.rows import outcome_rows
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment
@@ -35,7 +36,8 @@ _DELAYS: dict[str, dict[str, Any]] = {
     "slowest third 5 times slower": {"fleet.slower": 5.0, "fleet.slower_share": 0.3334},
 }
 _SPARSE = {"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}
-_ROBUST: tuple[tuple[dict[str, Any], int, int, tuple[float, ...]], ...] = (
+Robust = tuple[dict[str, Any], int, int, tuple[float, ...]]
+_ROBUST: tuple[Robust, ...] = (
     # schemes, rounds after which they plan again, epochs, and the hours at which they are compared
     ({"name": "coded-newton", "hours": 3.0}, 10, 300, (1.0, 2.0, 3.0)),
     ({"name": "balanced"}, 10, 300, (2.0, 5.0, 8.0, 11.0)),
@@ -75,12 +77,9 @@ class Reproduction:
             return False
         return True
 
-    def run(self, name: str, experiment: Experiment) -> RunDirectory:
-        """Run an experiment, or continue it; a finished one is not run again."""
-        directory = RunDirectory(self.out / name)
-        with with_resume_hint(directory.path, resumes=True):
-            run_experiment(experiment, directory, self.data, self.device, resume=True)
-        return directory
+    def run(self, experiments: Mapping[str, Experiment]) -> dict[str, RunDirectory]:
+        """Run experiments, or continue them; a finished one is not run again."""
+        return run_experiments(experiments, self.out, self.data, self.device)
 
     def built_in(self, name: str, changes: Mapping[str, Any] | None = None) -> Experiment:
         """Read one of the package's experiments, with the job's seeds."""
@@ -109,38 +108,44 @@ def cold_start(job: Reproduction) -> dict[str, Any]:
     from codedfedl.report.curves import cold_start_figure
     from codedfedl.report.html import render_report
 
-    found = []
+    experiments: dict[str, Experiment] = {}
     for dataset in _DATASETS:
-        experiment = job.built_in(f"coldstart-{dataset}")
-        directory = job.run(f"coldstart-{dataset}", experiment)
+        experiments |= _cold_starts(job, dataset)
+    runs, found = job.run(experiments), []
+    for name, directory in runs.items():
         found += outcomes(directory)
+        dataset = name.removeprefix("coldstart-")
+        if dataset not in _DATASETS:
+            continue
         known = (paper_result(dataset, "uncoded", None), paper_result(dataset, "coded", 0.1))
         hours = [result[0] for result in known if result is not None]
+        experiment = experiments[name]
         assert experiment.training.target is not None
         target = experiment.training.target
         figure = cold_start_figure(curves(directory), experiment.title, target, hours)
-        save_pictures(figure, job.out / f"coldstart-{dataset}")
+        save_pictures(figure, job.out / name)
         wrote(directory.write_text("report.html", render_report(directory)))
-        found += _patches(job, dataset, target)
     if not job.quiet:
         results.print(outcome_view(found, results.width))
     return {"rows": outcome_rows(found)}
 
 
-def _patches(job: Reproduction, dataset: str, papers_target: float) -> list[Outcome]:
-    """Run the schemes on features of patches: to a target of their own, and to the paper's.
+def _cold_starts(job: Reproduction, dataset: str) -> dict[str, Experiment]:
+    """Return all schemes, and on features of patches those that pay for them.
 
-    Fewer features shorten the set-up, and suffice for the paper's target.
+    With patches they train to a target of their own, and with fewer of them to the paper's: fewer
+    features shorten the set-up, and suffice for it.
     """
-    fewer = {"features.n_components": _FEWER_PATCHES, "training.target": papers_target}
-    found = []
-    for name, changes in (
-        (f"coldstart-patches-{dataset}", {}),
-        (f"coldstart-few-{dataset}", fewer),
-    ):
-        experiment = job.built_in(f"coldstart-patches-{dataset}", changes)
-        found += outcomes(job.run(name, experiment))
-    return found
+    first, patches = job.built_in(f"coldstart-{dataset}"), f"coldstart-patches-{dataset}"
+    fewer = {
+        "features.n_components": _FEWER_PATCHES,
+        "training.target": first.training.target,
+    }
+    return {
+        f"coldstart-{dataset}": first,
+        patches: job.built_in(patches),
+        f"coldstart-few-{dataset}": job.built_in(patches, fewer),
+    }
 
 
 def robustness(job: Reproduction) -> dict[str, Any]:
@@ -148,44 +153,50 @@ def robustness(job: Reproduction) -> dict[str, Any]:
 
     A plan is kept, follows the clients, or knew it all before: what is lost is lost to the last.
     """
-    rows = []
-    for dataset in [job.dataset] if job.dataset else _DATASETS:
-        for scheme, replan, epochs, hours in _ROBUST:
-            for delays, slower in _DELAYS.items():
-                changes = {"training.epochs": epochs, **slower}
-                name = f"robustness-{dataset}-{scheme['name']}-{delays.replace(' ', '-')}"
-                kept, following = scheme | {"replan": 0}, scheme | {"replan": replan}
-                both = job.built_in(
-                    f"coldstart-{dataset}", changes | {"schemes": [kept, following]}
-                )
-                found = dict(zip(("kept", "follows"), _by_setting(job, name, both), strict=True))
-                best = "kept"
-                if delays != _RIGHT:
-                    changes |= {"schemes": [kept], "fleet.foreseen": True}
-                    known = job.built_in(f"coldstart-{dataset}", changes)
-                    (found["foreseen"],) = _by_setting(job, f"{name}-foreseen", known)
-                    best = "foreseen"
-                for hour in hours:
-                    at = {how: median_of_all([one.at(hour) for one in found[how]]) for how in found}
-                    rows += [
-                        {
-                            "dataset": dataset,
-                            "scheme": scheme["name"],
-                            "delays": delays,
-                            "plan": how,
-                            "hours": hour,
-                            "metric": reached,
-                            "points_lost": _points_lost(at[best], reached),
-                        }
-                        for how, reached in at.items()
-                    ]
+    datasets = [job.dataset] if job.dataset else list(_DATASETS)
+    cases = list(product(datasets, _ROBUST, _DELAYS))
+    experiments: dict[str, Experiment] = {}
+    for case in cases:
+        experiments |= _robust(job, *case)
+    runs, rows = job.run(experiments), []
+    for dataset, (scheme, replan, epochs, hours), delays in cases:
+        names = list(_robust(job, dataset, (scheme, replan, epochs, hours), delays))
+        by_setting = [own for name in names for own in _by_setting(runs[name], experiments[name])]
+        found = dict(zip(("kept", "follows", "foreseen"), by_setting, strict=False))
+        best = "foreseen" if "foreseen" in found else "kept"
+        for hour in hours:
+            at = {how: median_of_all([one.at(hour) for one in found[how]]) for how in found}
+            rows += [
+                {
+                    "dataset": dataset,
+                    "scheme": scheme["name"],
+                    "delays": delays,
+                    "plan": how,
+                    "hours": hour,
+                    "metric": reached,
+                    "points_lost": _points_lost(at[best], reached),
+                }
+                for how, reached in at.items()
+            ]
     return job.show(rows)
 
 
-def _by_setting(job: Reproduction, name: str, experiment: Experiment) -> list[list[Curve]]:
-    """Run an experiment; return the curves of each setting, one for every seed."""
-    every = curves(job.run(name, experiment))
-    return [[curve for curve in every if curve.cell == cell.id] for cell in cells(experiment)]
+def _robust(job: Reproduction, dataset: str, case: Robust, delays: str) -> dict[str, Experiment]:
+    """Return a scheme that keeps its plan and that follows, and one that knew the delays."""
+    scheme, replan, epochs, _ = case
+    changes = {"training.epochs": epochs, **_DELAYS[delays]}
+    name = f"robustness-{dataset}-{scheme['name']}-{delays.replace(' ', '-')}"
+    kept, following = scheme | {"replan": 0}, scheme | {"replan": replan}
+    both = job.built_in(f"coldstart-{dataset}", changes | {"schemes": [kept, following]})
+    if delays == _RIGHT:
+        return {name: both}
+    known = changes | {"schemes": [kept], "fleet.foreseen": True}
+    return {name: both, f"{name}-foreseen": job.built_in(f"coldstart-{dataset}", known)}
+
+
+def _by_setting(directory: RunDirectory, experiment: Experiment) -> list[list[Curve]]:
+    every = curves(directory)
+    return [[one for one in every if one.cell == cell.id] for cell in cells(experiment)]
 
 
 def _points_lost(right: float | None, reached: float | None) -> float | None:
@@ -194,11 +205,14 @@ def _points_lost(right: float | None, reached: float | None) -> float | None:
 
 def quality(job: Reproduction) -> dict[str, Any]:
     """Count the rounds until the objective is within 1% of exact ridge's, with a third late."""
-    rows = []
-    for dataset in _DATASETS:
-        experiment = job.built_in(f"coldstart-{dataset}", {"schemes": list(_EXACT)})
+    changes, rows = {"schemes": list(_EXACT)}, []
+    experiments = {
+        f"quality-{dataset}": job.built_in(f"coldstart-{dataset}", changes) for dataset in _DATASETS
+    }
+    for name, directory in job.run(experiments).items():
+        experiment, dataset = experiments[name], name.removeprefix("quality-")
         newton, one_shot = cells(experiment)
-        every = curves(job.run(f"quality-{dataset}", experiment))
+        every = curves(directory)
         exact = {curve.seed: curve for curve in every if curve.cell == one_shot.id}
         rows += [
             {"dataset": dataset} | _quality(curve, exact[curve.seed], experiment.fleet.clients)
@@ -227,14 +241,14 @@ def _quality(curve: Curve, exact: Curve, clients: int) -> dict[str, Any]:
 
 def settings(job: Reproduction) -> dict[str, Any]:
     """Run all schemes in three settings that nobody tuned for."""
+    experiments = {f"setting-{name}": job.built_in(f"setting-{name}") for name in _SETTINGS}
     document = {}
-    for name in _SETTINGS:
-        experiment = job.built_in(f"setting-{name}")
-        found = outcomes(job.run(f"setting-{name}", experiment))
+    for name, directory in job.run(experiments).items():
+        found = outcomes(directory)
         if not job.quiet:
-            results.print(Text(f"\n{experiment.title}", style="bold"))
+            results.print(Text(f"\n{experiments[name].title}", style="bold"))
             results.print(outcome_view(found, results.width))
-        document[name] = outcome_rows(found)
+        document[name.removeprefix("setting-")] = outcome_rows(found)
     return {"settings": document}
 
 

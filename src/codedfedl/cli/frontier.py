@@ -100,14 +100,15 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
     changes: Mapping[str, Any] = FLEETS[fleet] | DATASETS[dataset]
     full = fleet == "paper" and dataset in _IN_FULL
     name = dataset if dataset != _DIAMONDS else _diamonds(job)
-    runs = []
-    for experiment in _FULL if full else ("frontier-short",):
-        own: dict[str, Any] = {"data.name": name, **changes}
-        if dataset not in _IN_FULL:
-            own |= {"training.target": None}
-        folder = f"{experiment}-{fleet}-{dataset}"
-        runs += outcomes(job.run(folder, job.built_in(experiment, own)))
-    return places(fleet, runs)
+    own: dict[str, Any] = {"data.name": name, **changes}
+    if dataset not in _IN_FULL:
+        own |= {"training.target": None}
+    experiments = {
+        f"{experiment}-{fleet}-{dataset}": job.built_in(experiment, own)
+        for experiment in (_FULL if full else ("frontier-short",))
+    }
+    runs = job.run(experiments).values()
+    return places(fleet, [outcome for run in runs for outcome in outcomes(run)])
 
 
 def _diamonds_file(job: Reproduction) -> Path:

@@ -77,11 +77,11 @@ def save_pictures(figure: Any, stem: Path) -> list[Path]:
 
 @contextmanager
 def with_resume_hint(run: Path, resumes: bool) -> Iterator[None]:
-    """Say how to continue a run that is interrupted."""
+    """Say how to continue a run, or a folder of runs, that is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
-        if (run / "config.toml").is_file():
+        if any(run.glob("config.toml")) or any(run.glob("*/config.toml")):
             again = "the same command" if resumes else "the same command and --resume"
             messages.print(f"stopped: {run} is kept; continue with {again}", soft_wrap=True)
         raise

@@ -5,9 +5,9 @@ from typing import Any
 
 from codedfedl.cli.beyond import BEYOND, Reproduction
 from codedfedl.cli.frontier import frontier
-from codedfedl.cli.output import progress, results, save_pictures, with_resume_hint, wrote
+from codedfedl.cli.output import progress, results, save_pictures, wrote
 from codedfedl.cli.private import private
-from codedfedl.cli.running import run_experiment
+from codedfedl.cli.running import run_experiments
 from codedfedl.experiments import built_in
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
@@ -57,11 +57,9 @@ def reproduce_paper(
     if item in ("fig1", "all"):
         document |= _fig1(client, out, quiet=as_json)
     found: list[Outcome] = []
-    for name in _DATASETS[item]:
-        directory = RunDirectory(out / name)
-        experiment = built_in(f"table1-{name}", {"seeds": list(range(seeds))})
-        with with_resume_hint(directory.path, resumes=True):
-            run_experiment(experiment, directory, data, device, resume=True)
+    changes = {"seeds": list(range(seeds))}
+    experiments = {name: built_in(f"table1-{name}", changes) for name in _DATASETS[item]}
+    for name, directory in run_experiments(experiments, out, data, device).items():
         found += outcomes(directory)
         _draw_curves(directory, out / _FIGURES[name])
     if found:

@@ -21,15 +21,14 @@ def private(job: Reproduction) -> dict[str, Any]:
     from codedfedl.report.html import render_report
     from codedfedl.report.price import price_figure
 
+    every = {f"private-{dataset}": job.built_in(f"private-{dataset}") for dataset in _DATASETS}
+    experiments = {name: one for name, one in every.items() if job.has(one.data.name)}
+    skipped = [name.removeprefix("private-") for name in every if name not in experiments]
     found: list[Outcome] = []
     rows: list[dict[str, Any]] = []
-    panels, skipped = [], []
-    for dataset in _DATASETS:
-        experiment = job.built_in(f"private-{dataset}")
-        if not job.has(experiment.data.name):
-            skipped.append(dataset)
-            continue
-        directory = job.run(f"private-{dataset}", experiment)
+    panels = []
+    for name, directory in job.run(experiments).items():
+        experiment = experiments[name]
         some = outcomes(directory)
         found += some
         rows += _rows(some)

@@ -27,6 +27,7 @@ from codedfedl.runs.overrides import parse_overrides
 from codedfedl.simulation.progress import Progress, Watch, silent
 from codedfedl.simulation.replay import replay as replay_federation
 from codedfedl.simulation.run import simulate
+from codedfedl.simulation.side_by_side import Job, simulate_all
 from codedfedl.tracking import open_tracker
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "replay",
     "run_and_report",
     "run_experiment",
+    "run_experiments",
     "set_options",
     "tracked_by",
 ]
@@ -126,6 +128,17 @@ def run_experiment(
             watch=watch,
             **asdict(workers),
         )
+
+
+def run_experiments(
+    experiments: Mapping[str, Experiment], out: Path, data: str | None, device: str
+) -> dict[str, RunDirectory]:
+    """Run experiments, each in its folder of `out`, or continue them; show how far they are."""
+    found = {name: RunDirectory(out / name) for name in experiments}
+    jobs = [Job(experiment, found[name]) for name, experiment in experiments.items()]
+    with with_resume_hint(out, resumes=True), watched() as watch:
+        simulate_all(jobs, watch, data=data, device=device)
+    return found
 
 
 @contextmanager

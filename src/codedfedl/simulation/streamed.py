@@ -5,9 +5,7 @@ rows that were last embedded ahead. Every use costs the embedding again: schemes
 client works on few points, or once, pay little for it.
 """
 
-import os
 from collections.abc import Iterator, Sequence
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy.typing as npt
 
 from codedfedl._types import IntArray
 from codedfedl.learning.features import FeatureMap
+from codedfedl.simulation.memory import memory
 
 __all__ = ["POINTS_AT_ONCE", "Streamed", "ahead", "too_large"]
 
@@ -114,12 +113,4 @@ def _rows(starts: IntArray, counts: IntArray) -> IntArray:
 
 def too_large(points: int, features: int) -> bool:
     """Whether the features of so many points take too much of this machine's memory."""
-    return 4.0 * points * features > _SHARE * _memory()
-
-
-def _memory() -> float:
-    """Return the bytes of this machine's memory; ∞ where the system does not say."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return inf
+    return 4.0 * points * features > _SHARE * memory()

@@ -26,18 +26,23 @@ from codedfedl.simulation.threads import set_threads, usable_threads
 from codedfedl.simulation.units import Unit
 
 __all__ = [
+    "SECONDS_BETWEEN_MESSAGES",
     "Future",
+    "Instructions",
     "Message",
     "Order",
+    "StoppedError",
     "Workers",
     "check_workers",
+    "here",
     "on_processes",
     "play_for",
     "played",
+    "processes",
     "threads_of",
 ]
 
-_SECONDS_BETWEEN_MESSAGES = 0.5
+SECONDS_BETWEEN_MESSAGES = 0.5
 _PATIENCE = 0.2  # seconds
 
 
@@ -48,6 +53,18 @@ class Order:
     units: Sequence[Unit]
     device: str
     threads: int | None
+
+
+class Instructions(Protocol):
+    """What every process has to know before it begins."""
+
+    @property
+    def device(self) -> str:
+        """Where its arrays are."""
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of its linear algebra."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +135,7 @@ def _part_of(checkpoint: Checkpoint, place: int) -> Checkpoint:
     return {key: value for key, value in checkpoint.items() if key.startswith(f"{place}/")}
 
 
-class _StoppedError(Exception):
+class StoppedError(Exception):
     """The run has been interrupted, and nobody waits for this unit."""
 
 
@@ -143,13 +160,13 @@ class _Sender:
     def tell(self, what: str, progress: Progress | None) -> None:
         """Remember it, and send it with the next message."""
         self._told.append((what, None if progress is None else on_host(progress)))
-        if time.monotonic() - self._sent > _SECONDS_BETWEEN_MESSAGES:
+        if time.monotonic() - self._sent > SECONDS_BETWEEN_MESSAGES:
             self.keep({})
 
     def keep(self, arrays: Checkpoint) -> None:
         """Send it."""
         if self.stopped():
-            raise _StoppedError
+            raise StoppedError
         self.send(pickle.dumps(Message(self.place, tuple(self._told), arrays)))
         self._told, self._sent = [], time.monotonic()
 
@@ -162,7 +179,7 @@ def play_for(
     stopped: Callable[[], bool],
 ) -> None:
     """Play a unit in a worker, as long as somebody waits for it."""
-    with suppress(_StoppedError):
+    with suppress(StoppedError):
         sender = _Sender(place, send, stopped)
         play(order.units[place], place, checkpoint, order.device, sender)
 
@@ -186,26 +203,43 @@ class _Pool:
 
 @contextmanager
 def on_processes(order: Order, jobs: int) -> Iterator[Workers]:
-    """Start so many processes; they end when this does, or when this process dies."""
+    """Start so many processes that play units."""
+    with processes(order, jobs, f"continue with --resume and fewer than {jobs} --jobs") as found:
+        yield _Pool(*found)
+
+
+@contextmanager
+def processes(
+    order: Instructions, jobs: int, remedy: str
+) -> Iterator[tuple[ProcessPoolExecutor, Any]]:
+    """Start so many processes; they end when this does, or when this process dies.
+
+    Gives them with the queue of what they send.
+    """
     context = get_context("spawn")  # a fork would copy the locks of the threads of this process
     queue, stop = context.Queue(), context.Event()
     executor = ProcessPoolExecutor(jobs, context, _begin, (order, queue, stop))
     try:
-        yield _Pool(executor, queue)
+        yield executor, queue
     except BrokenProcessPool:
         raise InputError(
-            f"a process of --jobs {jobs} was ended from outside, perhaps for want of memory: "
-            "continue with --resume and fewer --jobs"
+            f"one of {jobs} processes was ended from outside, perhaps for want of memory: {remedy}"
         ) from None
     finally:
         stop.set()
         executor.shutdown(cancel_futures=True)
 
 
-_here: tuple[Order, Any, Any] | None = None  # of a worker process: order, queue, stop
+_here: tuple[Any, Any, Any] | None = None  # of a worker process: order, queue, stop
 
 
-def _begin(order: Order, queue: Any, stop: Any) -> None:
+def here() -> tuple[Any, Any, Any]:
+    """Return what this process was started with: its order, the queue, and when to stop."""
+    assert _here is not None
+    return _here
+
+
+def _begin(order: Instructions, queue: Any, stop: Any) -> None:
     """Prepare a worker process."""
     global _here  # noqa: PLW0603
     _here = order, queue, stop
@@ -223,6 +257,5 @@ def _end_with_parent() -> None:
 
 
 def _play_here(place: int, checkpoint: Checkpoint) -> None:
-    assert _here is not None
-    order, queue, stop = _here
+    order, queue, stop = here()
     play_for(order, place, checkpoint, queue.put, stop.is_set)
