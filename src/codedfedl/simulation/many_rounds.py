@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ManyRounds", "Played"]
 
-_EPOCHS, _PARTS = 10, 3  # epochs that are prepared together, and how often before metrics are read
+_EPOCHS, _PARTS = 10, 4  # epochs that are prepared together, and how often before metrics are read
 _MODELS = 4000  # or fewer times, for so many models to be evaluated
 _COLUMNS = 2048  # of predictions at a time
 
