@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +132,7 @@ def main() -> None:
     print("scheme        clients    points  data s  features s  set-up s  first five s", end="")
     print("  ms a round  accuracy   GiB")
     for scheme in options.scheme:
+        seconds: dict[tuple[int, int], float] = {}
         for clients in options.clients:
             for points in options.points:
                 command = [sys.executable, "-m", "benchmarks.scale", "--one", "--scheme", scheme]
@@ -139,6 +141,7 @@ def main() -> None:
                 command += ["--streamed"] * options.streamed
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
                 found = json.loads(done.stdout)
+                seconds[clients, points] = found["round_ms"]
                 print(
                     f"{scheme:<12} {clients:>8,} {clients * points:>9,} "
                     f"{found['data_s'] + found['dealing_s']:>7.1f} {found['features_s']:>11.1f} "
@@ -146,6 +149,17 @@ def main() -> None:
                     f"{found['round_ms']:>11.1f} {found['accuracy']:>9.4f} {found['gib']:>5.1f}",
                     flush=True,
                 )
+        grows(scheme, seconds)
+
+
+def grows(scheme: str, seconds: Mapping[tuple[int, int], float]) -> None:
+    """Print the powers of clients and of points that fit a round's time best."""
+    sizes, times = np.log(np.array(list(seconds))), np.log(list(seconds.values()))
+    for k, name in enumerate(("clients", "points of each")):
+        if len(set(sizes[:, k])) > 1:
+            columns = np.column_stack([sizes, np.ones(len(sizes))])
+            power = np.linalg.lstsq(columns, times, rcond=None)[0][k]
+            print(f"{scheme}: a round takes as long as {name} to the power of {power:.2f}")
 
 
 if __name__ == "__main__":
