@@ -259,7 +259,7 @@ class Simulation:
         for one in played:
             one.setting.records += one.records()
         others = [setting for setting, _ in asked if setting not in ahead]
-        for _ in played[0].metrics:
+        for _ in played[0].metrics if others else ():
             self._play([(one, ask) for one in others if (ask := one.driver.ask()) is not None])
 
     def _inboxes(self, settings: Sequence[Setting], exchanges: Sequence[Exchange]) -> list[Inbox]:
