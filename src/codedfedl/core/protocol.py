@@ -7,6 +7,7 @@ runtime, simulated or real, decides one thing only: who arrived, and when.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -93,7 +94,7 @@ class Task:
         """Return the mini-batch of a round, both counted from 0."""
         return round_ % self.batches
 
-    @property
+    @cached_property
     def held(self) -> IntArray:
         """Points of every client in all mini-batches, shape (n,)."""
         return np.asarray(self.points.sum(0))

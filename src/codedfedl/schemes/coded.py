@@ -245,7 +245,7 @@ class Coded(Scheme):
         made, chosen = state.plans[batch], state.current[batch]
         gradient = Gradient(batch)
         if chosen is not made:
-            gradient = WeightedGradient(batch, answer_weights(made, chosen).tolist())
+            gradient = WeightedGradient(batch, answer_weights(made, chosen))
         server = self._server(state.task.points[batch])
         return Ask(
             gradient,

@@ -206,7 +206,7 @@ class CodedNewton(Scheme):
             return None
         least: Any = self.mixing
         if state.least is not None:
-            least = np.maximum(least, state.least).tolist()
+            least = np.maximum(least, state.least)
         wait = Until(state.plan.round_deadline)
         return Ask(Embedded(least), wait, combine=EACH, keep_late=True)
 

@@ -82,7 +82,7 @@ class FedNova(FedAvg):
 
     def _work(self, state: State, batch: int, size: float) -> Work:
         assert isinstance(state, NovaState)
-        return LocalDirection(batch, state.steps[batch].tolist(), size, state.task.ridge)
+        return LocalDirection(batch, state.steps[batch], size, state.task.ridge)
 
     def receive(self, state: State, inbox: Inbox) -> NovaState:
         """Go along the mean direction, for the mean number of steps of those who answered."""

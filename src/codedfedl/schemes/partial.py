@@ -88,7 +88,7 @@ class Partial(Scheme):
         chosen, points = state.plans[batch], state.task.points[batch]
         expected = np.maximum(chosen.loads * chosen.return_probabilities, 1e-300)
         weights = np.where(chosen.loads > 0, points / expected, 0.0)
-        work = WeightedGradient(batch, weights.tolist())
+        work = WeightedGradient(batch, weights)
         return Ask(work, Until(chosen.deadline), chosen.loads, model=state.question)
 
     def receive(self, state: PartialState, inbox: Inbox) -> PartialState:
