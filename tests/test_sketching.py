@@ -144,6 +144,27 @@ def test_late_rows_give_what_a_new_decomposition_gives(decomposed: int) -> None:
     same(late.excess(0.3, ridge), anew.excess(0.3, ridge))
 
 
+def test_sketches_that_grow_from_one_do_not_disturb_each_other() -> None:
+    """Rows to come share memory: whoever grows second, or anew from an old one, must copy."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((60, 5)), rng.standard_normal((60, 2))
+    first = Sketch.of(x[:20], y[:20])
+    one = first.with_rows(x[20:25], y[20:25])
+    other = first.with_rows(x[30:35], y[30:35])
+    longer = one.with_rows(x[25:30], y[25:30]).with_rows(x[50:], y[50:])
+    other = other.with_rows(x[35:40], y[35:40])
+    expected = {
+        first: [*range(20)],
+        one: [*range(25)],
+        other: [*range(20), *range(30, 40)],
+        longer: [*range(30), *range(50, 60)],
+    }
+    for sketch, rows in expected.items():
+        np.testing.assert_array_equal(sketch.features, x[rows])
+        np.testing.assert_allclose(sketch.late, x[rows[20:]] @ sketch.vectors, atol=1e-12)
+        np.testing.assert_allclose(sketch.rotated, x[rows] @ sketch.vectors, atol=1e-12)
+
+
 def test_many_ridges_on_late_rows_keep_each_its_own_update() -> None:
     x, y = _data(40, 8)
     late, anew = Sketch.of(x[:30], y[:30]).with_rows(x[30:], y[30:]), Sketch.of(x, y)

@@ -25,6 +25,24 @@ _INVERSES = 4  # that are kept: a step and its decrement need two
 _ALL = slice(None)
 
 
+class _Room:
+    """Memory for rows that are appended some at a time: those before are seldom copied."""
+
+    def __init__(self, rows: Array) -> None:
+        self._all = self._last = rows
+
+    def after(self, rows: Array, more: Array) -> Array:
+        """Return rows with more after them; the rows before stay valid."""
+        begin, end = rows.shape[0], rows.shape[0] + more.shape[0]
+        if rows is not self._last or end > self._all.shape[0]:
+            shape = (end + end // 4, more.shape[1])
+            self._all = array_namespace(more).empty(shape, dtype=more.dtype, device=device(more))
+            self._all[:begin, ...] = rows
+        self._all[begin:end, ...] = more
+        self._last = self._all[:end]
+        return self._last
+
+
 @dataclass(frozen=True, eq=False)
 class Sketch:
     """Parity and the spectrum of its Hessian, in float64.
@@ -43,6 +61,8 @@ class Sketch:
         Rows on which models are judged: all, or every second, third, … where there are enough.
     rotated : array of shape (n, q)
         X̃·V of these.
+    rooms
+        Memory behind `features`, `late` and `rotated`, for rows to come.
     """
 
     features: Array
@@ -52,29 +72,33 @@ class Sketch:
     late: Array
     judged: IntArray
     rotated: Array
+    rooms: "tuple[_Room, _Room, _Room]"
 
     @classmethod
     def of(cls, features: Array, targets: Array) -> "Sketch":
         """Decompose parity, or say what is wrong with it."""
         x, y = _checked(features, targets)
         values, vectors = array_namespace(x).linalg.eigh(x.T @ x)
+        values = np.maximum(to_host(values), 0.0)
         every = max(1, len(y) // _ENOUGH)
         judged, rotated = np.arange(0, len(y), every), x[::every] @ vectors
-        return cls(x, y, np.maximum(to_host(values), 0.0), vectors, x[:0], judged, rotated)
+        late = x[:0]
+        rooms = (_Room(x), _Room(late), _Room(rotated))
+        return cls(x, y, values, vectors, late, judged, rotated, rooms)
 
     def with_rows(self, features: Array, targets: Array) -> "Sketch":
         """Return the sketch of these rows too, by an update."""
         x, y = _checked(features, targets)
-        xp, late = array_namespace(x), x @ self.vectors
-        every = max(1, self.rows // _ENOUGH)
+        late, every = x @ self.vectors, max(1, self.rows // _ENOUGH)
         judged = self.rows + np.arange(0, len(y), every)
+        for_features, for_late, for_rotated = self.rooms
         return replace(
             self,
-            features=xp.concat([self.features, x]),
+            features=for_features.after(self.features, x),
             targets=np.concatenate([self.targets, y]),
-            late=xp.concat([self.late, late]),
+            late=for_late.after(self.late, late),
             judged=np.concatenate([self.judged, judged]),
-            rotated=xp.concat([self.rotated, late[::every]]),
+            rotated=for_rotated.after(self.rotated, late[::every]),
         )
 
     @property
