@@ -15,6 +15,7 @@ from codedfedl.simulation.progress import Watch
 __all__ = ["watched"]
 
 _FIRST = "reading data"
+_STEP = 5  # rounds until a bar moves
 
 
 @contextmanager
@@ -65,6 +66,7 @@ def _bar() -> Iterator[Watch]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=messages, transient=True) as bar:
         lines: dict[str, TaskID] = {_FIRST: bar.add_task(_FIRST, total=None)}
+        shown: dict[str, int] = {}
 
         def watch(what: str, progress: told.Progress | None) -> None:
             unit = told.unit_of(what)
@@ -77,7 +79,8 @@ def _bar() -> Iterator[Watch]:
                 lines[unit] = bar.add_task(what, total=None)
             if progress is None:
                 bar.update(lines[unit], description=what, total=None)
-            elif progress.round % 5 == 0 or progress.round == progress.rounds:
+            elif progress.round >= shown.get(unit, 0) + _STEP or progress.round == progress.rounds:
+                shown[unit] = progress.round
                 text = f"{what} · {_latest(progress)}"
                 bar.update(
                     lines[unit],
