@@ -64,7 +64,8 @@ def reproduce_command(
     piece has an interior optimum.
 
     fig2, fig3, table1: all schemes on MNIST and Fashion-MNIST, from sorted shards on the paper's
-    fleet. An interrupted run in --out is continued; a finished one is not run again.
+    fleet. An interrupted run in --out is continued; a finished one is not run again. Experiments of
+    one command run at the same time, one for each core.
 
     coldstart: every scheme's hours to the paper's accuracy with the set-up charged. robustness:
     accuracy at equal hours with clients slower than planned, where the plan is kept, follows them,
