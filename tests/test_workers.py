@@ -331,6 +331,8 @@ class TestSideBySide:
         jobs = [Job(experiment(), RunDirectory(tmp_path / name)) for name in ("one", "two")]
         with pytest.raises(KeyboardInterrupt):
             simulate_all(jobs, stop, data=None, device="cpu")
+        found = [job.directory.status.read() for job in jobs]  # one may not have begun
+        assert {one.error for one in found if one is not None} == {"interrupted"}
         simulate_all(jobs, Watcher(), data=None, device="cpu")
         for job in jobs:
             check_same_bits(job.directory, alone)

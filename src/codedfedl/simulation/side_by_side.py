@@ -14,7 +14,7 @@ from codedfedl.simulation.memory import memory
 from codedfedl.simulation.progress import Progress, Watch, on_host
 from codedfedl.simulation.run import simulate
 from codedfedl.simulation.threads import usable_threads
-from codedfedl.simulation.workers import SECONDS_BETWEEN_MESSAGES, StoppedError, here, processes
+from codedfedl.simulation.workers import SECONDS_BETWEEN_MESSAGES, here, processes
 
 __all__ = ["Job", "simulate_all"]
 
@@ -99,15 +99,15 @@ def _run_here(place: int) -> None:
 
     def keep(what: str, progress: Progress | None) -> None:
         nonlocal sent
-        if stop.is_set():
-            raise StoppedError
+        if stop.is_set():  # the first process was interrupted, and so is this
+            raise KeyboardInterrupt
         waiting.append((what, None if progress is None else on_host(progress)))
         if progress is None or time.monotonic() - sent > SECONDS_BETWEEN_MESSAGES:
             queue.put(tuple(waiting))
             waiting.clear()
             sent = time.monotonic()
 
-    with suppress(StoppedError):
+    with suppress(KeyboardInterrupt):
         _run(order, order.jobs[place], partial(_tell, keep, order.jobs[place]))
         queue.put(tuple(waiting))
 

@@ -31,7 +31,6 @@ __all__ = [
     "Instructions",
     "Message",
     "Order",
-    "StoppedError",
     "Workers",
     "check_workers",
     "here",
@@ -135,7 +134,7 @@ def _part_of(checkpoint: Checkpoint, place: int) -> Checkpoint:
     return {key: value for key, value in checkpoint.items() if key.startswith(f"{place}/")}
 
 
-class StoppedError(Exception):
+class _StoppedError(Exception):
     """The run has been interrupted, and nobody waits for this unit."""
 
 
@@ -166,7 +165,7 @@ class _Sender:
     def keep(self, arrays: Checkpoint) -> None:
         """Send it."""
         if self.stopped():
-            raise StoppedError
+            raise _StoppedError
         self.send(pickle.dumps(Message(self.place, tuple(self._told), arrays)))
         self._told, self._sent = [], time.monotonic()
 
@@ -179,7 +178,7 @@ def play_for(
     stopped: Callable[[], bool],
 ) -> None:
     """Play a unit in a worker, as long as somebody waits for it."""
-    with suppress(StoppedError):
+    with suppress(_StoppedError):
         sender = _Sender(place, send, stopped)
         play(order.units[place], place, checkpoint, order.device, sender)
 
