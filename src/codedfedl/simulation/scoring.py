@@ -9,7 +9,7 @@ all predictions is the naive twin. What is closer than float32 can tell is decid
 that the accuracy depends on the model alone, and not on which rounds are scored together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
 from codedfedl._types import IntArray, Mask
-from codedfedl.simulation.evaluate import stacked_predictions
 from codedfedl.simulation.problem import Problem
 
 __all__ = ["Scores"]
@@ -39,7 +38,7 @@ class _Scored:
     ----------
     right : array of shape (points,)
         Whether the largest prediction is that of the point's class.
-    leads : array of shape (points, c)
+    leads : array of shape (c, points)
         Of the point's class over each, relative to ‖x‖; ∞ over itself.
     """
 
@@ -50,11 +49,11 @@ class _Scored:
     @classmethod
     def joined(cls, parts: Sequence["_Scored"]) -> "_Scored":
         """Return the same model on all these points."""
-        right, leads = ([one.right for one in parts], [one.leads for one in parts])
-        return cls(parts[0].model, np.concatenate(right), np.concatenate(leads))
+        right = np.concatenate([one.right for one in parts])
+        return cls(parts[0].model, right, np.concatenate([one.leads for one in parts], axis=1))
 
     def __getitem__(self, points: IntArray) -> "_Scored":
-        return _Scored(self.model, self.right[points], self.leads[points])
+        return _Scored(self.model, self.right[points], self.leads[:, points])
 
     @property
     def count(self) -> int:
@@ -89,7 +88,7 @@ class Scores:
         norms = np.sqrt(np.einsum("pq,pq->p", features, features))
         self.norms = np.maximum(norms, np.float32(1e-30))
         self.products = 0.0
-        self._copies = np.empty_like(features)  # of some points: new memory is slow
+        self._copies = np.empty_like(features[:_CHUNK])  # of some points: new memory is slow
         self._last: dict[str, _Scored] = {}
 
     def accuracies(self, models: Mapping[str, Sequence[Matrix]]) -> dict[str, list[float]]:
@@ -117,11 +116,12 @@ class Scores:
         """Count the right ones of some points for each model between two that are scored."""
         if not models:
             return np.zeros(0, dtype=np.int64)
-        slack = _slack([first.model, *models, last.model])[self.classes[points]]
-        right = (np.minimum(first.leads, last.leads) > slack).all(axis=1)
-        wrong = (np.maximum(first.leads, last.leads) < -slack).any(axis=1)
-        rest = np.flatnonzero(~(right | wrong))
-        if len(rest) <= _FEW * len(self.classes) or len(models) == 1:
+        slack = _slack([first.model, *models, last.model])[:, self.classes[points]]
+        right = (np.minimum(first.leads, last.leads) > slack).all(axis=0)
+        wrong = (np.maximum(first.leads, last.leads) < -slack).any(axis=0)
+        rest, every = np.flatnonzero(~(right | wrong)), len(self.classes)
+        halved = len(points) == every or len(rest) <= len(points) / 2  # what helped, or may help
+        if len(models) == 1 or len(rest) <= _FEW * every or not halved:
             return np.asarray(self._each(models, points[rest]) + right.sum())
         half = len(models) // 2
         (middle,) = self._score([models[half]], points[rest])
@@ -134,32 +134,31 @@ class Scores:
 
     def _each(self, models: Sequence[Matrix], points: IntArray) -> Counts:
         """Count the right ones of some points for each model, by scoring them."""
-        if not len(points):
-            return np.zeros(len(models), dtype=np.int64)
-        right = self._right(self._predictions(models, points), models, points)
-        return np.asarray(right.sum(axis=0))
+        found = np.zeros(len(models), dtype=np.int64)
+        for some in _chunks(points):
+            predictions = self._predictions(models, some)
+            found += self._right(predictions, models, some).sum(axis=1)
+        return found
 
     def _scored(self, models: Mapping[str, Matrix]) -> dict[str, _Scored]:
-        """Score every point with each model, some points at a time."""
-        if not models:
-            return {}
-        every, some = np.arange(len(self.classes)), list(models.values())
-        starts = range(0, len(every), _CHUNK)
-        parts = [self._score(some, every[start : start + _CHUNK]) for start in starts]
-        return dict(zip(models, map(_Scored.joined, zip(*parts, strict=True)), strict=True))
+        """Score every point with each model."""
+        scored = self._score(list(models.values()), np.arange(len(self.classes))) if models else []
+        return dict(zip(models, scored, strict=True))
 
     def _score(self, models: Sequence[Matrix], points: IntArray) -> list[_Scored]:
         """Score some points with each of some models."""
-        predictions = self._predictions(models, points)
-        right = self._right(predictions, models, points)
-        own = self.classes[points, None, None]
-        leads = np.take_along_axis(predictions, own, axis=2) - predictions
-        leads /= self.norms[points, None, None]
-        np.put_along_axis(leads, own, np.inf, axis=2)
-        return [_Scored(model, right[:, m], leads[:, m]) for m, model in enumerate(models)]
+        parts = []
+        for some in _chunks(points):
+            predictions, place = self._predictions(models, some), np.arange(len(some))
+            right = self._right(predictions, models, some)
+            own = predictions[:, self.classes[some], place]
+            leads = (own[:, None] - predictions) / self.norms[some]
+            leads[:, self.classes[some], place] = np.inf
+            parts.append([_Scored(*one) for one in zip(models, right, leads, strict=True)])
+        return [_Scored.joined(own_parts) for own_parts in zip(*parts, strict=True)]
 
     def _predictions(self, models: Sequence[Matrix], points: IntArray) -> Matrix:
-        """Return the predictions of each model, shape (points, models, c)."""
+        """Return the predictions of each model, shape (models, c, points)."""
         self.products += len(models) * len(points) / len(self.classes)
         first, last = int(points[0]), int(points[-1])
         if last - first + 1 == len(points):  # neighbours need no copy
@@ -167,20 +166,27 @@ class Scores:
         else:
             features = self._copies[: len(points)]
             np.take(self.features, points, axis=0, out=features, mode="clip")
-        return np.asarray(stacked_predictions(features, models))
+        product = np.concatenate(models, axis=1).T @ features.T
+        return product.reshape(len(models), -1, len(points))
 
     def _right(self, predictions: Matrix, models: Sequence[Matrix], points: IntArray) -> Mask:
-        """Return whether the largest prediction is that of the class, shape (points, models)."""
-        labels = predictions.argmax(axis=2)
+        """Return whether the largest prediction is that of the class, shape (models, points)."""
         lengths = np.array([_lengths(model).max() for model in models], dtype=np.float32)
-        doubt = 2 * _ROUNDING * self.norms[points, None] * lengths
-        top = predictions.max(axis=2)
-        tied = (predictions >= (top - doubt)[:, :, None]).sum(axis=2) > 1
-        for m in np.flatnonzero(tied.any(axis=0)).tolist():
-            some = np.flatnonzero(tied[:, m])
-            exact = self.features[points[some]].astype(np.float64) @ models[m].astype(np.float64)
-            labels[some, m] = exact.argmax(axis=1)
-        return np.asarray(labels == self.classes[points, None])
+        top = predictions.max(axis=1)
+        doubt = 2 * _ROUNDING * lengths[:, None] * self.norms[points]
+        close = (predictions >= (top - doubt)[:, None]).sum(axis=1, dtype=np.int8)
+        right = predictions[:, self.classes[points], np.arange(len(points))] == top
+        for m in np.flatnonzero((close != 1).any(axis=1)).tolist():  # ties, and what is not finite
+            some = points[close[m] != 1]
+            exact = self.features[some].astype(np.float64) @ models[m].astype(np.float64)
+            right[m, close[m] != 1] = exact.argmax(axis=1) == self.classes[some]
+        return np.asarray(right)
+
+
+def _chunks(points: IntArray) -> Iterator[IntArray]:
+    """Yield some points at a time: their predictions stay in the cache."""
+    for start in range(0, len(points), _CHUNK):
+        yield points[start : start + _CHUNK]
 
 
 def _slack(models: Sequence[Matrix]) -> Matrix:
