@@ -69,6 +69,14 @@ def test_a_path_that_is_almost_straight_needs_few_predictions() -> None:
     assert scores.products < 0.2 * ROUNDS
 
 
+def test_a_wild_path_needs_hardly_more_predictions_than_there_are() -> None:
+    rng = np.random.default_rng(0)
+    features, classes = _points(rng)
+    scores = Scores(features, classes)
+    _in_spans(scores, {"a": _path(rng, ROUNDS, 0.0, 1.0)}, 20)
+    assert 0.9 * ROUNDS < scores.products < 1.1 * ROUNDS
+
+
 def test_settings_may_come_and_go() -> None:
     rng = np.random.default_rng(0)
     features, classes = _points(rng)

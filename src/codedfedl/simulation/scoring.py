@@ -23,6 +23,8 @@ __all__ = ["Scores"]
 
 _LEAST = 1 << 20  # numbers: fewer are scored in no time
 _CHUNK = 2048  # points whose predictions are in the cache at one time
+_MUCH = 1 / 2  # of all predictions: a path along which so many were needed bends
+_COPY = 4  # models with which a point can be scored in the time that it takes to copy it
 _FEW = 1 / 8  # of all points: so many are scored in every round rather than sorted out further
 _ROUNDING = 1e-5  # of ‖x‖·‖β‖: more than a float32 product is off
 
@@ -90,6 +92,7 @@ class Scores:
         self.products = 0.0
         self._copies = np.empty_like(features[:_CHUNK])  # of some points: new memory is slow
         self._last: dict[str, _Scored] = {}
+        self._bends: dict[str, bool] = {}
 
     def accuracies(self, models: Mapping[str, Sequence[Matrix]]) -> dict[str, list[float]]:
         """Return the accuracies of each setting's models, which are those of successive rounds."""
@@ -102,8 +105,10 @@ class Scores:
         ends = {key: span[-1] for key, span in spans.items() if span}
         every = np.arange(len(self.classes))
         for key, last in self._scored(ends).items():
-            between = self._between(self._last[key], spans[key][:-1], last, every)
-            right[key] += [*between.tolist(), last.count]
+            first, between, before = self._last[key], spans[key][:-1], self.products
+            counts = self._between(first, between, last, every, bends=self._bends.get(key, False))
+            self._bends[key] = self.products - before > _MUCH * len(between)
+            right[key] += [*counts.tolist(), last.count]
             self._last[key] = last
         return {
             key: (np.array(counts, dtype=np.float32) / np.float32(len(every))).tolist()
@@ -111,24 +116,32 @@ class Scores:
         }
 
     def _between(
-        self, first: _Scored, models: Sequence[Matrix], last: _Scored, points: IntArray
+        self,
+        first: _Scored,
+        models: Sequence[Matrix],
+        last: _Scored,
+        points: IntArray,
+        *,
+        bends: bool,
     ) -> Counts:
-        """Count the right ones of some points for each model between two that are scored."""
+        """Count the right ones of some points for each model between two that are scored.
+
+        Where the path `bends` too much for many of them, nothing is tried but to score them all.
+        """
         if not models:
             return np.zeros(0, dtype=np.int64)
         slack = _slack([first.model, *models, last.model])[:, self.classes[points]]
         right = (np.minimum(first.leads, last.leads) > slack).all(axis=0)
         wrong = (np.maximum(first.leads, last.leads) < -slack).any(axis=0)
-        rest, every = np.flatnonzero(~(right | wrong)), len(self.classes)
-        halved = len(points) == every or len(rest) <= len(points) / 2  # what helped, or may help
-        if len(models) == 1 or len(rest) <= _FEW * every or not halved:
+        rest, few = np.flatnonzero(~(right | wrong)), _FEW * len(self.classes)
+        if len(models) == 1 or len(rest) <= few or (bends and len(rest) > len(points) / 2):
             return np.asarray(self._each(models, points[rest]) + right.sum())
         half = len(models) // 2
         (middle,) = self._score([models[half]], points[rest])
         parts = (
-            self._between(first[rest], models[:half], middle, points[rest]),
+            self._between(first[rest], models[:half], middle, points[rest], bends=bends),
             [middle.count],
-            self._between(middle, models[half + 1 :], last[rest], points[rest]),
+            self._between(middle, models[half + 1 :], last[rest], points[rest], bends=bends),
         )
         return np.asarray(np.concatenate(parts) + right.sum())
 
@@ -160,14 +173,14 @@ class Scores:
     def _predictions(self, models: Sequence[Matrix], points: IntArray) -> Matrix:
         """Return the predictions of each model, shape (models, c, points)."""
         self.products += len(models) * len(points) / len(self.classes)
-        first, last = int(points[0]), int(points[-1])
-        if last - first + 1 == len(points):  # neighbours need no copy
-            features = self.features[first : last + 1]
-        else:
-            features = self._copies[: len(points)]
+        span, count = slice(int(points[0]), int(points[-1]) + 1), len(models)
+        features, places = self.features[span], points - span.start
+        if len(features) * count > len(points) * (count + _COPY):  # many others are between them
+            features, places = self._copies[: len(points)], np.arange(len(points))
             np.take(self.features, points, axis=0, out=features, mode="clip")
         product = np.concatenate(models, axis=1).T @ features.T
-        return product.reshape(len(models), -1, len(points))
+        predictions = product.reshape(count, -1, len(features))
+        return predictions if len(features) == len(points) else predictions[:, :, places]
 
     def _right(self, predictions: Matrix, models: Sequence[Matrix], points: IntArray) -> Mask:
         """Return whether the largest prediction is that of the class, shape (models, points)."""
