@@ -135,6 +135,17 @@ def test_plans_that_share_a_dense_code_get_what_each_gets_alone(
         np.testing.assert_allclose(own[0], expected, rtol=0, atol=1e-5)
 
 
+def test_a_plan_with_more_rows_may_leave_all_clients_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where everybody surely answers, its weights are 0; another plan needs the first rows."""
+    monkeypatch.setattr(dense_codes, "_ENTRIES", 40)
+    monkeypatch.setattr(dense_codes, "_WIDE", 1)
+    part = np.random.default_rng(0).standard_normal((10, 3))
+    uses = [Use(6, [np.ones(10)]), Use(30, [np.zeros(10)])]
+    (few,), (many,) = Code().mix_all([part], uses, [_stream(0)])
+    np.testing.assert_allclose(few, Code().mix([part], np.ones(10), 6, _stream(0))[0], atol=1e-6)
+    np.testing.assert_array_equal(many, np.zeros((30, 3)))
+
+
 @pytest.mark.parametrize("name", ["gaussian", "sign"])
 def test_a_dense_code_of_fewer_rows_is_the_beginning_of_one_with_more(name: str) -> None:
     code = Code(name)

@@ -114,3 +114,13 @@ def test_a_model_that_diverged_has_an_accuracy_too() -> None:
     with np.errstate(invalid="ignore"):
         found = Scores(features, classes).accuracies({"a": models})["a"]
         assert found == [_naive(features, classes, model) for model in models]
+
+
+def test_ties_among_very_many_classes() -> None:
+    """257 columns that are alike: more than eight bits can count."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((50, 4)).astype(np.float32)
+    classes = np.zeros(50, dtype=np.int64)
+    classes[25:] = 256
+    model = np.repeat(rng.standard_normal((4, 1)), 257, axis=1).astype(np.float32)
+    assert Scores(features, classes).accuracies({"a": [model]})["a"] == [0.5]

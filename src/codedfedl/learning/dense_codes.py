@@ -111,6 +111,8 @@ def _add(
         using = [k for k, use in enumerate(uses) if use.rows > first]
         shares = np.stack([factors[k] / np.sqrt(uses[k].rows) for k in using])
         there = np.flatnonzero(shares.any(axis=0))
+        if not len(there):  # the plans with so many rows leave these clients out
+            break
         for p, part in enumerate(parts):
             entries, some = beside(block, part), products[p][: len(there), : len(block)]
             for place, g in enumerate(there.tolist()):
@@ -135,7 +137,7 @@ def _empty(like: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _rows(part: Array, order: IntArray) -> Array:
-    """Return some rows of a matrix; no copy of all of them."""
+    """Return some rows of a matrix, without a copy where these are all."""
     if len(order) == part.shape[0] and (np.diff(order) == 1).all():
         return part
     xp = array_namespace(part)

@@ -23,7 +23,7 @@ __all__ = ["Scores"]
 
 _LEAST = 1 << 20  # numbers: fewer are scored in no time
 _CHUNK = 2048  # points whose predictions are in the cache at one time
-_MUCH = 1 / 2  # of all predictions: a path along which so many were needed bends
+_MUCH = 1 / 2  # share of all predictions: a path that needed more bends too much
 _COPY = 4  # models with which a point can be scored in the time that it takes to copy it
 _FEW = 1 / 8  # of all points: so many are scored in every round rather than sorted out further
 _ROUNDING = 1e-5  # of ‖x‖·‖β‖: more than a float32 product is off
@@ -187,7 +187,7 @@ class Scores:
         lengths = np.array([_lengths(model).max() for model in models], dtype=np.float32)
         top = predictions.max(axis=1)
         doubt = 2 * _ROUNDING * lengths[:, None] * self.norms[points]
-        close = (predictions >= (top - doubt)[:, None]).sum(axis=1, dtype=np.int8)
+        close = (predictions >= (top - doubt)[:, None]).sum(axis=1, dtype=np.int32)
         right = predictions[:, self.classes[points], np.arange(len(points))] == top
         for m in np.flatnonzero((close != 1).any(axis=1)).tolist():  # ties, and what is not finite
             some = points[close[m] != 1]
