@@ -36,8 +36,7 @@ _DELAYS: dict[str, dict[str, Any]] = {
     "slowest third 5 times slower": {"fleet.slower": 5.0, "fleet.slower_share": 0.3334},
 }
 _SPARSE = {"name": "coded", "redundancy": 0.1, "code": "sparse", "nonzeros": 32}
-Robust = tuple[dict[str, Any], int, int, tuple[float, ...]]
-_ROBUST: tuple[Robust, ...] = (
+_ROBUST: tuple[tuple[dict[str, Any], int, int, tuple[float, ...]], ...] = (
     # schemes, rounds after which they plan again, epochs, and the hours at which they are compared
     ({"name": "coded-newton", "hours": 3.0}, 10, 300, (1.0, 2.0, 3.0)),
     ({"name": "balanced"}, 10, 300, (2.0, 5.0, 8.0, 11.0)),
@@ -154,14 +153,12 @@ def robustness(job: Reproduction) -> dict[str, Any]:
     A plan is kept, follows the clients, or knew it all before: what is lost is lost to the last.
     """
     datasets = [job.dataset] if job.dataset else list(_DATASETS)
-    cases = list(product(datasets, _ROBUST, _DELAYS))
-    experiments: dict[str, Experiment] = {}
-    for case in cases:
-        experiments |= _robust(job, *case)
+    cases = {case: _robust(job, *case) for case in product(datasets, range(len(_ROBUST)), _DELAYS)}
+    experiments = {name: one for own in cases.values() for name, one in own.items()}
     runs, rows = job.run(experiments), []
-    for dataset, (scheme, replan, epochs, hours), delays in cases:
-        names = list(_robust(job, dataset, (scheme, replan, epochs, hours), delays))
-        by_setting = [own for name in names for own in _by_setting(runs[name], experiments[name])]
+    for (dataset, place, delays), own in cases.items():
+        scheme, _, _, hours = _ROBUST[place]
+        by_setting = [every for name in own for every in _by_setting(runs[name], own[name])]
         found = dict(zip(("kept", "follows", "foreseen"), by_setting, strict=False))
         best = "foreseen" if "foreseen" in found else "kept"
         for hour in hours:
@@ -181,9 +178,9 @@ def robustness(job: Reproduction) -> dict[str, Any]:
     return job.show(rows)
 
 
-def _robust(job: Reproduction, dataset: str, case: Robust, delays: str) -> dict[str, Experiment]:
+def _robust(job: Reproduction, dataset: str, place: int, delays: str) -> dict[str, Experiment]:
     """Return a scheme that keeps its plan and that follows, and one that knew the delays."""
-    scheme, replan, epochs, _ = case
+    scheme, replan, epochs, _ = _ROBUST[place]
     changes = {"training.epochs": epochs, **_DELAYS[delays]}
     name = f"robustness-{dataset}-{scheme['name']}-{delays.replace(' ', '-')}"
     kept, following = scheme | {"replan": 0}, scheme | {"replan": replan}
