@@ -9,7 +9,8 @@ matrix, or miss the same client, go through one matrix product.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
+from itertools import pairwise
 from operator import add
 
 import numpy as np
@@ -20,6 +21,7 @@ from codedfedl.arrays import Array
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
+from codedfedl.simulation.panels import Crew, times, transposed_times
 from codedfedl.simulation.stacked import Stacked
 from codedfedl.simulation.streamed import POINTS_AT_ONCE, Streamed, ahead
 from codedfedl.simulation.timeline import Assignment
@@ -34,7 +36,8 @@ __all__ = [
     "stacked_predictions",
 ]
 
-_LANES = 16  # columns that are multiplied at a time: a rest takes longer than zeros beside it
+_SHARES = 4  # of a product, for threads to take
+_LANES, _SPARE = 16, 2  # columns that are multiplied at a time, and zeros that fill them up
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +169,7 @@ class Evaluator:
         self.batches = batches
         self._asked: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}
         self.stacked = Stacked(batches)
+        self._crew = Crew()
 
     def gram(self) -> Quadratic:
         """Return the quadratic of all points there are."""
@@ -220,23 +224,37 @@ class Evaluator:
     def _one_by_one(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
         """Use as little arithmetic as possible: on a CPU, starting a product costs nothing."""
         models = [query.model for query in queries]
-        batch, columns = self.batches[queries[0].batch], models[0].shape[1]
+        batch, (q, columns) = self.batches[queries[0].batch], models[0].shape
         quadratics = [self._quadratic(query) for query in queries]
-        totals: list[Array] = [None] * len(queries)
-        for members in _grouped(quadratics):
-            shared = quadratics[members[0]]
-            product = shared.hessian @ _side_by_side([models[s] for s in members])
-            for place, s in enumerate(members):
-                totals[s] = product[:, _block(place, columns)] - shared.moment
+        groups = _grouped(quadratics)
+        rights = [_side_by_side([models[s] for s in members]) for members in groups]
+        products = [np.empty_like(right) for right in rights]
+        shares = [
+            partial(times, quadratics[members[0]].hessian[rows], right, product[rows])
+            for members, right, product in zip(groups, rights, products, strict=True)
+            for rows in _split(q, _SHARES)
+        ]
+        work = q * sum(right.size for right in rights)
+        totals = [-quadratic.moment for quadratic in quadratics]
         missing = np.flatnonzero(missed.any(axis=0))
-        ranges = [batch.offsets[missing]], [missed.max(axis=0)[missing]]
-        for group in ahead([batch.features], *ranges):
-            for j in missing[group].tolist():
-                members = np.flatnonzero(missed[:, j]).tolist()
-                loads = missed[members, j]
-                part = _stacked_gradients(batch, j, loads, [models[s] for s in members])
-                for place, s in enumerate(members):
-                    totals[s] = totals[s] - part[:, _block(place, columns)]
+        most = missed.max(axis=0)[missing]
+        for group in ahead([batch.features], [batch.offsets[missing]], [most]):
+            late = missing[group].tolist()
+            whose = [np.flatnonzero(missed[:, j]).tolist() for j in late]
+            clients = [
+                partial(_stacked_gradients, batch, j, missed[own, j], [models[s] for s in own])
+                for j, own in zip(late, whose, strict=True)
+            ]
+            work += 2 * q * columns * int(missed[:, late].sum())
+            parts = self._crew.each([*clients, *shares], work)[: len(late)]
+            shares, work = [], 0
+            for own, part in zip(whose, parts, strict=True):
+                for place, s in enumerate(own):
+                    totals[s] -= part[:, _block(place, columns)]
+        self._crew.each(shares, work)  # where nobody is missing
+        for members, product in zip(groups, products, strict=True):
+            for place, s in enumerate(members):
+                totals[s] += product[:, _block(place, columns)]
         return totals
 
     def _all_at_once(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
@@ -286,14 +304,20 @@ def _block(place: int, columns: int) -> slice:
     return slice(place * columns, (place + 1) * columns)
 
 
+def _split(count: int, parts: int) -> list[slice]:
+    """Cut 0, 1, …, count − 1 into parts of about the same size."""
+    ends = [count * part // parts for part in range(parts + 1)]
+    return [slice(first, end) for first, end in pairwise(ends) if first < end]
+
+
 def _side_by_side(models: Sequence[Array]) -> Array:
     """Return the models as the columns of one matrix, and columns of zeros where they save time."""
-    rows, columns = models[0].shape[0], sum(model.shape[1] for model in models)
-    spare = -columns % _LANES if is_numpy_array(models[0]) and columns % _LANES > _LANES / 2 else 0
-    if len(models) == 1 and not spare:
+    if len(models) == 1:
         return models[0]
+    rows, columns = models[0].shape[0], sum(model.shape[1] for model in models)
+    spare = -columns % _LANES if is_numpy_array(models[0]) else 0
     xp = array_namespace(models[0])
-    zeros = [xp.zeros((rows, spare), dtype=models[0].dtype)] if spare else []
+    zeros = [xp.zeros((rows, spare), dtype=models[0].dtype)] if 0 < spare <= _SPARE else []
     return xp.concat([*models, *zeros], axis=1)
 
 
@@ -302,12 +326,12 @@ def _stacked_gradients(
 ) -> Array:
     """Return a client's gradients for several models, each over its own load: (q, models·c)."""
     features, targets = batch.client(client, 0, int(loads.max()))
-    product = features @ _side_by_side(models)
+    product = times(features, _side_by_side(models))
     residuals = _of_each(product, models)
     residuals -= targets[:, None, :]
     if (loads < len(features)).any():
         residuals *= (np.arange(len(features))[:, None] < loads)[:, :, None]
-    return features.T @ product  # whose columns are the residuals
+    return transposed_times(features, product)  # whose columns are the residuals
 
 
 def stacked_predictions(features: Array, models: Sequence[Array]) -> Array:
