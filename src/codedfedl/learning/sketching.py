@@ -1,13 +1,14 @@
 """What a server learns from parity alone: a first model, its loss, and how far to trust both.
 
-Parity (X̃, Ỹ) of few rows has E[X̃ᵀX̃] = XᵀX. One eigendecomposition of X̃ᵀX̃ serves everything here:
-ridge regression for any ridge, its leave-one-out loss, and the preconditioner for any damping. Rows
-that come later are an update of it (Woodbury's identity), not another decomposition.
+Parity (X̃, Ỹ) of few rows has E[X̃ᵀX̃] = XᵀX. One decomposition X̃ᵀX̃ = Q·T·Qᵀ serves everything: ridge
+regression for any ridge, its leave-one-out loss, and the preconditioner for any damping. Rows that
+come later are an update of it (Woodbury's identity), not another decomposition.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -15,14 +16,19 @@ from array_api_compat import array_namespace, device
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.errors import InputError
+from codedfedl.learning.tridiagonal import Factor, Tridiagonal
 
 __all__ = ["Sketch"]
 
 _RIDGES = np.geomspace(1e-6, 1.0, 49)  # relative to the largest eigenvalue
-_ROWS = 4096  # of the parity, whose errors exist at one time
+_COARSE = 4  # every so many of them are tried first
 _ENOUGH = 8192  # rows, to estimate a mean of squares to √(2/8192), 1.6%
-_INVERSES = 4  # that are kept: a step and its decrement need two
+_EXACT = 512  # rows whose leverage is computed: the largest, which count most
+_DRAWS = 32  # of noise, to estimate that of the others
+_KEPT = 4  # factors and inverses: a step and its decrement need two
 _ALL = slice(None)
+
+T = TypeVar("T")
 
 
 class _Room:
@@ -45,7 +51,7 @@ class _Room:
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Parity and the spectrum of its Hessian, in float64.
+    """Parity and its Hessian, in float64.
 
     Matrices with q columns stay where the parity is, on the host or on a GPU. Whatever has c
     columns, such as a model, comes from the host and goes back there.
@@ -53,52 +59,35 @@ class Sketch:
     Attributes
     ----------
     features, targets : arrays of shape (u, q) and (u, c)
-    values, vectors : arrays of shape (q,) and (q, q)
-        V·diag(values)·Vᵀ is the Hessian of the rows that were decomposed.
+    hessian
+        Q·T·Qᵀ of the rows that were decomposed.
     late : array of shape (k, q)
-        L = X̃_late·V of the k rows that were not: X̃ᵀX̃ = V·(diag(values) + LᵀL)·Vᵀ.
-    judged : array of shape (n,)
-        Rows on which models are judged: all, or every second, third, … where there are enough.
-    rotated : array of shape (n, q)
-        X̃·V of these.
+        L = X̃_late·Q of the k rows that were not: X̃ᵀX̃ = Q·(T + LᵀL)·Qᵀ.
     rooms
-        Memory behind `features`, `late` and `rotated`, for rows to come.
+        Memory behind `features` and `late`, for rows to come.
     """
 
     features: Array
     targets: FloatArray
-    values: FloatArray
-    vectors: Array
+    hessian: Tridiagonal
     late: Array
-    judged: IntArray
-    rotated: Array
-    rooms: "tuple[_Room, _Room, _Room]"
+    rooms: "tuple[_Room, _Room]"
 
     @classmethod
     def of(cls, features: Array, targets: Array) -> "Sketch":
         """Decompose parity, or say what is wrong with it."""
         x, y = _checked(features, targets)
-        values, vectors = array_namespace(x).linalg.eigh(x.T @ x)
-        values = np.maximum(to_host(values), 0.0)
-        every = max(1, len(y) // _ENOUGH)
-        judged, rotated = np.arange(0, len(y), every), x[::every] @ vectors
-        late = x[:0]
-        rooms = (_Room(x), _Room(late), _Room(rotated))
-        return cls(x, y, values, vectors, late, judged, rotated, rooms)
+        return cls(x, y, Tridiagonal.of(x.T @ x), x[:0], (_Room(x), _Room(x[:0])))
 
     def with_rows(self, features: Array, targets: Array) -> "Sketch":
         """Return the sketch of these rows too, by an update."""
         x, y = _checked(features, targets)
-        late, every = x @ self.vectors, max(1, self.rows // _ENOUGH)
-        judged = self.rows + np.arange(0, len(y), every)
-        for_features, for_late, for_rotated = self.rooms
+        for_features, for_late = self.rooms
         return replace(
             self,
             features=for_features.after(self.features, x),
             targets=np.concatenate([self.targets, y]),
-            late=for_late.after(self.late, late),
-            judged=np.concatenate([self.judged, judged]),
-            rotated=for_rotated.after(self.rotated, late[::every]),
+            late=for_late.after(self.late, self.hessian.turned(x.T).T),
         )
 
     @property
@@ -120,33 +109,35 @@ class Sketch:
         return _product(self.features[rows].T, errors)
 
     def turned(self, vector: FloatArray) -> FloatArray:
-        """Return Vᵀ·vector: a vector in the basis of the eigenvectors."""
-        return _product(self.vectors.T, vector)
+        """Return Qᵀ·vector."""
+        return to_host(self.hessian.turned(beside(vector, self.features)))
 
     def turned_back(self, turned: FloatArray) -> FloatArray:
-        """Return V·turned."""
-        return _product(self.vectors, turned)
+        """Return Q·turned."""
+        return to_host(self.hessian.turned_back(beside(turned, self.features)))
 
     def curved(self, turned: FloatArray) -> FloatArray:
-        """Return X̃ᵀX̃·vector of a vector in the eigenbasis, in that basis."""
-        product = self.values[:, None] * turned
+        """Return X̃ᵀX̃·vector of a vector in the basis Q, in that basis."""
+        product = self.hessian.times(turned)
         if self.late_rows:
             product += _product(self.late.T, _product(self.late, turned))
-        return np.asarray(product)
+        return product
 
     def times(self, vector: FloatArray) -> FloatArray:
         """Return X̃ᵀX̃·vector."""
         return self.turned_back(self.curved(self.turned(vector)))
 
     def divided(self, turned: FloatArray, scale: float, ridge: float) -> FloatArray:
-        """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector of a vector in the eigenbasis, in that basis."""
-        weights = scale * self.values + ridge
-        if not weights.min() > len(weights) * np.finfo(float).eps * weights.max():
-            raise InputError(
-                f"the parity's Hessian is singular: {self.rows} rows for {len(weights)} features "
-                "and no ridge; give training.ridge a value above 0"
-            )
-        return self._divided(turned, scale, ridge)
+        """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector of a vector in the basis Q, in that basis.
+
+        With late rows and W = scale·T + ridge, (W + s·LᵀL)⁻¹ = W⁻¹ − s·W⁻¹Lᵀ(I + s·LW⁻¹Lᵀ)⁻¹LW⁻¹.
+        """
+        factor = self._factor(scale, ridge)
+        quotient = factor.solve(turned)
+        if self.late_rows:
+            inner = _product(self._inverse(scale, ridge), _product(self.late, quotient))
+            quotient -= factor.solve(scale * _product(self.late.T, inner))
+        return np.asarray(quotient)
 
     def divide(self, vector: FloatArray, scale: float, ridge: float) -> FloatArray:
         """Return (scale·X̃ᵀX̃ + ridge)⁻¹·vector."""
@@ -156,32 +147,30 @@ class Sketch:
         """Return the ridge regression on the parity, shape (q, c)."""
         return self.divide(self.gathered(self.targets), 1.0, ridge)
 
-    def _divided(self, turned: FloatArray, scale: float, ridge: float) -> FloatArray:
-        """Divide by W = scale·diag(values) + ridge, and correct for the late rows.
-
-        (W + s·LᵀL)⁻¹ = W⁻¹ − s·W⁻¹Lᵀ(I + s·LW⁻¹Lᵀ)⁻¹LW⁻¹.
-        """
-        weights = self._weights(scale, ridge)[:, None]
-        quotient = turned / weights
-        if self.late_rows:
-            inner = _product(self._inverse(scale, ridge), _product(self.late, quotient))
-            quotient -= scale * _product(self.late.T, inner) / weights
-        return np.asarray(quotient)
-
-    def _weights(self, scale: float, ridge: float) -> FloatArray:
-        return np.maximum(scale * self.values + ridge, np.finfo(float).tiny)
+    def _factor(self, scale: float, ridge: float) -> Factor:
+        """Return L of L·Lᵀ = scale·T + ridge."""
+        try:
+            return _kept(self._factors, (scale, ridge), self.hessian.factor)
+        except np.linalg.LinAlgError:
+            raise InputError(
+                f"the parity's Hessian is singular: {self.rows} rows for {self.hessian.size} "
+                f"features and a ridge of {ridge:g}; give training.ridge a higher value"
+            ) from None
 
     def _inverse(self, scale: float, ridge: float) -> Array:
         """(I + s·LW⁻¹Lᵀ)⁻¹, shape (k, k)."""
-        key = (scale, ridge)
-        if key not in self._inverses:
-            if len(self._inverses) == _INVERSES:
-                self._inverses.pop(next(iter(self._inverses)))
-            xp, late = array_namespace(self.late), self.late
-            eye = xp.eye(self.late_rows, dtype=late.dtype, device=device(late))
-            weighted = late * beside(scale / self._weights(scale, ridge), late)
-            self._inverses[key] = xp.linalg.inv(eye + weighted @ late.T)
-        return self._inverses[key]
+
+        def inverted(scale: float, ridge: float) -> Array:
+            half = self._factor(scale, ridge).half(self.late.T)
+            xp = array_namespace(half)
+            eye = xp.eye(self.late_rows, dtype=half.dtype, device=device(half))
+            return xp.linalg.inv(eye + scale * (half.T @ half))
+
+        return _kept(self._inverses, (scale, ridge), inverted)
+
+    @cached_property
+    def _factors(self) -> dict[tuple[float, float], Factor]:
+        return {}
 
     @cached_property
     def _inverses(self) -> dict[tuple[float, float], Array]:
@@ -189,10 +178,11 @@ class Sketch:
 
     def effective_dimension(self, ridge: float) -> float:
         """tr(X̃ᵀX̃(X̃ᵀX̃ + ridge)⁻¹): how many directions the data determine."""
-        found = float((self.values / (self.values + ridge)).sum())
+        factor = self._factor(1.0, ridge)
+        found = self.hessian.size - ridge * factor.inverse_trace()
         if self.late_rows:
-            spread = self.late / beside(self._weights(1.0, ridge), self.late)
-            found += ridge * float((self._inverse(1.0, ridge) * (spread @ spread.T)).sum())
+            spread = factor.solve(self.late.T)
+            found += ridge * float((self._inverse(1.0, ridge) * (spread.T @ spread)).sum())
         return found
 
     def leave_one_out(self, ridge: float) -> float:
@@ -201,11 +191,7 @@ class Sketch:
         A row that was left out is a random combination of points, so this estimates the squared
         error of the model on *all* points, without a test point.
         """
-        return float(self._leave_one_out(np.array([ridge]))[0])
-
-    def _leave_one_out(self, ridges: FloatArray) -> FloatArray:
-        parts = [((e / unused) ** 2).sum((0, 2)) for e, unused in self._errors(ridges)]
-        return np.asarray(np.sum(parts, axis=0) * self.rows / len(self.judged))
+        return self._errors(ridge, 2)
 
     def smallest_objective(self, ridge: float) -> float:
         """Estimate the ridge objective of all points at its minimum, ½‖Xβ − Y‖² + ½·ridge·‖β‖².
@@ -215,34 +201,69 @@ class Sketch:
         """
         if ridge not in self._objectives:
             penalty = ridge * float((self.solve(ridge) ** 2).sum())
-            parts = [(e**2 / unused).sum() for e, unused in self._errors(np.array([ridge]))]
-            errors = float(np.sum(parts)) * self.rows / len(self.judged)
-            self._objectives[ridge] = (errors + penalty) / 2
+            self._objectives[ridge] = (self._errors(ridge, 1) + penalty) / 2
         return self._objectives[ridge]
 
     @cached_property
     def _objectives(self) -> dict[float, float]:
         return {}
 
-    def _errors(self, ridges: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Yield errors of the fits (n, r, c), and 1 − leverage of the rows (n, r, 1), in parts."""
-        moment = self.turned(self.gathered(self.targets))
-        models = np.hstack([self._divided(moment, 1.0, ridge) for ridge in ridges])
-        for start in range(0, len(self.judged), _ROWS):
-            rotated = self.rotated[start : start + _ROWS]
-            targets = self.targets[self.judged[start : start + _ROWS]]
-            fitted = _product(rotated, models).reshape(len(targets), len(ridges), -1)
-            unused = np.maximum(1 - self._leverages(rotated, ridges), 1e-12)
-            yield targets[:, None, :] - fitted, unused[:, :, None]
+    def _errors(self, ridge: float, power: int) -> float:
+        """Return the squared errors of the fit over (1 − leverage)^power, summed over the rows.
 
-    def _leverages(self, rotated: Array, ridges: FloatArray) -> FloatArray:
-        """Return x(X̃ᵀX̃ + ridge)⁻¹xᵀ of rows x·V, shape (n, r)."""
-        shrunk = np.stack([1 / self._weights(1.0, ridge) for ridge in ridges], axis=1)
-        found = _product(rotated**2, shrunk)
-        for k, ridge in enumerate(ridges if self.late_rows else ()):
-            shared = (rotated * beside(shrunk[:, k], rotated)) @ self.late.T
-            found[:, k] -= to_host(((shared @ self._inverse(1.0, ridge)) * shared).sum(1))
-        return found
+        The leverage h of a row is how much the fit follows an error there. Except for the largest
+        rows it is estimated: noise is fitted too, normal ε instead of Ỹ, with √ridge·δ added to
+        X̃ᵀε. What the fit predicts in a row then has the variance h, what is left of ε the variance
+        1 − h, and they are independent. So the ratio of their sums over D draws is h/(1 − h) times
+        an F-distributed number, whose mean is D/(D − 2) and whose mean square is
+        D(D + 2)/((D − 2)(D − 4)).
+        """
+        targets, noise = self.targets[self._judged], self._noise[self._judged]
+        fits, draws = targets.shape[1] + noise.shape[1], noise.shape[1]
+        turned = self._turned.copy()
+        turned[:, fits - draws : fits] += ridge**0.5 * self._shift
+        divided = self.divided(turned, 1.0, ridge)
+        predicted = self.predictions(self.turned_back(divided[:, :fits]), self._judged)
+        fitted, followed = predicted[:, :-draws], predicted[:, -draws:]
+        left = np.maximum(((noise - followed) ** 2).sum(1), np.finfo(float).tiny)
+        odds = (followed**2).sum(1) / left  # h/(1 − h), of which 1 is less than 1/(1 − h)
+        inverse = 1 + (draws - 2) / draws * odds
+        if power == 2:
+            inverse = 2 * inverse - 1 + (draws - 2) * (draws - 4) / (draws * (draws + 2)) * odds**2
+        leverages = (turned * divided)[:, fits:].sum(0)
+        inverse[self._largest] = np.maximum(1 - leverages, 1e-12) ** -power
+        squares = ((targets - fitted) ** 2).sum(1)
+        return float((squares * inverse).sum()) * self.rows / len(squares)
+
+    @property
+    def _judged(self) -> slice:
+        """The rows whose errors are summed: all, or every second, third, … if there are enough."""
+        return slice(None, None, max(1, self.rows // _ENOUGH))
+
+    @cached_property
+    def _largest(self) -> IntArray:
+        """Which of the judged rows are the largest."""
+        x = self.features[self._judged]
+        squares = to_host(array_namespace(x).linalg.vecdot(x, x))
+        return np.argsort(-squares, kind="stable")[:_EXACT]
+
+    @cached_property
+    def _noise(self) -> FloatArray:
+        """ε, shape (u, D)."""
+        return np.random.default_rng(0).standard_normal((self.rows, _DRAWS))
+
+    @cached_property
+    def _shift(self) -> FloatArray:
+        """δ, shape (q, D)."""
+        return np.random.default_rng(1).standard_normal((self.hessian.size, _DRAWS))
+
+    @cached_property
+    def _turned(self) -> FloatArray:
+        """X̃ᵀỸ, X̃ᵀε and the largest rows, as columns in the basis Q."""
+        moments = self.gathered(np.hstack([self.targets, self._noise]))
+        x = self.features[self._judged]
+        largest = array_namespace(x).take(x, beside(self._largest, x), axis=0)
+        return self.turned(np.hstack([moments, to_host(largest).T]))
 
     def excess(self, start_ridge: float, ridge: float) -> float:
         """Estimate the relative excess of the objective at the model of `start_ridge`."""
@@ -252,9 +273,14 @@ class Sketch:
 
     def best_ridge(self, least: float) -> float:
         """Return the ridge from `least` on with the smallest leave-one-out loss, on a grid."""
-        ridges = np.maximum(_RIDGES * max(self.values[-1], np.finfo(float).tiny), least)
+        ridges = np.maximum(_RIDGES * max(self.hessian.largest, np.finfo(float).tiny), least)
         ridges = np.unique(ridges[ridges > 0])
-        return float(ridges[np.argmin(self._leave_one_out(ridges))])
+        some: Sequence[int] = range(0, len(ridges), _COARSE)
+        losses = {k: self.leave_one_out(ridges[k]) for k in some}
+        near = min(losses, key=losses.__getitem__)
+        some = range(max(near - _COARSE + 1, 0), min(near + _COARSE, len(ridges)))
+        losses |= {k: self.leave_one_out(ridges[k]) for k in some if k != near}
+        return float(ridges[min(losses, key=losses.__getitem__)])
 
 
 def _checked(features: Array, targets: Array) -> tuple[Array, FloatArray]:
@@ -274,3 +300,16 @@ def _checked(features: Array, targets: Array) -> tuple[Array, FloatArray]:
 def _product(matrix: Array, columns: FloatArray) -> FloatArray:
     """Multiply where the matrix is."""
     return to_host(matrix @ beside(columns, matrix))
+
+
+def _kept(
+    store: dict[tuple[float, float], T],
+    key: tuple[float, float],
+    make: Callable[[float, float], T],
+) -> T:
+    """Return what is stored, or make it; the oldest of too many goes."""
+    if key not in store:
+        if len(store) == _KEPT:
+            store.pop(next(iter(store)))
+        store[key] = make(*key)
+    return store[key]

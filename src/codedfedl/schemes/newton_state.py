@@ -281,14 +281,14 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
         total += damping * (model - anchor)
         curved += share * (model - anchor)
     columns = total.shape[1]
-    turned = sketch.turned(np.hstack([total, curved]))  # in the eigenbasis, in one product
+    turned = sketch.turned(np.hstack([total, curved]))  # in another basis, in one product
     turned = turned[:, :columns] + sketch.curved(turned[:, columns:])
     everybody = float(state.task.held.sum()) / state.represented_points
     more = sum(
         client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised
     )
     divided = sketch.divided(turned, everybody, everybody * state.damping + more + ridge)
-    least = max(ridge, 1e-9 * sketch.values[-1])
+    least = max(ridge, 1e-9 * sketch.hessian.largest)
     decrement = float((turned * sketch.divided(turned, everybody, least)).sum()) / 2
     return sketch.turned_back(divided), decrement
 
