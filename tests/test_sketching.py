@@ -3,7 +3,7 @@ import pytest
 import scipy.linalg
 
 from codedfedl import InputError
-from codedfedl.learning import sketching
+from codedfedl.learning import left_out
 from codedfedl.learning.codes import Code
 from codedfedl.learning.damping import STABLE, damping
 from codedfedl.learning.sketching import Sketch
@@ -49,8 +49,8 @@ def test_leave_one_out_of_many_rows_is_an_estimate(
     0.03 is six deviations, a false-alarm probability below 1e-8.
     """
     x, y = _data(30, 8)
-    monkeypatch.setattr(sketching, "_DRAWS", 4000)
-    monkeypatch.setattr(sketching, "_EXACT", exact)
+    monkeypatch.setattr(left_out, "_DRAWS", 4000)
+    monkeypatch.setattr(left_out, "_EXACT", exact)
     found, truth = Sketch.of(x, y).leave_one_out(0.7), _left_out(x, y, range(30), 0.7)
     assert found == pytest.approx(truth, rel=0.03)
     assert found != pytest.approx(truth, rel=1e-9)
@@ -69,15 +69,15 @@ def test_few_draws_bias_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Sketch.of(x, y).solve(0.7)
     squares = ((y - x @ model) ** 2).sum(1)
     smallest = ((squares / (1 - leverages)).sum() + 0.7 * (model**2).sum()) / 2
-    monkeypatch.setattr(sketching, "_DRAWS", 10)
-    monkeypatch.setattr(sketching, "_EXACT", 0)
+    monkeypatch.setattr(left_out, "_DRAWS", 10)
+    monkeypatch.setattr(left_out, "_EXACT", 0)
     rng, found = np.random.default_rng(5), []
     for _ in range(400):
         order, basis = rng.permutation(30), np.linalg.qr(rng.standard_normal((8, 8)))[0]
         sketch = Sketch.of(x[order] @ basis, y[order])
         found.append((sketch.leave_one_out(0.7), sketch.smallest_objective(0.7)))
-    left_out, objective = np.mean(found, axis=0)
-    assert left_out == pytest.approx((squares / (1 - leverages) ** 2).sum(), rel=0.04)
+    errors, objective = np.mean(found, axis=0)
+    assert errors == pytest.approx((squares / (1 - leverages) ** 2).sum(), rel=0.04)
     assert objective == pytest.approx(smallest, rel=0.02)
 
 
@@ -225,7 +225,7 @@ def test_enough_rows_are_judged_on_some_of_them(monkeypatch: pytest.MonkeyPatch)
     """Every third of forty rows; of forty-five with five late ones too."""
     x, y = _data(40, 8)
     whole = Sketch.of(x, y)
-    monkeypatch.setattr(sketching, "_ENOUGH", 12)
+    monkeypatch.setattr(left_out, "_ENOUGH", 12)
     sketch = Sketch.of(x, y)
     np.testing.assert_allclose(sketch.solve(0.7), whole.solve(0.7))
     truth = _left_out(x, y, range(0, 40, 3), 0.7) * 40 / 14

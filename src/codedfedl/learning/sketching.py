@@ -5,7 +5,7 @@ regression for any ridge, its leave-one-out loss, and the preconditioner for any
 come later are an update of it (Woodbury's identity), not another decomposition.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -13,18 +13,16 @@ from typing import TypeVar
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside, to_host
 from codedfedl.errors import InputError
+from codedfedl.learning.left_out import LeftOut
 from codedfedl.learning.tridiagonal import Factor, Tridiagonal
 
 __all__ = ["Sketch"]
 
 _RIDGES = np.geomspace(1e-6, 1.0, 49)  # relative to the largest eigenvalue
 _COARSE = 4  # every so many of them are tried first
-_ENOUGH = 8192  # rows, to estimate a mean of squares to √(2/8192), 1.6%
-_EXACT = 512  # rows whose leverage is computed: the largest, which count most
-_DRAWS = 32  # of noise, to estimate that of the others
 _KEPT = 4  # factors and inverses: a step and its decrement need two
 _ALL = slice(None)
 
@@ -191,7 +189,7 @@ class Sketch:
         A row that was left out is a random combination of points, so this estimates the squared
         error of the model on *all* points, without a test point.
         """
-        return self._errors(ridge, 2)
+        return float(self._left_out.errors(np.array([ridge]), 2)[0])
 
     def smallest_objective(self, ridge: float) -> float:
         """Estimate the ridge objective of all points at its minimum, ½‖Xβ − Y‖² + ½·ridge·‖β‖².
@@ -201,69 +199,17 @@ class Sketch:
         """
         if ridge not in self._objectives:
             penalty = ridge * float((self.solve(ridge) ** 2).sum())
-            self._objectives[ridge] = (self._errors(ridge, 1) + penalty) / 2
+            errors = float(self._left_out.errors(np.array([ridge]), 1)[0])
+            self._objectives[ridge] = (errors + penalty) / 2
         return self._objectives[ridge]
 
     @cached_property
     def _objectives(self) -> dict[float, float]:
         return {}
 
-    def _errors(self, ridge: float, power: int) -> float:
-        """Return the squared errors of the fit over (1 − leverage)^power, summed over the rows.
-
-        The leverage h of a row is how much the fit follows an error there. Except for the largest
-        rows it is estimated: noise is fitted too, normal ε instead of Ỹ, with √ridge·δ added to
-        X̃ᵀε. What the fit predicts in a row then has the variance h, what is left of ε the variance
-        1 − h, and they are independent. So the ratio of their sums over D draws is h/(1 − h) times
-        an F-distributed number, whose mean is D/(D − 2) and whose mean square is
-        D(D + 2)/((D − 2)(D − 4)).
-        """
-        targets, noise = self.targets[self._judged], self._noise[self._judged]
-        fits, draws = targets.shape[1] + noise.shape[1], noise.shape[1]
-        turned = self._turned.copy()
-        turned[:, fits - draws : fits] += ridge**0.5 * self._shift
-        divided = self.divided(turned, 1.0, ridge)
-        predicted = self.predictions(self.turned_back(divided[:, :fits]), self._judged)
-        fitted, followed = predicted[:, :-draws], predicted[:, -draws:]
-        left = np.maximum(((noise - followed) ** 2).sum(1), np.finfo(float).tiny)
-        odds = (followed**2).sum(1) / left  # h/(1 − h), of which 1 is less than 1/(1 − h)
-        inverse = 1 + (draws - 2) / draws * odds
-        if power == 2:
-            inverse = 2 * inverse - 1 + (draws - 2) * (draws - 4) / (draws * (draws + 2)) * odds**2
-        leverages = (turned * divided)[:, fits:].sum(0)
-        inverse[self._largest] = np.maximum(1 - leverages, 1e-12) ** -power
-        squares = ((targets - fitted) ** 2).sum(1)
-        return float((squares * inverse).sum()) * self.rows / len(squares)
-
-    @property
-    def _judged(self) -> slice:
-        """The rows whose errors are summed: all, or every second, third, … if there are enough."""
-        return slice(None, None, max(1, self.rows // _ENOUGH))
-
     @cached_property
-    def _largest(self) -> IntArray:
-        """Which of the judged rows are the largest."""
-        x = self.features[self._judged]
-        squares = to_host(array_namespace(x).linalg.vecdot(x, x))
-        return np.argsort(-squares, kind="stable")[:_EXACT]
-
-    @cached_property
-    def _noise(self) -> FloatArray:
-        """ε, shape (u, D)."""
-        return np.random.default_rng(0).standard_normal((self.rows, _DRAWS))
-
-    @cached_property
-    def _shift(self) -> FloatArray:
-        """δ, shape (q, D)."""
-        return np.random.default_rng(1).standard_normal((self.hessian.size, _DRAWS))
-
-    @cached_property
-    def _turned(self) -> FloatArray:
-        """X̃ᵀỸ, X̃ᵀε and the largest rows, as columns in the basis Q."""
-        moments = self.gathered(np.hstack([self.targets, self._noise]))
-        x = self.features[self._judged]
-        largest = array_namespace(x).take(x, beside(self._largest, x), axis=0)
-        return self.turned(np.hstack([moments, to_host(largest).T]))
+    def _left_out(self) -> LeftOut:
+        return LeftOut(self)
 
     def excess(self, start_ridge: float, ridge: float) -> float:
         """Estimate the relative excess of the objective at the model of `start_ridge`."""
@@ -275,12 +221,13 @@ class Sketch:
         """Return the ridge from `least` on with the smallest leave-one-out loss, on a grid."""
         ridges = np.maximum(_RIDGES * max(self.hessian.largest, np.finfo(float).tiny), least)
         ridges = np.unique(ridges[ridges > 0])
-        some: Sequence[int] = range(0, len(ridges), _COARSE)
-        losses = {k: self.leave_one_out(ridges[k]) for k in some}
-        near = min(losses, key=losses.__getitem__)
-        some = range(max(near - _COARSE + 1, 0), min(near + _COARSE, len(ridges)))
-        losses |= {k: self.leave_one_out(ridges[k]) for k in some if k != near}
-        return float(ridges[min(losses, key=losses.__getitem__)])
+        losses = np.full(len(ridges), np.inf)
+        coarse = np.arange(0, len(ridges), _COARSE)
+        losses[coarse] = self._left_out.errors(ridges[coarse], 2)
+        near = int(losses.argmin())
+        fine = np.arange(max(near - _COARSE + 1, 0), min(near + _COARSE, len(ridges)))
+        losses[fine] = self._left_out.errors(ridges[fine], 2)
+        return float(ridges[losses.argmin()])
 
 
 def _checked(features: Array, targets: Array) -> tuple[Array, FloatArray]:
