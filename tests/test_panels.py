@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codedfedl.simulation.panels import Crew, times, transposed_times
+from codedfedl.learning.panels import Crew, times
 from codedfedl.simulation.threads import limited
 
 SHAPES = [
     (2000, 2000, 10),  # forty panels
     (403, 1999, 30),  # panels and a rest
     (3, 2000, 32),  # less than a panel
+    (300, 2000, 90),  # cut along the sums
     (300, 2000, 500),  # too many columns for a panel
     (5000, 64, 1),  # a vector
     (7, 5, 3),
@@ -42,7 +43,7 @@ class TestProducts:
         matrix = rng.standard_normal((shape[1], shape[0])).astype(dtype)
         columns = rng.standard_normal(shape[1:]).astype(dtype)
         exact = matrix.T.astype(np.float64) @ columns.astype(np.float64)
-        found = transposed_times(matrix, columns)
+        found = times(matrix.T, columns)
         assert found.dtype == dtype
         assert np.abs(found - exact).max() < 4 * shape[1] * np.finfo(dtype).eps
 

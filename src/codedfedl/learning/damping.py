@@ -15,6 +15,7 @@ from codedfedl.learning.sketching import Sketch
 __all__ = ["STABLE", "damping"]
 
 _RESKETCH = Code("sparse", 8)
+_BASIS = 40  # vectors in which the eigenvalue is sought: with fewer it takes more products
 STABLE = 1.2
 """Largest ratio of true to assumed curvature that `damping` aims at; steps diverge from 2 on."""
 
@@ -53,8 +54,10 @@ def _largest_eigenvalue(product: Callable[[FloatArray], FloatArray], size: int) 
     if size < 4:
         return float(np.linalg.eigvalsh(np.hstack([product(e) for e in np.eye(size)])).max())
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    start = np.ones(size)
-    (found,) = eigsh(operator, k=1, which="LA", tol=1e-2, v0=start, return_eigenvectors=False)
+    start, basis = np.ones(size), min(_BASIS, size)
+    (found,) = eigsh(
+        operator, k=1, which="LA", tol=1e-2, v0=start, ncv=basis, return_eigenvectors=False
+    )
     return float(found)
 
 

@@ -7,24 +7,28 @@ Q is a product of reflections, each of which takes the columns below a block to 
 of them together are I − W·Uᵀ; Q itself is never formed.
 """
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 from scipy.linalg.lapack import dtrtri
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside, to_host
+from codedfedl.learning.panels import Crew, times
 
 __all__ = ["Factor", "Tridiagonal"]
 
 _WIDTH = 32  # of a block
-_TOGETHER = 8  # reflections, before they are applied to the rest of the matrix
-_ROWS = 16 * _WIDTH  # of a strip
+_TOGETHER = 4  # reflections, before they are applied to the rest of the matrix
+_ROWS = 8 * _WIDTH  # of a strip
+
+T = TypeVar("T")
 
 
 class _Reflections(NamedTuple):
@@ -52,11 +56,17 @@ class Tridiagonal:
     @classmethod
     def of(cls, matrix: Array) -> "Tridiagonal":
         """Reduce a symmetric matrix in float64, whose memory is overwritten."""
+        crew = Crew()
+        with crew.alone():
+            return cls._of(matrix, crew)
+
+    @classmethod
+    def _of(cls, matrix: Array, crew: Crew) -> "Tridiagonal":
         diagonal: list[FloatArray] = []
         below: list[FloatArray] = []
         reflections, first = [], 0
         while matrix.shape[0] > 2 * _WIDTH:
-            pending = _Pending(matrix, first)
+            pending = _Pending(matrix, first, crew)
             for block, under in pending.reflected():
                 diagonal.append(block)
                 below.append(under)
@@ -191,11 +201,12 @@ class _Pending:
     is on the right of a strip's square on the diagonal is not kept up to date.
     """
 
-    def __init__(self, matrix: Array, offset: int) -> None:
+    def __init__(self, matrix: Array, offset: int, crew: Crew) -> None:
         rows = matrix.shape[0] - _WIDTH
         count = min(_TOGETHER, -(-(rows - _WIDTH) // _WIDTH))
         xp = array_namespace(matrix)
-        self.matrix, self.offset = matrix, offset
+        self.matrix, self.offset, self.crew = matrix, offset, crew
+        self.on_host = is_numpy_array(matrix)
         self.u, self.w, self.x = (
             xp.zeros((rows, count * _WIDTH), dtype=matrix.dtype, device=device(matrix))
             for _ in range(3)
@@ -240,12 +251,17 @@ class _Pending:
 
     def _times(self, first: int, columns: Array) -> Array:
         """Return A·columns in the coordinates from `first` on."""
-        found = array_namespace(columns).zeros_like(columns)
-        for start, stop in self._strips(first):
-            strip, own = self.matrix[start:stop, first:stop], slice(start - first, stop - first)
-            found[own, :] += strip @ columns[: stop - first, :]
-            found[: start - first, :] += strip[:, : start - first].T @ columns[own, :]
-        return found
+
+        def product(start: int, stop: int) -> Array:
+            """Return some rows of it: those of A up to the diagonal, and columns for the rest."""
+            found = multiply(self.matrix[start:stop, first:stop], columns[: stop - first, :])
+            if stop < self.matrix.shape[0]:
+                found += multiply(self.matrix[stop:, start:stop].T, columns[stop - first :, :])
+            return found
+
+        multiply = times if self.on_host else operator.matmul
+        work = columns.shape[0] * columns.shape[0] * columns.shape[1]
+        return array_namespace(columns).concat(self._of_strips(product, first, work), axis=0)
 
     def rest(self) -> Array:
         """Apply the reflections, and return the matrix below the blocks that are reduced."""
@@ -253,10 +269,18 @@ class _Pending:
         u, x = self.u[first - _WIDTH :, :], self.x[first - _WIDTH :, :]
         xp = array_namespace(u)
         left, right = xp.concat([u, x], axis=1), xp.concat([x, u], axis=1)
-        for start, stop in self._strips(first):
+
+        def apply(start: int, stop: int) -> None:
             strip, own = left[start - first : stop - first, :], right[: stop - first, :]
             self.matrix[start:stop, first:stop] -= strip @ own.T
+
+        self._of_strips(apply, first, left.shape[0] * left.shape[0] * first)
         return self.matrix[first:, first:]
+
+    def _of_strips(self, work: Callable[[int, int], T], first: int, size: int) -> list[T]:
+        """Do something with the strips of rows from `first` on: so many multiplications in all."""
+        tasks = [partial(work, start, stop) for start, stop in self._strips(first)]
+        return self.crew.each(tasks, size if self.on_host else 0)
 
     def _strips(self, first: int) -> Iterator[tuple[int, int]]:
         """Yield the strips of rows from `first` on."""

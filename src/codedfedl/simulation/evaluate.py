@@ -21,7 +21,7 @@ from codedfedl.arrays import Array
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
-from codedfedl.simulation.panels import Crew, times, transposed_times
+from codedfedl.learning.panels import Crew, times
 from codedfedl.simulation.stacked import Stacked
 from codedfedl.simulation.streamed import POINTS_AT_ONCE, Streamed, ahead
 from codedfedl.simulation.timeline import Assignment
@@ -331,7 +331,7 @@ def _stacked_gradients(
     residuals -= targets[:, None, :]
     if (loads < len(features)).any():
         residuals *= (np.arange(len(features))[:, None] < loads)[:, :, None]
-    return transposed_times(features, product)  # whose columns are the residuals
+    return times(features.T, product)  # whose columns are the residuals
 
 
 def stacked_predictions(features: Array, models: Sequence[Array]) -> Array:

@@ -9,6 +9,7 @@ and each thread takes panels of its own. `matrix @ columns` is the naive twin.
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -16,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["Crew", "times", "transposed_times"]
+__all__ = ["Crew", "times"]
 
 _MULTIPLICATIONS = 1_000_000  # in a panel
-_ROWS = 4  # a panel has a multiple of so many; where not even those fit, copying pays
+_LEAST = 24  # rows of a panel, or the product is cut along its sums too
+_MANY = 96  # columns, for which copying pays
 _WORTH_A_THREAD = 20_000_000  # multiplications: it takes a while to wake up
 
 Matrix = npt.NDArray[Any]
@@ -28,35 +30,22 @@ T = TypeVar("T")
 
 def times(matrix: Matrix, columns: Matrix, out: Matrix | None = None) -> Matrix:
     """Return matrix @ columns, shape (rows, c)."""
-    rows, c = len(matrix), columns.shape[1]
-    out = np.empty((rows, c), dtype=columns.dtype) if out is None else out
-    size = _panel(columns.size)
-    whole = rows // size * size if size else 0
-    if whole:
-        panels = matrix[:whole].reshape(-1, size, matrix.shape[1])
-        np.matmul(panels, columns, out=out[:whole].reshape(-1, size, c))
-    if whole < rows:
-        np.matmul(matrix[whole:], columns, out=out[whole:])
+    (rows, inner), c = matrix.shape, columns.shape[1]
+    if out is None:
+        out = np.empty((rows, c), dtype=columns.dtype)
+    if c > _MANY:
+        return np.matmul(matrix, columns, out=out)
+    cuts = -(-inner * c * _LEAST // _MULTIPLICATIONS)
+    step = -(-inner // cuts)
+    size = max(_MULTIPLICATIONS // (step * c) // 4, 1) * 4
+    whole = rows // size * size
+    panels = matrix[:whole].reshape(-1, size, inner), out[:whole].reshape(-1, size, c)
+    for some, own in (panels, (matrix[whole:], out[whole:])):
+        if own.size:
+            np.matmul(some[..., :step], columns[:step], out=own)
+            for k in range(step, inner, step):
+                np.add(own, some[..., k : k + step] @ columns[k : k + step], out=own)
     return out
-
-
-def transposed_times(matrix: Matrix, columns: Matrix) -> Matrix:
-    """Return matrix.T @ columns, shape (columns of the matrix, c)."""
-    (inner, rows), c = matrix.shape, columns.shape[1]
-    out = np.empty((rows, c), dtype=columns.dtype)
-    size = _panel(columns.size)
-    whole = rows // size * size if size else 0
-    if whole:
-        panels = matrix[:, :whole].reshape(inner, -1, size).transpose(1, 2, 0)
-        np.matmul(panels, columns, out=out[:whole].reshape(-1, size, c))
-    if whole < rows:
-        np.matmul(matrix[:, whole:].T, columns, out=out[whole:])
-    return out
-
-
-def _panel(multiplications: int) -> int:
-    """Return the rows of a panel, each of which takes so many multiplications; 0: no panels."""
-    return _MULTIPLICATIONS // max(multiplications, 1) // _ROWS * _ROWS
 
 
 class Crew:
@@ -66,6 +55,14 @@ class Crew:
         self._library = ThreadpoolController().select(user_api="blas")
         self.threads = max((one["num_threads"] for one in self._library.info()), default=1)
         self._others = ThreadPoolExecutor(max(self.threads - 1, 1))
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """Give the library one thread for a while, where tasks alternate with its own products.
+
+        Its threads wait for work by looking for it all the time, and so get in the crew's way.
+        """
+        limit: AbstractContextManager[Any] = self._library.limit(limits=1)
+        return limit
 
     def each(self, tasks: Sequence[Callable[[], T]], multiplications: int) -> list[T]:
         """Do every task, and return what they found; together they take so many multiplications.
@@ -86,7 +83,7 @@ class Crew:
                     return
                 found[place] = task()
 
-        with self._library.limit(limits=1):
+        with self.alone():
             helpers = [self._others.submit(copy_context().run, work) for _ in range(others)]
             work()
             for helper in helpers:
