@@ -1,6 +1,7 @@
 """Products in panels against their naive twin, and threads that share tasks."""
 
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,8 @@ SHAPES = [
     (300, 2000, 500),  # too many columns for a panel
     (5000, 64, 1),  # a vector
     (7, 5, 3),
+    (0, 5, 3),
+    (7, 0, 3),
 ]
 MUCH = 10**9
 
@@ -34,7 +37,7 @@ class TestProducts:
         found = times(matrix, columns, given)
         assert found is given
         assert found.dtype == times(matrix, columns).dtype == dtype
-        assert np.abs(found - exact).max() < 4 * shape[1] * np.finfo(dtype).eps
+        assert np.abs(found - exact).max(initial=0) <= 4 * shape[1] * np.finfo(dtype).eps
 
     def test_transposed_product_is_that_of_the_twin(
         self, shape: tuple[int, ...], dtype: Any
@@ -45,7 +48,7 @@ class TestProducts:
         exact = matrix.T.astype(np.float64) @ columns.astype(np.float64)
         found = times(matrix.T, columns)
         assert found.dtype == dtype
-        assert np.abs(found - exact).max() < 4 * shape[1] * np.finfo(dtype).eps
+        assert np.abs(found - exact).max(initial=0) <= 4 * shape[1] * np.finfo(dtype).eps
 
 
 class TestCrew:
@@ -80,6 +83,19 @@ class TestCrew:
         tasks[place] = partial(fail)
         with limited(2, "cpu"), pytest.raises(IndexError, match="mine"):
             Crew().each(tasks, MUCH)
+
+    def test_after_an_error_nobody_begins_another_task(self) -> None:
+        def fail() -> None:
+            raise IndexError("mine")
+
+        begun: list[int] = []
+        tasks = [partial(time.sleep, 0.05), partial(fail)]
+        tasks += [partial(begun.append, k) for k in range(10**5)]
+        with limited(2, "cpu"):
+            crew = Crew()
+        with pytest.raises(IndexError, match="mine"):
+            crew.each(tasks, MUCH)
+        assert len(begun) < 10**5
 
     def test_threads_ignore_what_the_caller_ignores(self) -> None:
         """A step that is too large diverges: that is a result, not a warning."""

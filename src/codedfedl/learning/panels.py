@@ -8,7 +8,7 @@ and each thread takes panels of its own. `matrix @ columns` is the naive twin.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ def times(matrix: Matrix, columns: Matrix, out: Matrix | None = None) -> Matrix:
     (rows, inner), c = matrix.shape, columns.shape[1]
     if out is None:
         out = np.empty((rows, c), dtype=columns.dtype)
-    if c > _MANY:
+    if c > _MANY or not matrix.size:
         return np.matmul(matrix, columns, out=out)
     cuts = -(-inner * c * _LEAST // _MULTIPLICATIONS)
     step = -(-inner // cuts)
@@ -81,11 +81,18 @@ class Crew:
                     place, task = left.popleft()
                 except IndexError:
                     return
-                found[place] = task()
+                try:
+                    found[place] = task()
+                except BaseException:
+                    left.clear()  # nobody begins another one
+                    raise
 
         with self.alone():
             helpers = [self._others.submit(copy_context().run, work) for _ in range(others)]
-            work()
-            for helper in helpers:
-                helper.result()
+            try:
+                work()
+            finally:
+                wait(helpers)
+        for helper in helpers:
+            helper.result()
         return found

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _SHARES = 4  # of a product, for threads to take
+_CLIENTS = 64  # whose gradients exist at one time
 _LANES, _SPARE = 16, 2  # columns that are multiplied at a time, and zeros that fill them up
 
 
@@ -239,18 +240,19 @@ class Evaluator:
         missing = np.flatnonzero(missed.any(axis=0))
         most = missed.max(axis=0)[missing]
         for group in ahead([batch.features], [batch.offsets[missing]], [most]):
-            late = missing[group].tolist()
-            whose = [np.flatnonzero(missed[:, j]).tolist() for j in late]
-            clients = [
-                partial(_stacked_gradients, batch, j, missed[own, j], [models[s] for s in own])
-                for j, own in zip(late, whose, strict=True)
-            ]
-            work += 2 * q * columns * int(missed[:, late].sum())
-            parts = self._crew.each([*clients, *shares], work)[: len(late)]
-            shares, work = [], 0
-            for own, part in zip(whose, parts, strict=True):
-                for place, s in enumerate(own):
-                    totals[s] -= part[:, _block(place, columns)]
+            for start in range(group.start, group.stop, _CLIENTS):
+                late = missing[start : min(start + _CLIENTS, group.stop)].tolist()
+                whose = [np.flatnonzero(missed[:, j]).tolist() for j in late]
+                clients = [
+                    partial(_stacked_gradients, batch, j, missed[own, j], [models[s] for s in own])
+                    for j, own in zip(late, whose, strict=True)
+                ]
+                work += 2 * q * columns * int(missed[:, late].sum())
+                parts = self._crew.each([*clients, *shares], work)[: len(late)]
+                shares, work = [], 0
+                for own, part in zip(whose, parts, strict=True):
+                    for place, s in enumerate(own):
+                        totals[s] -= part[:, _block(place, columns)]
         self._crew.each(shares, work)  # where nobody is missing
         for members, product in zip(groups, products, strict=True):
             for place, s in enumerate(members):
