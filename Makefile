@@ -4,9 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.ready-dev
 EXTRAS := .venv/.ready-extras
+NEWEST := .venv-newest
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
-.PHONY: help demo test test-browser test-engine test-engine-short test-extras test-slow lint types imports docs tests bench clean
+.PHONY: help demo test test-browser test-engine test-engine-short test-engine-turn test-extras test-newest test-slow lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +50,16 @@ test-engine-short: $(DEV) ## Short federations on the real engine: TLS, kills, s
 test-engine: $(DEV) ## What takes minutes on the real engine: kills, restarts, many nodes
 	$(BIN)/pytest -m "engine and long"
 
+test-engine-turn: $(DEV) ## Two of the tests that take minutes, each day others
+	$(BIN)/pytest -m "engine and long" --turn 2 $(PYTEST)
+
+test-newest: ## The tests with PYTHON and the newest versions on the index, in an environment of its own
+	@rm -rf $(NEWEST) && $(PYTHON) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev,flower,privacy]'
+	@$(NEWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps flwr==1.42.0
+	@$(NEWEST)/bin/python -VV && $(NEWEST)/bin/python -m pip freeze --exclude-editable
+	OPENBLAS_NUM_THREADS=1 $(NEWEST)/bin/pytest -n auto --dist worksteal -p no:cacheprovider
+
 test-extras: $(EXTRAS) ## What needs optional packages: PyTorch, ONNX, Dask, trackers, texts, a notebook, a wheel
 	$(BIN)/pytest -m extras
 
@@ -56,7 +67,7 @@ bench: $(DEV) ## Measure speed: ratios to the naive version in one run
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment and everything made
-	rm -rf .venv build demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(NEWEST) build demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

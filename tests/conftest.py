@@ -1,6 +1,8 @@
 """What several test files share."""
 
+import math
 import os
+import time
 
 import pytest
 from hypothesis import settings
@@ -12,6 +14,24 @@ from codedfedl.cli import main
 # The same examples every time: a red check means a changed program, not an unlucky draw.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--turn", type=int, metavar="N", help="run N of the tests: each day others")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests whose turn it is, by the day of the year, once markers have chosen."""
+    share = config.getoption("--turn")
+    if share is None:
+        return
+    turns = math.ceil(len(items) / share)
+    today = time.localtime().tm_yday % max(turns, 1)
+    others = [item for k, item in enumerate(items) if k % turns != today]
+    items[:] = items[today::turns] if turns else []
+    config.hook.pytest_deselected(items=others)
+    print(f"\nturn {today + 1} of {turns}:", *(item.nodeid for item in items), sep="\n  ")
 
 
 class Run:
