@@ -152,7 +152,7 @@ class TestKept:
         [
             ([[40, 360]], "an answer that this node does not have"),
             ([[0, 359]], "points, and 359 are said to be counted"),
-            ([[0, 360], [1, 360]], "a client has one last answer"),
+            ([[0, 360], [1, 360]], "must be a list of 0 or 1"),
         ],
     )
     def test_what_it_did_not_send_is_not_counted(

@@ -374,31 +374,33 @@ class TestFederation:
 
     def test_a_node_uses_no_encoder_that_a_server_names(self, tmp_path: Path) -> None:
         job = asdict(Job("0" * 32, "encoder", 1, 1.0, 0, 1, encoder={"text": True}))
-        job["encoder"] |= {"normalise": True, "source": "os:system", "encoder": "os:system"}
+        named = job["encoder"] | {"normalise": True, "source": "os:system"}
         np.savez(tmp_path / "own.npz", inputs=["a", "b"], labels=[0, 1])
         load = lambda: read_shard(tmp_path / "own.npz", text="note")  # noqa: E731
+        node = Node("ada", load, tmp_path / "cache", encoder=LETTERS, least=2)
+        with pytest.raises(InputError, match="job.encoder.source is unknown"):
+            node.answer("hello", {"job": job | {"encoder": named}}, {})
+        job["encoder"]["normalise"] = True
         with pytest.raises(InputError, match="this node has none"):
-            Node("ada", load, tmp_path / "cache").answer("hello", {"job": job}, {})
-        facts, _ = Node("ada", load, tmp_path / "cache", encoder=LETTERS).answer(
-            "hello", {"job": job}, {}
-        )
-        assert facts["points"] == 2
+            Node("ada", load, tmp_path / "cache", least=2).answer("hello", {"job": job}, {})
+        assert node.answer("hello", {"job": job}, {})[0]["points"] == 2
 
     def test_numbers_where_texts_are_wanted(self, tmp_path: Path) -> None:
         job = asdict(
             Job("0" * 32, "encoder", 1, 1.0, 0, 1, encoder={"text": True, "normalise": True})
         )
         np.savez(tmp_path / "own.npz", inputs=np.ones((2, 3)), labels=[0, 1])
-        node = Node("ada", lambda: read_shard(tmp_path / "own.npz"), tmp_path, encoder=LETTERS)
+        load = lambda: read_shard(tmp_path / "own.npz")  # noqa: E731
+        node = Node("ada", load, tmp_path, encoder=LETTERS, least=2)
         with pytest.raises(InputError, match="ada has numbers, and the federation trains on texts"):
             node.answer("hello", {"job": job}, {})
 
     def test_a_node_tries_its_encoder_before_it_greets(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "own.npz", inputs=["a", "b"], labels=[0, 1])
         load = lambda: read_shard(tmp_path / "own.npz", text="note")  # noqa: E731
-        Node("ada", load, tmp_path, encoder=LETTERS).ready()
+        Node("ada", load, tmp_path, encoder=LETTERS, least=2).ready()
         with pytest.raises(InputError, match="fails' failed"):
-            Node("ada", load, tmp_path, encoder="tests.encoders:fails").ready()
+            Node("ada", load, tmp_path, encoder="tests.encoders:fails", least=2).ready()
 
     def test_a_slow_encoder_looks_at_the_clock(self, tmp_path: Path) -> None:
         """Of 600 points 256 are encoded before the first look, at which the time is up."""

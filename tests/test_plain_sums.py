@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ import pytest
 
 from codedfedl.cli.local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient
+from codedfedl.core.clipped import ClippedGradient
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.masked import Masked, masked
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task
@@ -24,6 +25,7 @@ from codedfedl.federate.asks import ask_digest, in_one_row, taken_apart
 from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.supernode import NodeSettings
 from codedfedl.federate.helper import HelperNode
+from codedfedl.federate.job import Job
 from codedfedl.federate.server import federate
 from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
@@ -352,8 +354,7 @@ class TestNode:
 
     def test_noisy_work_needs_a_contract_with_noise(self, tmp_path: Path) -> None:
         grid, facts, model = self.question(tmp_path)
-        work = {"kind": "clipped_gradient", "chances": 1.0, "cap": 2.0, "scale": 1024.0}
-        work |= {"direction": [0.125] * 64, "radius": 1.0, "residual": 0.5}
+        work = work_to(ClippedGradient(1.0, 2.0, 1024.0, [0.125] * 64, 1.0, 0.5))
         with pytest.raises(InputError, match="under a contract without noise"):
             grid.node(0).answer("work", facts | {"work": work}, {"model": model})
 
@@ -383,8 +384,8 @@ class TestNode:
         experiment = experiment_of(3, 2, {"name": "uncoded"})
         transport = transport_of(experiment, tmp_path)
         work = work_to(Masked(Gradient(0), 2.0**10))
-        job = {"key": "0" * 32, "kind": "fourier", "n_components": 64, "sigma": 2.0}
-        facts: dict[str, Any] = {"job": job | {"seed": 0, "batches": 1, "columns": 10}}
+        job = Job("0" * 32, "fourier", 64, 2.0, 0, 1, columns=10)
+        facts: dict[str, Any] = {"job": asdict(job)}
         facts |= {"work": work, "round": 0, "load": 100, "answered": 0, "seconds": None}
         model = np.zeros((64, 10), dtype=np.float32)
         with pytest.raises(InputError, match="start node-000 with --helper"):

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -422,14 +422,7 @@ class Desk:
         direction = (np.ones(64) / 8).tolist()
         work = ClippedGradient(1.0, 2.0, 2.0**10, direction, 1.0, 0.5)
         self.work = work_to(work)
-        job: dict[str, Any] = {
-            "kind": "fourier",
-            "n_components": 64,
-            "sigma": 2.0,
-            "seed": 0,
-            "batches": 1,
-        }
-        self.job: dict[str, Any] = {"key": "0" * 32, "columns": 10, **job}
+        self.job = asdict(Job("0" * 32, "fourier", 64, 2.0, 0, 1, columns=10))
 
     def ask(self, *, model: Any = None, load: int = 100, **more: Any) -> Answered:
         """Ask; `more` are fields of the work, the number or the attempt, or a contract."""
@@ -500,7 +493,7 @@ class TestNode:
             ({"cap": 2.1}, "a record moves clipped_gradient by"),
             ({"scale": 2.0**11}, "with scale 1024 in the contract"),
             ({"number": 3}, "no budget is left for another"),
-            ({"number": -1}, "no budget is left for another"),
+            ({"number": -1}, "must be a whole number from 0"),
             ({"contract": known | {"helper": "c" * 64}}, "the pinned one is"),
             ({"contract": known | {"federation": "1" * 32}}, "of another federation"),
             ({"contract": known | {"least": 1}}, "would be a single client's own answer"),

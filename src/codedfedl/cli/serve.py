@@ -112,6 +112,18 @@ def node_command(
     least: Annotated[
         int | None, typer.Option(min=1, help="Never answer for fewer points together.")
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="A name for the node's data; by default their file or loader."),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Accept another job on the same data, by the digest that the node named when it "
+            "refused; may be repeated.",
+            metavar="DIGEST",
+        ),
+    ] = None,
     works: Annotated[str | None, typer.Option(help="Modules with custom kinds of work.")] = None,
     helper: Annotated[
         Path | None,
@@ -160,6 +172,7 @@ def node_command(
     paths = {"data": data, "cache": cache, "helper": helper, "vault": vault}
     config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}
     given = {"label": label, "text": text, "loader": loader, "works": works, "name": name}
+    given |= {"dataset": dataset, "accept": ",".join(accept) if accept else None}
     if encoder is not None and encoder.endswith(".onnx"):
         encoder = str(Path(encoder).resolve())
     given["encoder"] = encoder

@@ -29,10 +29,14 @@ _DRAWS, _NOISE = 1 << 20, 1 << 21  # name streams of draws and of noise beside t
 
 
 def clipped(rows: Array, length: float) -> Array:
-    """Return rows no longer than `length`: those that are longer are shortened to it."""
+    """Return rows no longer than `length`: longer ones are shortened to it.
+
+    A row whose length is not finite becomes 0: it must not spoil the sum of the others.
+    """
     xp = array_namespace(rows)
-    own = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
-    return rows * xp.minimum(xp.asarray(1.0, dtype=rows.dtype), length / xp.maximum(own, 1e-30))
+    lengths = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
+    shorter = xp.minimum(xp.asarray(1.0, dtype=rows.dtype), length / xp.maximum(lengths, 1e-30))
+    return xp.where(xp.isfinite(lengths), rows * shorter, xp.zeros_like(rows))
 
 
 def _of(values: npt.ArrayLike, j: int) -> float:
@@ -141,6 +145,10 @@ class PrivateSum(OnEmbedded):
     def part(self, points: Points, model: Array) -> Array:
         """Return the sum over some points; each adds a vector of length 1 at most."""
 
+    @abstractmethod
+    def numbers(self, features: int, labels: int) -> int:
+        """Return how many numbers an answer has."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClippedMoments(PrivateSum):
@@ -171,7 +179,11 @@ class ClippedMoments(PrivateSum):
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (q + 1 + c,)."""
-        return {self.name: (task.workload.features + 1 + task.workload.labels,)}
+        return {self.name: (self.numbers(*task.model_shape),)}
+
+    def numbers(self, features: int, labels: int) -> int:
+        """Return q + 1 + c."""
+        return features + 1 + labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,18 +209,33 @@ class ClippedGradient(PrivateSum):
         """Return Σ x·rᵀ/(R·C), with x projected off the direction and clipped to R.
 
         The features are not modified: with s the factor that clips each point, and p its component
-        along the direction d, the sum is Xᵀ·(s·r) − d·(pᵀ·(s·r)).
+        along the direction d, the sum is Xᵀ·(s·r) − d·(pᵀ·(s·r)). Each record adds a matrix of
+        length s·‖x − p·d‖·‖r‖/(R·C) ≤ 1, whatever direction and model are.
         """
         features, labels = points
         xp = array_namespace(features)
         direction = beside(np.asarray(self.direction, dtype=np.float32), features)
         along = features @ direction
-        squares = xp.vecdot(features, features) - along * along
-        lengths = xp.sqrt(xp.maximum(squares, xp.asarray(1e-30, dtype=squares.dtype)))
+        lengths = self._longest(features, along, direction)
+        if not xp.all(xp.isfinite(lengths)):  # such records are left out, not the answer
+            rows = beside(np.flatnonzero(np.isfinite(to_host(lengths))), features)
+            features, labels = (xp.take(one, rows, axis=0) for one in (features, labels))
+            along, lengths = xp.take(along, rows), xp.take(lengths, rows)
         shorter = xp.minimum(xp.asarray(1.0, dtype=lengths.dtype), self.radius / lengths)
         residuals = clipped(features @ model - labels, self.residual) * shorter[:, None]
         total = features.T @ residuals - direction[:, None] * (along @ residuals)[None, :]
         return total / (self.radius * self.residual)
+
+    @staticmethod
+    def _longest(features: Array, along: Array, direction: Array) -> Array:
+        """Return upper bounds of ‖x − p·d‖, which hold however sums of q numbers are rounded."""
+        xp = array_namespace(features)
+        squares, removed = xp.vecdot(features, features), along * along
+        length = float(xp.vecdot(direction, direction))
+        rounding = direction.shape[0] * float(xp.finfo(squares.dtype).eps) / 2
+        largest = squares * (1 + length) + removed * (2 + length)
+        exact = squares + removed * (length - 2)
+        return xp.sqrt(xp.maximum(exact, xp.zeros_like(exact)) + rounding * largest + 1e-30)
 
     def across(self, features: Array) -> Array:
         """Return features without their component in the direction, clipped to R."""
@@ -227,3 +254,7 @@ class ClippedGradient(PrivateSum):
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return the model's shape."""
         return {self.name: task.model_shape}
+
+    def numbers(self, features: int, labels: int) -> int:
+        """Return q·c."""
+        return features * labels

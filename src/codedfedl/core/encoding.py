@@ -18,7 +18,7 @@ from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import GAUSSIAN, Code
 from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.parity import encode, point_weights
+from codedfedl.learning.parity import encode, evenness, point_weights
 
 __all__ = ["BlockParity", "Gram", "Parity"]
 
@@ -69,6 +69,7 @@ class Parity(Work):
     kind: ClassVar[str] = "parity"
     needs_model: ClassVar[bool] = False
     once: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
 
     def for_client(self, j: int) -> "Parity":
         """Return the weights of one client."""
@@ -96,7 +97,8 @@ class Parity(Work):
             stream = client.code_stream(b, *self.code.named_by(rows))
             part = encode(features, targets, weights, rows, stream, self.code)
             arrays |= {f"features{b}": part.features, f"targets{b}": part.targets}
-            mixed = min(mixed, self.code.points_per_row(points, rows))
+            fewest = self.code.fewest_points_per_row(points, rows)
+            mixed = min(mixed, max(1, int(fewest * evenness(weights))))
         return Answer(client.points, arrays, mixed)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
@@ -133,6 +135,7 @@ class BlockParity(OnEmbedded):
     kind: ClassVar[str] = "block_parity"
     needs_model: ClassVar[bool] = False
     once: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return S·X̂ and S·Y of the first `load` points."""
@@ -153,7 +156,7 @@ class BlockParity(OnEmbedded):
             "features0": self._short(part.features),
             "targets0": self._short(part.targets, must=False),
         }
-        return Answer(count, arrays, self.code.points_per_row(count, rows))
+        return Answer(count, arrays, self.code.fewest_points_per_row(count, rows))
 
     def _short(self, array: Array, *, must: bool = True) -> Array:
         """Return numbers in the precision in which they are sent.

@@ -71,9 +71,14 @@ class Masked(Work):
         return self.work.elastic
 
     @property
-    def batch(self) -> int:
-        """The mini-batch of the wrapped work; 0 if it covers all."""
-        return getattr(self.work, "batch", 0)
+    def exact(self) -> bool:  # type: ignore[override]
+        """As in the wrapped work."""
+        return self.work.exact
+
+    @property
+    def batch(self) -> int | None:
+        """The mini-batch of the wrapped work; None if it covers all."""
+        return getattr(self.work, "batch", None)
 
     def available(self, task: Task) -> IntArray:
         """Return the points that the wrapped work has."""

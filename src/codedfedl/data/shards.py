@@ -3,6 +3,7 @@
 All clients must use the same units, so nothing here depends on the values of a single client.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,8 @@ from codedfedl.data.files import TABLES, read_npz, read_points
 from codedfedl.errors import InputError
 
 __all__ = ["Shard", "load_shard", "read_shard"]
+
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,17 @@ class Shard:
         if self.is_classification:
             return int(self.labels.max()) + 1
         return 1 if self.labels.ndim == 1 else self.labels.shape[1]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all points and labels, which are read once for it."""
+        digest = hashlib.sha256()
+        for array in (self.inputs, self.labels):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            for start in range(0, len(array), _ROWS_AT_ONCE):
+                rows = np.ascontiguousarray(array[start : start + _ROWS_AT_ONCE])
+                digest.update(rows.tobytes())
+        return digest.hexdigest()
 
     def targets(self, rows: npt.NDArray[np.int64], columns: int) -> npt.NDArray[np.float32]:
         """Return what the model is fitted to, for some points: one-hot classes or the labels."""

@@ -42,8 +42,10 @@ class Cache:
 
     Attributes
     ----------
+    records
+        A folder for what was given in all federations.
     record
-        A folder for what was given in this federation. It has no data, and stays when the
+        A folder for what was given in this one. It has no data, and stays when the
         federation is over: a goodbye allows no second answer.
     """
 
@@ -51,7 +53,8 @@ class Cache:
         self, folder: Path, name: str, load: Callable[[], Shard], clock: Callable[[], float]
     ) -> None:
         self.folder, self.name, self.load, self.clock = folder, name, load, clock
-        self.record = folder.parent / _RECORDS / folder.name
+        self.records = folder.parent / _RECORDS
+        self.record = self.records / folder.name
 
     def embed(
         self,
@@ -62,8 +65,15 @@ class Cache:
         points: int | None = None,
         seconds: float = np.inf,
         scaling: Scaling = UNSCALED,
+        finite: bool = True,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
         """Embed until this many points are done, or the time is up.
+
+        Parameters
+        ----------
+        finite
+            Whether points that are not finite are refused: private sums leave them out, since a
+            refusal would show that there are some.
 
         Returns
         -------
@@ -88,7 +98,7 @@ class Cache:
             rows = slice(embedded, min(embedded + some, wanted))
             rows_of_features[rows] = features.transform(scaling.inputs(shard.inputs[order[rows]]))
             targets[rows] = scaling.targets(shard.targets(order[rows], columns))
-            if not (np.isfinite(rows_of_features[rows]).all() and np.isfinite(targets[rows]).all()):
+            if finite and not all(np.isfinite(array[rows]).all() for array in arrays):
                 raise InputError(f"{self.name} has points that are not finite: remove them")
             for array in arrays:
                 array.flush()

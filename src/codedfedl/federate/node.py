@@ -25,13 +25,20 @@ from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_from
-from codedfedl.core.work import ArrayClient, Work
+from codedfedl.core.work import Work
 from codedfedl.data.scaling import Scaling, moments
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.cache import Cache, clear_old
 from codedfedl.federate.job import Job
-from codedfedl.federate.nested import Nested
+from codedfedl.federate.limits import DataLimits, Embedding
+from codedfedl.federate.schema import (
+    Sizes,
+    check_question,
+    checked_job,
+    checked_model,
+    checked_work,
+)
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
@@ -45,6 +52,9 @@ __all__ = ["NAME", "QUESTIONS", "Node"]
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
+
+HOUSE_MAPS = ("fourier", "structured", "patches")
+"""Feature maps in which every feature depends on many numbers of a point."""
 
 QUESTIONS = ("hello", "moments", "pair", "probe", "work", "goodbye")
 """All that a server may ask of a node."""
@@ -61,8 +71,12 @@ class Node:
         Returns the client's data; only called where the cache does not hold what is needed.
     cache
         A folder of its own.
+    data
+        Name of its data set: what was given of it is judged together, in all federations.
     least
         Minimum number of points behind an answer: in a gradient, or behind a parity row.
+    accepted
+        Digests of further jobs on its data that its owner accepts.
     works
         Modules whose own kinds of work it does, besides the package's.
     encoder
@@ -81,7 +95,9 @@ class Node:
         load: Callable[[], Shard],
         cache: Path,
         *,
+        data: str = "data",
         least: int = LEAST_MIXING,
+        accepted: Collection[str] = (),
         works: Collection[str] = (),
         encoder: str | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
@@ -90,22 +106,37 @@ class Node:
     ) -> None:
         self.name, self.load, self.cache, self.vault = name, once(load), cache, vault
         self.least, self.works, self.entropy, self.clock = least, works, entropy, clock
-        self.encoder = encoder
+        self.data, self.accepted, self.encoder = data, accepted, encoder
 
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answered:
         """Answer a question of the server, one of `QUESTIONS`."""
         if kind not in QUESTIONS:
             raise InputError(f"the question {kind!r} is unknown: {nearest(kind, QUESTIONS)}")
-        desk = _Desk(Job(**facts["job"]), self)
+        job = checked_job(facts.get("job"), self.load().inputs.shape[1])
         asked = {name: value for name, value in facts.items() if name != "job"}
-        answer: Answered = getattr(desk, kind)(**asked, **arrays)
+        check_question(kind, asked, arrays, self.load().inputs.shape[1])
+        answer: Answered = getattr(_Desk(job, self), kind)(**asked, **arrays)
         return answer
 
     def ready(self) -> None:
         """Read the data, and try the encoder where there is one: what is wrong shows here."""
+        self.refuse_few()
         shard = self.load()
         if self.encoder is not None:
             load_encoder(self.encoder, text=shard.is_text).size(shard.inputs.shape[1])
+
+    def refuse_few(self) -> None:
+        """Refuse to take part with fewer points than every answer must cover."""
+        if (points := len(self.load().inputs)) < self.least:
+            raise InputError(
+                f"{self.name} holds {points} points, and answers for {self.least} "
+                "together at least: add points, or lower --least"
+            )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of its data, which are read once for it."""
+        return self.load().fingerprint
 
     def allowed(self, kind: str) -> type[Work] | None:
         """Return a kind of work that is not the package's, ``module:Class``, if it may be done."""
@@ -122,16 +153,42 @@ class _Desk:
     def __init__(self, job: Job, node: Node) -> None:
         self.job, self.node = job, node
         self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock)
-        self.given = Nested(self.cache.record, node.least)
 
     @cached_property
     def features(self) -> FeatureMap:
         """The feature map of this federation, with this node's own encoder where it is one."""
         return self.job.features(self.node.encoder)
 
+    @cached_property
+    def limits(self) -> DataLimits:
+        """What may leave of this node's data, for this job, which is pinned to them."""
+        node = self.node
+        return DataLimits(
+            self.cache.records, node.data, node.fingerprint, node.least, node.accepted
+        )
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes that numbers of an ask are checked against."""
+        shard, job = self.node.load(), self.job
+        points, inputs = shard.inputs.shape
+        fewest = shard.columns if shard.is_classification else 1
+        if job.columns < fewest or (not shard.is_classification and job.columns != shard.columns):
+            raise InputError(
+                f"job.columns is {job.columns}, and {self.node.name} has labels for "
+                f"{shard.columns}: begin again with all nodes"
+            )
+        if points < job.batches:
+            raise InputError(
+                f"{self.node.name} has {points} points for {job.batches} mini-batches: "
+                "ask for fewer mini-batches"
+            )
+        return Sizes(points, inputs, job.batches, self.features.size(inputs), job.columns)
+
     def hello(self) -> Answered:
         """Say who this is and what it holds, with a fingerprint of its feature map."""
         clear_old(self.node.cache)
+        self.node.refuse_few()
         shard = self.node.load()
         width, features = shard.inputs.shape[1], self.features
         if shard.is_text != self.job.encoder.get("text", False):
@@ -158,6 +215,7 @@ class _Desk:
                 f"the moments of {self.node.name} would be its own, and it answers in sums alone: "
                 "leave federation.scale out, and scale by public constants"
             )
+        self.node.refuse_few()
         return {}, vars(moments(self.node.load(), about))
 
     def pair(self) -> Answered:
@@ -170,10 +228,11 @@ class _Desk:
 
     def probe(self, load: int, model: npt.NDArray[np.float32]) -> Answered:
         """Measure a gradient over some points, and how long all took; embeds no more than these."""
+        checked_model(model, self.sizes)
         began = self.node.clock()
-        features, targets, _ = self._embedded(load)
+        data = self._embedded(load)
         start = self.node.clock()
-        gradient(features[:load], targets[:load], model)
+        gradient(data.features[:load], data.targets[:load], model)
         now = self.node.clock()
         nothing = np.zeros_like(model)  # as large as a gradient
         return {"seconds": now - start, "busy": now - began}, {"gradient": nothing}
@@ -201,50 +260,44 @@ class _Desk:
         sum
             Contract, number and attempt of the secure sum that this is a part of.
         """
-        asked = work_from(work, self.node.allowed)
-        # The vault draws a node's share of the noise, as it does its mask.
-        done = replace(asked, noise=0.0) if isinstance(asked, PrivateSum) else asked
-        if isinstance(asked, Changed) and self.node.vault is not None:
-            done = asked = self.node.vault.filled(self.job.key, asked)
+        checked_work(work, self.sizes, self.node.works)
+        asked, vault = work_from(work, self.node.allowed), self.node.vault
+        if model is not None or asked.needs_model:
+            checked_model(model, self.sizes)
+        if isinstance(asked, Changed) and vault is not None:
+            asked = vault.filled(self.job.key, asked)
 
-        def make() -> Answered:
+        def make(charge: Callable[[], None]) -> Answered:
             began = self.node.clock()
-            limit = np.inf if seconds is None else seconds
-            features, targets, embedded = self._embedded(None, limit)
-            client = ArrayClient(features, targets, self.job.batches, self._stream)
-            held = client.points
-            numbers = (np.asarray(n) for n in (load, embedded, answered, held))
-            points = int(asked.load(*numbers))
-            enough = points >= min(self.node.least, held)  # fewer are refused below
-            if points > 0 and enough and asked.exact and not asked.once:
-                start = client.batch_start(getattr(asked, "batch", 0))
-                points = self.given.size(start, points, elastic=asked.elastic)
-            facts = {"round": round, "points": points}
-            arrays: Arrays = {}
+            data = self._embedded(None, np.inf if seconds is None else seconds)
+            numbers = (np.asarray(n) for n in (load, data.embedded, answered, len(data.targets)))
+            points, arrays = int(asked.load(*numbers)), {}
             if points > 0:
-                answer = done.answer(client, points, model)
-                facts["points"] = answer.points
-                if answer.arrays:
-                    self._refuse_few(asked, answer.least_mixed, held)
+                charge()
+                # The vault draws a node's share of the noise, as it does its mask.
+                done = replace(asked, noise=0.0) if isinstance(asked, PrivateSum) else asked
+                answer = self.limits.answer(done, points, data, model, self._stream)
+                points = answer.points
                 arrays = {name: _as_sent(array) for name, array in answer.arrays.items()}
-            return {**facts, "seconds": self.node.clock() - began}, arrays
+            seconds_taken = self.node.clock() - began
+            return {"round": round, "points": points, "seconds": seconds_taken}, arrays
 
-        def make_once() -> Answered:
+        def make_once(charge: Callable[[], None]) -> Answered:
             digest = hashlib.sha256(json.dumps([asdict(self.job), work]).encode()).hexdigest()
-            return self.cache.once(digest, make)
+            return self.cache.once(digest, lambda: make(charge))
 
         wanted = make_once if asked.once else make
-        if self.node.vault is not None:
+        if vault is not None:
             from codedfedl.federate.vault import SumQuestion
 
             question = SumQuestion(self.job.key, asked, load, model, sum)
-            return self.node.vault.answer(question, self.node.load, wanted)
+            return vault.answer(question, self.node.data, self.sizes, wanted)
         if isinstance(asked, PrivateSum | Masked):
             raise InputError(
                 f"{asked.kind} is for sums under masks: start {self.node.name} with --helper and "
                 "the helper's key"
             )
-        return wanted()
+        return wanted(lambda: None)
 
     def goodbye(self) -> Answered:
         """Clear the cache: the federation is over."""
@@ -253,33 +306,19 @@ class _Desk:
             self.node.vault.close(self.job.key)
         return {}, {}
 
-    def _embedded(
-        self, points: int | None, seconds: float = np.inf
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
-        job = self.job
-        found = self.cache.embed(
+    def _embedded(self, points: int | None, seconds: float = np.inf) -> Embedding:
+        job, sizes = self.job, self.sizes
+        features, targets, embedded = self.cache.embed(
             self.features,
-            job.columns,
-            job.seed,
+            sizes.columns,
+            self.limits.pin(job),
             points=points,
             seconds=seconds,
             scaling=Scaling(**job.scaling),
+            finite=self.node.vault is None,
         )
-        if len(found[1]) < job.batches:
-            raise InputError(
-                f"{self.node.name} has {len(found[1])} points for {job.batches} mini-batches: "
-                "ask for fewer mini-batches"
-            )
-        return found
-
-    def _refuse_few(self, work: Work, mixed: int, held: int) -> None:
-        """Refuse answers that would reveal single points, unless the client holds too few."""
-        if mixed < min(self.node.least, held):
-            raise InputError(
-                f"{work.kind} mixes {mixed} points, and {self.node.name} answers for "
-                f"{self.node.least} together at least: ask for more, or lower least in its node "
-                "configuration"
-            )
+        is_raw = job.kind not in HOUSE_MAPS
+        return Embedding(features, targets, embedded, sizes.batches, is_raw)
 
     def _stream(self, *_: int) -> np.random.Generator:
         return np.random.default_rng(int.from_bytes(self.node.entropy(32)))

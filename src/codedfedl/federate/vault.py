@@ -5,7 +5,6 @@ without noise too, unless its operator allows any ε. Beside its key for masks t
 ledger (`privacy.ledger`), and what was sent under masks.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,10 +21,10 @@ from codedfedl.core.encoding import BlockParity, Parity
 from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
-from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.answers import Answers
 from codedfedl.federate.asks import MASKED, ask_digest, in_one_row
+from codedfedl.federate.schema import Sizes
 from codedfedl.federate.transport import Answered
 from codedfedl.io.files import Files
 from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
@@ -40,7 +39,8 @@ __all__ = ["DELTA", "EPSILON_CAP", "SumQuestion", "Vault"]
 EPSILON_CAP, DELTA = 10.0, 1e-5
 """Default limit on the ε that a node spends per data set."""
 
-_ROWS_AT_ONCE = 4096
+Make = Callable[[Callable[[], None]], Answered]
+"""Computes an answer, after it has called what it is given: what charges for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,23 +101,26 @@ class Vault:
         self.ledger = Ledger(folder / "ledger.json", epsilon_cap, delta)
         self._key = own_key(folder / "masks.key")
         self._seed = shared_seed(self._key, bytes.fromhex(pinned), helper=bytes.fromhex(pinned))
-        self._fingerprint: str | None = None
 
     def keys(self) -> dict[str, str]:
         """Return the node's public key, and the helper's that it has pinned."""
         return {"key": public_digits(self._key), "helper": self.pinned}
 
-    def answer(
-        self, asked: SumQuestion, load: Callable[[], Shard], make: Callable[[], Answered]
-    ) -> Answered:
-        """Return an answer under its mask, once everything is checked and written down."""
+    def answer(self, asked: SumQuestion, data: str, sizes: Sizes, make: Make) -> Answered:
+        """Return an answer under its mask, once everything is checked and written down.
+
+        Parameters
+        ----------
+        data
+            Name of the node's data set, which is charged.
+        """
         if isinstance(asked.work, PrivateSum):
-            return self._noisy(asked, asked.work, self._data(load), make)
+            return self._noisy(asked, asked.work, data, sizes, make)
         if isinstance(asked.work, Masked):
             return self._plain(asked, make)
         is_parity = isinstance(asked.work, Parity | BlockParity)
         if is_parity and self.parity:
-            return make()
+            return make(_no_charge)
         remedy = "start it with --parity" if is_parity else "start it without --helper"
         refusal = InputError(
             f"{asked.work.kind} would show this node's own answer, and it answers in sums alone: "
@@ -125,36 +128,35 @@ class Vault:
         )
         if asked.work.once:  # what is made once is kept: refuse before that
             raise refusal
-        facts, arrays = make()
+        facts, arrays = make(_no_charge)
         if arrays:
             raise refusal
         return facts, arrays
 
     def _noisy(
-        self, asked: SumQuestion, work: PrivateSum, data: str, make: Callable[[], Answered]
+        self, asked: SumQuestion, work: PrivateSum, data: str, sizes: Sizes, make: Make
     ) -> Answered:
-        """Return an answer for a sum with noise, once it is charged."""
+        """Return an answer for a sum with noise, which is charged before it is computed."""
         contract, number, attempt = self._contract(asked)
         if not isinstance(contract, Contract):
             raise InputError(
                 f"{work.kind} is asked for under a contract without noise: ask for it with one "
                 "that has releases"
             )
+        size = work.numbers(sizes.features, sizes.columns)
         _check_release(work, contract, number)
+        _refuse_sensitive(work, contract, number, size)
         self.ledger.check(data, contract)
 
         def charged() -> Answered:
-            facts, arrays = make()
+            facts, arrays = make(lambda: self.ledger.charge(data, contract, number))
             if arrays:
-                size = arrays[work.name].size
-                _refuse_sensitive(work, contract, number, size)
-                self.ledger.charge(data, contract, number)
                 arrays = {work.name: arrays[work.name].ravel() + own_noise(work.noise, size)}
             return facts, arrays
 
         return self._sent_under(contract, number, attempt, asked, charged)
 
-    def _plain(self, asked: SumQuestion, make: Callable[[], Answered]) -> Answered:
+    def _plain(self, asked: SumQuestion, make: Make) -> Answered:
         """Return an answer for a sum without noise, if the node's operator allows it."""
         contract, number, attempt = self._contract(asked)
         if not isinstance(contract, PlainContract):
@@ -170,7 +172,7 @@ class Vault:
             )
 
         def kept() -> Answered:
-            facts, arrays = make()
+            facts, arrays = make(_no_charge)
             if arrays and isinstance(asked.work, Changed):
                 assert asked.model is not None
                 change, points = arrays["gradient"], int(facts["points"])
@@ -246,17 +248,9 @@ class Vault:
             )
         return contract, number, attempt
 
-    def _data(self, load: Callable[[], Shard]) -> str:
-        """Return the fingerprint of the node's data, which are read once for it."""
-        if self._fingerprint is None:
-            shard, found = load(), hashlib.sha256()
-            for array in (shard.inputs, shard.labels):
-                found.update(f"{array.dtype.str}{array.shape}".encode())
-                for start in range(0, len(array), _ROWS_AT_ONCE):
-                    rows = np.ascontiguousarray(array[start : start + _ROWS_AT_ONCE])
-                    found.update(rows.tobytes())
-            self._fingerprint = found.hexdigest()
-        return self._fingerprint
+
+def _no_charge() -> None:
+    """Charge nothing: the answer has no ε."""
 
 
 def own_noise(deviation: float, numbers: int) -> Residues:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from math import floor, log, sqrt
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
@@ -69,6 +70,17 @@ class Code:
         if self.name == "dealt":
             return points // rows * self.operations(rows)
         return points * self.operations(rows) // rows
+
+    def fewest_points_per_row(self, points: int, rows: int) -> int:
+        """Return how many distinct points every row mixes that is not 0.
+
+        Places of a sparse code are random: by Chernoff's bound none of its rows has fewer points,
+        but for a chance of 1e-9.
+        """
+        mean = self.points_per_row(points, rows)
+        if self.name != "sparse" or self.operations(rows) == rows:
+            return mean
+        return max(1, floor(mean - sqrt(2 * mean * log(1e9 * rows))))
 
     def mix(
         self, parts: Sequence[Array], weights: FloatArray, rows: int, rng: np.random.Generator

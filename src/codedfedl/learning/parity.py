@@ -9,7 +9,7 @@ from codedfedl._types import FloatArray
 from codedfedl.arrays import Array
 from codedfedl.learning.codes import GAUSSIAN, Code
 
-__all__ = ["Parity", "compose", "encode", "point_weights"]
+__all__ = ["Parity", "compose", "encode", "evenness", "point_weights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,16 @@ def point_weights(points: int, load: int, return_probability: float) -> FloatArr
     weights = np.ones(points)
     weights[:load] = np.sqrt(1 - return_probability)
     return weights
+
+
+def evenness(weights: FloatArray) -> float:
+    """Return Σw²/(k·max w²) of k weights: 1 if all are equal, 1/k if one point has all weight.
+
+    k times this many points of equal weight would hide a point as well. Weights that are all 0 mix
+    nothing, and count as equal.
+    """
+    largest = float(np.max(weights, initial=0.0)) ** 2
+    return float(np.sum(weights**2)) / (len(weights) * largest) if largest else 1.0
 
 
 def encode(

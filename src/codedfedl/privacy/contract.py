@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.privacy.accounting import Account, Release
-from codedfedl.privacy.fixed_point import LEAST_SUMMED, FixedPoint
+from codedfedl.privacy.fixed_point import LEAST_SUMMED, MOST_NOISE, FixedPoint
 
 __all__ = ["AnyContract", "Contract", "PlainContract", "contract_of", "digest_of_keys"]
 
@@ -47,7 +47,7 @@ class _Agreement(ABC):
             value = getattr(self, name)
             if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{count}}}", value):
                 raise InputError(f"contract.{name} is {value!r}: must be {count} hex digits")
-        if self.least < LEAST_SUMMED:
+        if type(self.least) is not int or self.least < LEAST_SUMMED:
             raise InputError(
                 f"contract.least is {self.least}: a sum over fewer than {LEAST_SUMMED} clients "
                 "would be a single client's own answer"
@@ -134,13 +134,14 @@ class Contract(_Agreement):
                 f"contract.least is {self.least}: {self.account.shares} shares are the noise "
                 "without any one client; sums must be over one client more"
             )
+        for one in self.account.releases:
+            _check_noise(one, self.scale, self.account.shares)
         if not 0 < self.sums <= _MOST_SUMS:
             raise InputError(f"contract.releases come to {self.sums} sums: must be 1 to 1,000,000")
 
     def sensitivity(self, number: int) -> float:
         """Return how far a record may move a sum, by the sum's number: what was paid for."""
-        allowed = self.release(number).sensitivity
-        return allowed if isinstance(allowed, float | int) else min(allowed)
+        return float(self.release(number).sensitivity)  # type: ignore[arg-type]
 
     @property
     def sums(self) -> int:
@@ -204,6 +205,26 @@ class Contract(_Agreement):
         return found
 
 
+def _check_noise(release: Release, scale: float, shares: int) -> None:
+    """Refuse a release that is not of whole sums, or whose noise the integers cannot hold."""
+    if type(release.count) is not int or release.count < 1:
+        raise InputError(
+            f"contract.releases: {release.what!r} has count {release.count!r}: must be a whole "
+            "number above 0"
+        )
+    if type(release.sensitivity) not in (int, float) or not isfinite(release.sensitivity):  # type: ignore[arg-type]
+        raise InputError(
+            f"contract.releases: {release.what!r} has sensitivity {release.sensitivity!r}: must be "
+            "a finite number"
+        )
+    steps = release.sigma * scale
+    if not isfinite(release.sigma) or steps > MOST_NOISE:
+        raise InputError(
+            f"contract.releases: {release.what!r} has sigma {release.sigma!r}, {steps:.3g} steps: "
+            f"must be finite, and at most {MOST_NOISE:.3g} steps of the integers"
+        )
+
+
 AnyContract = Contract | PlainContract
 """For sums with noise, or without."""
 
@@ -215,7 +236,9 @@ def contract_of(document: Mapping[str, Any]) -> AnyContract:
         if "releases" not in fields:
             return PlainContract(**fields)
         releases = [Release(**one) for one in fields.pop("releases")]
-        delta, shares = fields.pop("delta"), int(fields.pop("shares", 0))
+        delta, shares = fields.pop("delta"), fields.pop("shares", 0)
+        if type(shares) is not int or shares < 0:
+            raise InputError(f"contract.shares is {shares!r}: must be a whole number, or 0")
         return Contract(account=Account(delta, releases, shares=shares), **fields)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):

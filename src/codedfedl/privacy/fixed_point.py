@@ -9,7 +9,7 @@ import numpy.typing as npt
 from codedfedl._types import FloatArray
 from codedfedl.errors import InputError
 
-__all__ = ["LEAST_SHARE", "LEAST_SUMMED", "FixedPoint", "Residues", "noise_steps"]
+__all__ = ["LEAST_SHARE", "LEAST_SUMMED", "MOST_NOISE", "FixedPoint", "Residues", "noise_steps"]
 
 Residues = npt.NDArray[np.uint32]
 """Integers modulo 2³²."""
@@ -20,7 +20,11 @@ LEAST_SUMMED = 2
 LEAST_SHARE = 4.0
 """Least noise share of a client, in steps: with less, rounded shares reveal more than their sum."""
 
+MOST_NOISE = 2.0**27
+"""Largest standard deviation of noise, in steps: its draws, at most 8.3 times that, do not wrap."""
+
 _HALF = 2.0**31
+_MOST_STEPS = 2.0**50  # beyond, draws of noise would not fit into 64 bits
 
 
 def noise_steps(sigma: float, normal: FloatArray) -> Residues:
@@ -29,6 +33,8 @@ def noise_steps(sigma: float, normal: FloatArray) -> Residues:
     Rounding the noise is the same as rounding after the noise was added: the sum is a whole number,
     so round(sum + noise) is sum + round(noise).
     """
+    if not 0 <= sigma <= _MOST_STEPS:
+        raise InputError(f"noise of {sigma:g} steps: must lie between 0 and {_MOST_STEPS:g}")
     return np.asarray(np.rint(sigma * normal).astype(np.int64).astype(np.uint32))
 
 

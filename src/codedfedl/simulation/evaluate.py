@@ -181,12 +181,13 @@ class Evaluator:
 
     def embedded_ahead(self, jobs: Sequence[Assignment]) -> Iterator[Assignment]:
         """Yield jobs while the first points of their clients are there, as many as the loads."""
+        batches = [getattr(job.work, "batch", None) for job in jobs]
         clients, left, only = (
             np.array(column, dtype=np.int64)
             for column in (
                 [job.client for job in jobs],
                 [job.load for job in jobs],
-                [getattr(job.work, "batch", -1) for job in jobs],
+                [-1 if batch is None else batch for batch in batches],
             )
         )
         starts, counts = [], []

@@ -35,8 +35,10 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
 
     Its keys: `name`; `data`, a file or folder, with `label` and `text` for a table; or `loader`, a
     function as ``module:function``; `encoder`, an ONNX file or ``module:function``; `cache`, a
-    folder of the node's own; `least`, the fewest points that it answers for together; `works`,
-    modules whose own kinds of work it does, separated by commas;
+    folder of the node's own; `least`, the fewest points that it answers for together; `dataset`, a
+    name for its data, by default their file or loader; `accept`, digests of further jobs on them
+    that its owner accepts, and `works`, modules whose own kinds of work it does, both separated by
+    commas;
     `helper`, the file with the helper's public key, `vault`, a folder that outlives the cache,
     `epsilon_cap`, what it spends of a data set at most, and `parity`, whether it sends parity.
     """
@@ -52,6 +54,7 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
             f"{name} has no data: start it with --data …/my.npz, or --loader module:function"
         )
 
+    accepted = str(config.get("accept", "")).split(",")
     least = config.get("least", LEAST_MIXING)
     if not isinstance(least, int) or least < 1:
         raise InputError(f"least is {least!r} in the node configuration: must be 1 or more")
@@ -62,7 +65,9 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
         name,
         load,
         cache,
+        data=str(config.get("dataset") or config.get("data") or config.get("loader") or name),
         least=least,
+        accepted=[digest.strip() for digest in accepted],
         works=works,
         encoder=_text(config, "encoder"),
         vault=_vault_of(config, name),

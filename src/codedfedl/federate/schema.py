@@ -1,0 +1,279 @@
+"""What a node accepts from a server: every number of a job and of an ask, checked before use.
+
+A field has one rule: a type, a range, an exact shape. A field that is missing, unknown or outside
+its rule is refused; so is a kind of work without rules. A custom kind of work, which the node's
+owner has allowed by naming its module, must check its own fields.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.core.client import WORK
+from codedfedl.errors import InputError
+from codedfedl.federate.job import Job
+from codedfedl.learning.codes import CODES
+from codedfedl.learning.features import FEATURE_KINDS
+
+__all__ = ["Sizes", "check_question", "checked_job", "checked_model", "checked_work"]
+
+MAX_COUNT = 2**40
+"""The largest whole number that means anything: points, rounds, attempts."""
+
+MAX_FEATURES, MAX_COLUMNS, MAX_ROWS, MAX_STEPS = 10**6, 10**5, 10**6, 10**4
+"""The most features, label columns, parity rows and local steps that a node works with."""
+
+Rule = Callable[[str, Any], None]
+"""Raises InputError for a value that is not allowed, naming the field."""
+
+Rules = Mapping[str, Rule]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that shapes are checked against: of the node's own data, and of the job."""
+
+    points: int
+    inputs: int
+    batches: int
+    features: int
+    columns: int
+
+
+def _refuse(name: str, value: Any, must: str) -> None:
+    raise InputError(f"{name} is {str(value)[:64]!r}: must be {must}")
+
+
+def whole(low: int = 0, high: int = MAX_COUNT) -> Rule:
+    """Return the rule for a whole number in a range."""
+
+    def rule(name: str, value: Any) -> None:
+        if type(value) is not int or not low <= value <= high:
+            _refuse(name, value, f"a whole number from {low} to {high}")
+
+    return rule
+
+
+def real(low: float = -inf, high: float = inf, *, above: bool = False) -> Rule:
+    """Return the rule for a finite number in a range, whose lower end may be excluded."""
+
+    def rule(name: str, value: Any) -> None:
+        number = isinstance(value, int | float) and type(value) is not bool and isfinite(value)
+        if not number or not low <= value <= high or (above and value == low):
+            _refuse(
+                name, value, f"finite, {'above' if above else 'at least'} {low:g}, up to {high:g}"
+            )
+
+    return rule
+
+
+def listed(rule: Rule, *lengths: int) -> Rule:
+    """Return the rule for a list of one of these lengths, each of whose entries obeys a rule."""
+
+    def check(name: str, value: Any) -> None:
+        if type(value) not in (list, tuple) or len(value) not in lengths:
+            _refuse(name, value, f"a list of {' or '.join(map(str, lengths))}")
+        for entry in value:
+            rule(name, entry)
+
+    return check
+
+
+def one_of(*values: Any) -> Rule:
+    """Return the rule for a value out of a few, of the same type."""
+
+    def rule(name: str, value: Any) -> None:
+        if not any(type(value) is type(known) and value == known for known in values):
+            _refuse(name, value, f"one of {', '.join(map(str, values))}")
+
+    return rule
+
+
+def optional(rule: Rule) -> Rule:
+    """Return the rule for a value that may be None."""
+    return lambda name, value: None if value is None else rule(name, value)
+
+
+def record(rules: Rules, *, empty: bool = False) -> Rule:
+    """Return the rule for a mapping with exactly these fields; or with none."""
+
+    def rule(name: str, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            _refuse(name, value, "a record of named fields")
+        if not (empty and not value):
+            _check_fields(name, value, rules)
+
+    return rule
+
+
+def _check_fields(name: str, value: Mapping[str, Any], rules: Rules) -> None:
+    for field in sorted(set(value) ^ set(rules), key=str):
+        problem = "is missing" if field in rules else "is unknown"
+        raise InputError(
+            f"{name}.{str(field)[:64]} {problem}: install the same version of codedfedl on the "
+            "server and on all nodes"
+        )
+    for field, rule in rules.items():
+        rule(f"{name}.{field}", value[field])
+
+
+def _anything(name: str, value: Any) -> None:
+    """Leave a field to whoever reads it."""
+
+
+_SIDE = optional(whole(1, 10**6))
+_JOB: Rules = {
+    "key": _anything,  # by `Job` itself
+    "kind": one_of(*FEATURE_KINDS),
+    "n_components": whole(1, MAX_FEATURES),
+    "sigma": real(1e-9, 1e9),
+    "seed": whole(0, 2**63),
+    "batches": whole(1),
+    "columns": whole(0, MAX_COLUMNS),
+    "tiles": record(
+        {
+            "image": optional(listed(whole(1, 10**6), 3)),
+            **dict.fromkeys(("patch", "stride", "pool"), _SIDE),
+        },
+        empty=True,
+    ),
+    "scaling": record(dict.fromkeys(("low", "span", "offset"), _anything), empty=True),
+    "encoder": record(dict.fromkeys(("text", "normalise"), one_of(True, False)), empty=True),
+}
+assert set(_JOB) == {field.name for field in fields(Job)}
+
+
+def checked_job(document: Any, inputs: int) -> Job:
+    """Return the job that a server describes, for points of this many inputs.
+
+    Scaling is column by column, so that it treats all points alike.
+    """
+    record(_JOB)("job", document)
+    scaling = {
+        "low": listed(real(), inputs),
+        "span": listed(real(1e-300, above=True), inputs),
+        "offset": listed(real(), 0, document["columns"]),
+    }
+    record(scaling, empty=True)("job.scaling", document["scaling"])
+    return Job(**document)
+
+
+def checked_model(model: Any, sizes: Sizes) -> npt.NDArray[np.float32]:
+    """Return the model, if it is finite and of the job's own shape, (q, c)."""
+    shape = (sizes.features, sizes.columns)
+    if not isinstance(model, np.ndarray) or model.shape != shape or model.dtype != np.float32:
+        kind = f"{model.dtype} {model.shape}" if isinstance(model, np.ndarray) else type(model)
+        raise InputError(f"the model is {kind}: must be float32 of shape {shape}")
+    if not np.isfinite(model).all():
+        raise InputError("the model is not finite: begin again with a smaller step")
+    return model
+
+
+def check_question(
+    kind: str, facts: Mapping[str, Any], arrays: Mapping[str, Any], inputs: int
+) -> None:
+    """Refuse a question with other fields than its own, or numbers that are out of range."""
+    model = {"model"} if kind in ("probe", "work") else set()
+    if unknown := set(arrays) - model:
+        raise InputError(f"{kind} has an array {sorted(unknown)[0][:64]!r}, which is unknown")
+    defaults = {"sum": None} if kind == "work" else {}
+    _check_fields(kind, defaults | dict(facts), _questions(inputs)[kind])
+
+
+def _questions(inputs: int) -> dict[str, Rules]:
+    round_ = whole(-1)  # the set-up's
+    sum_: Rules = {"contract": _anything, "number": whole(), "attempt": round_}
+    return {
+        "hello": {},
+        "pair": {},
+        "goodbye": {},
+        "moments": {"about": listed(real(), inputs)},
+        "probe": {"load": whole(1)},
+        "work": {
+            "work": _anything,  # by `checked_work`
+            "round": round_,
+            "load": whole(),
+            "answered": whole(),
+            "seconds": optional(real(0.0)),
+            "sum": optional(record(sum_)),
+        },
+    }
+
+
+def checked_work(work: Any, sizes: Sizes, allowed: Collection[str] = ()) -> None:
+    """Refuse work of ours with a field outside its rule.
+
+    Parameters
+    ----------
+    allowed
+        Modules of the node's owner, whose kinds of work check their own fields.
+    """
+    if not isinstance(work, Mapping) or type(work.get("kind")) is not str:
+        raise InputError("ask.work has no kind: install the same version of codedfedl everywhere")
+    kind = work["kind"]
+    rules = _rules(sizes, allowed)
+    if kind in rules:
+        given = {name: value for name, value in work.items() if name != "kind"}
+        _check_fields(kind, given, rules[kind])
+    elif kind in WORK or kind.partition(":")[0] not in allowed:
+        raise InputError(f"the work {kind[:64]!r} is unknown here, or has no rules")
+
+
+def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
+    """Return the rules of every kind of work that comes with the package."""
+    chance, positive, batches = real(0, 1), real(0, above=True), sizes.batches
+    code = record({"name": one_of(*CODES), "nonzeros": whole(1, MAX_ROWS)})
+    gradient: Rules = {"batch": whole(0, batches - 1)}
+    local: Rules = {
+        **gradient,
+        "steps": whole(1, MAX_STEPS),
+        "step_size": positive,
+        "ridge": real(0),
+    }
+    private: Rules = {
+        "chances": chance,
+        "cap": positive,
+        "scale": positive,
+        "rates": real(0, 1, above=True),
+        "draw": whole(),
+        "longest": one_of(inf),  # clients as units of privacy exist in the simulator only
+        "noise": real(0),
+    }
+    masked: Rules = {
+        "work": lambda _, value: checked_work(value, sizes, allowed),
+        "scale": positive,
+    }
+    return {
+        "prepare": {},
+        "embed": {},
+        "gram": {},
+        "gradient": gradient,
+        "weighted_gradient": {**gradient, "weights": positive},
+        "local_model": local,
+        "local_direction": local,
+        "embedded": {"least": whole(1), "grows": one_of(True, False)},
+        "parity": {
+            "rows": listed(whole(1, MAX_ROWS), batches),
+            "loads": listed(whole(0, sizes.points), batches),
+            "return_probabilities": listed(chance, batches),
+            "code": code,
+        },
+        "block_parity": {"code": code, "mixing": whole(1), "bits": one_of(16, 32)},
+        "clipped_moments": private,
+        "clipped_gradient": {
+            **private,
+            "direction": listed(real(), sizes.features),
+            "radius": positive,
+            "residual": positive,
+        },
+        "masked": masked,
+        "changed": {**masked, "counted": _counted},
+    }
+
+
+def _counted(name: str, value: Any) -> None:
+    listed(listed(whole(-1), 2), 0, 1)(name, value)
