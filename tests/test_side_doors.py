@@ -5,18 +5,32 @@ what the noisy sums decide, the weights, and in nothing else; and data that are 
 nothing at all.
 """
 
-from dataclasses import fields, is_dataclass
+import json
+from dataclasses import fields, is_dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from sklearn.datasets import load_digits, make_friedman1  # type: ignore[import-untyped]
+from typer.testing import CliRunner
 
 from codedfedl import CodedFedLClassifier, CodedFedLRegressor, Fleet, load_model
+from codedfedl.cli import app
+from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.planning.private import PrivatePlan
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private
+from codedfedl.simulation.engine import Setting, Simulation
+from codedfedl.simulation.problem import embedded
+from codedfedl.simulation.run import simulate
+from codedfedl.simulation.timeline import Exchange
+from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
 CLIENTS = 8
 SETTINGS: dict[str, Any] = {"n_components": 60, "sigma": 2.0}
@@ -146,3 +160,169 @@ class TestEstimator:
         assert model.privacy_ is None
         assert model.to_model().card["privacy"] is None
         assert model.to_model().temperature is not None
+
+
+def table(folder: Path, rows: int = 400) -> Path:
+    """Write a table of two classes, whose columns have units of their own."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, rows)
+    columns = {
+        "weight": rng.normal(70 + 8 * label, 6),
+        "age": rng.uniform(18 + 20 * label, 60 + 20 * label),
+        "label": label,
+    }
+    path = folder / "people.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return path
+
+
+def experiment(path: Path | str, **changes: Any) -> Experiment:
+    data = {"name": str(path), "partition": "iid", "low": [0, 18], "high": [300, 120]}
+    document: dict[str, Any] = {
+        "data": data | changes.pop("data", {}),
+        "fleet": {"clients": CLIENTS},
+        "features": {"kind": "fourier", "n_components": 40, "sigma": 0.3},
+        "training": {"epochs": 60, "ridge": 1e-6},
+        "schemes": [{"name": "private", "hours": 0.1}],
+    }
+    return Experiment.model_validate(document | changes)
+
+
+def first_sums(one: Experiment, inputs: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the first sum over these inputs, and how far a record may move it."""
+    settings = cells(one)
+    ((data, dataset),) = datasets(settings, None).items()
+    changed_data = {data: replace(dataset, inputs=inputs)}
+    (unit,) = units(settings, one.seeds, changed_data, fleets(settings))
+    parts = deal(unit)
+    heard: list[np.ndarray] = []
+
+    def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
+        if inbox.sums and not heard:
+            numbers = inbox.total("moments").astype(np.uint32).view(np.int32)
+            heard.append(numbers / exchange.ask.work.scale)  # type: ignore[attr-defined]
+
+    problem = embedded(unit.dataset, parts, unit.features, "cpu")
+    run = Simulation(problem, entries_of(unit, parts), unit.seed, listen)
+    next(run.run())
+    account = run.settings[0].scheme.privacy(run.settings[0].state)
+    assert account is not None
+    sensitivity = account.releases[0].sensitivity
+    return heard[0], float(np.max(sensitivity))
+
+
+class TestSimulation:
+    def test_a_record_changes_nothing_but_what_the_models_decide(self, tmp_path: Path) -> None:
+        """A training record of the same label: the split, which is by label, stays the same."""
+        path = table(tmp_path)
+        ((_, dataset),) = datasets(cells(experiment(path)), None).items()
+        runs = [RunDirectory(tmp_path / name) for name in ("one", "other")]
+        simulate(experiment(path), runs[0])
+        frame = pd.read_csv(path)
+        (row,) = np.flatnonzero(np.isclose(frame["weight"] / 300, dataset.inputs[0, 0]))
+        frame.loc[row, "weight"] = 250.0
+        frame.to_csv(path, index=False)
+        simulate(experiment(path), runs[1])
+        one, other = (directory.path for directory in runs)
+        assert (one / "privacy.json").read_text() == (other / "privacy.json").read_text()
+        assert (one / "config.toml").read_text() == (other / "config.toml").read_text()
+        files = (dict(np.load(p / "model.npz", allow_pickle=False)) for p in (one, other))
+        assert changed(*files) <= {"weights", "card"}  # the card has the test accuracy, and a date
+        cards = [load_model(p / "model.npz").card for p in (one, other)]
+        assert changed(*cards) <= {"test_metric", "created"}
+        kept = [dict(np.load(p / "checkpoint.npz", allow_pickle=False)) for p in (one, other)]
+        assert changed(*kept) <= {"0/0/model", "0/0/records/metric"}
+        assert changed(*kept) >= {"0/0/model"}
+
+    def test_a_record_moves_the_first_sum_by_no_more_than_the_account_says(
+        self, tmp_path: Path
+    ) -> None:
+        """With the same noise; another record in its place counts twice, as gone and as new."""
+        one = experiment(table(tmp_path))
+        ((_, dataset),) = datasets(cells(one), None).items()
+        sums, sensitivity = first_sums(one, dataset.inputs)
+        for others in neighbours(dataset.inputs):
+            moved, _ = first_sums(one, others)
+            assert 0 < np.linalg.norm(moved - sums) <= 2 * sensitivity
+
+    def test_the_models_scale_is_that_of_the_bounds(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        simulate(experiment(table(tmp_path)), directory)
+        model = load_model(directory.path / "model.npz")
+        assert model.low is not None
+        assert model.span is not None
+        assert (model.low.tolist(), model.span.tolist()) == ([0, 18], [300, 102])
+        points = np.array([[70.0, 40.0]])
+        np.testing.assert_allclose(model.raw(points), [[70 / 300, 22 / 102]])
+
+    def test_the_models_state_their_guarantee(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        schemes = [{"name": "private", "hours": 0.1, "epsilon": e} for e in (2.0, 1.0)]
+        simulate(experiment(table(tmp_path), schemes=schemes, seeds=[0, 1]), directory)
+        runs = json.loads((directory.path / "privacy.json").read_text())["runs"]
+        stored = [load_model(path).card for path in sorted(directory.path.rglob("*.npz"))[1:]]
+        assert len(stored) == len(runs) == 4
+        for card in stored:
+            (run,) = (
+                r for r in runs if (r["setting"], r["seed"]) == (card["setting"], card["seed"])
+            )
+            names = ("epsilon", "delta", "adjacency", "unit", "releases", "against")
+            assert {name: card["privacy"][name] for name in names} == {n: run[n] for n in names}
+            assert card["epsilon"] == run["epsilon"]
+            assert "a simulation, whose noise comes from the seed" in card["privacy"]["holds"]
+        # No objective is known, so the first setting's is kept as model.npz, whatever the data.
+        assert load_model(directory.path / "model.npz").card["setting"] == runs[0]["setting"]
+
+    def test_no_target_is_computed_from_the_training_points(self, tmp_path: Path) -> None:
+        schemes = [{"name": "private", "hours": 0.1}, {"name": "one-shot"}]
+        directory = RunDirectory(tmp_path / "run")
+        simulate(experiment(table(tmp_path), schemes=schemes), directory)
+        kept = directory.checkpoint()
+        assert kept is not None
+        assert "0/1/fact/exact_metric" in kept
+        assert "0/0/fact/exact_metric" not in kept
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"data": {"low": None, "high": None}}, "give public bounds of the values in data.low"),
+            ({"data": {"high": None}}, "data.high is None: give both"),
+            ({"data": {"low": [0, 200]}}, "with low below high"),
+            ({"data": {"low": [0, 1, 2]}}, "a number each, or one for each input column"),
+            ({"data": {"low": 0, "high": [1, 2, 3]}}, "3 values where there are 2 input columns"),
+            ({"data": {"low": -inf, "high": 1}}, "must be finite"),
+            ({"data": {"name": "digits"}}, "whose pixels have known bounds"),
+            ({"training": {"objective": True}}, "training.objective is true"),
+            ({"features": {"kind": "fourier"}}, "features.sigma is 'auto'"),
+        ],
+    )
+    def test_what_would_read_the_data_is_refused_before_any_work(
+        self, changes: dict[str, Any], message: str, tmp_path: Path
+    ) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        with pytest.raises(InputError, match=message):
+            simulate(experiment(table(tmp_path), **changes), directory)
+        assert not directory.path.exists()
+
+    def test_a_regression_is_refused(self, tmp_path: Path) -> None:
+        bounds = {"low": None, "high": None}
+        with pytest.raises(InputError, match="whose labels are numbers"):
+            simulate(experiment("digits-halves", data=bounds), RunDirectory(tmp_path / "run"))
+
+    def test_other_schemes_are_scaled_as_before(self, tmp_path: Path) -> None:
+        one = experiment(
+            table(tmp_path), data={"low": None, "high": None}, schemes=[{"name": "one-shot"}]
+        )
+        ((_, dataset),) = datasets(cells(one), None).items()
+        assert dataset.origin.own_scale
+        assert (dataset.inputs.min(), dataset.inputs.max()) == (0, 1)
+
+
+def test_a_federation_here_refuses_to_scale_by_the_data(tmp_path: Path) -> None:
+    command = ["federate", "local", "--scheme", "private", "--clients", "3", "--rounds", "4"]
+    told = CliRunner().invoke(
+        app, [*command, "--dataset", str(table(tmp_path)), "--out", str(tmp_path / "run")]
+    )
+    assert told.exit_code != 0
+    assert "give public bounds" in str(told.exception)
+    assert not (tmp_path / "run").exists()

@@ -14,7 +14,8 @@ from codedfedl.cli.following import (
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
-from codedfedl.data import Dataset, load_dataset
+from codedfedl.core.disclosure import only_private
+from codedfedl.data import Dataset
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.reading import RunTables
@@ -26,6 +27,7 @@ from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.runs.watching import look
+from codedfedl.simulation.side_doors import refuse_own_scale
 
 __all__ = ["federate_here", "local_experiment"]
 
@@ -86,9 +88,11 @@ def _trained(
     given = {"data.name": dataset} | training.changes | places
     experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     how = experiment.data
-    loaded = load_dataset(dataset, data, label=how.label, text=how.text)
+    loaded = how.load(data)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
+    if only_private(scheme.disclosure):
+        refuse_own_scale(loaded, scheme.name)
     cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
