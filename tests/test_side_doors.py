@@ -7,7 +7,7 @@ nothing at all.
 
 import json
 from dataclasses import fields, is_dataclass, replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from codedfedl.cli import app
 from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.planning.private import PrivatePlan
+from codedfedl.report.html import render_report
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
@@ -97,6 +98,8 @@ class TestEstimator:
             neighbour = fitted(others, labels)
             assert changed(vars(model), vars(neighbour)) == {"coef_"}
             assert changed(saved, members(neighbour, tmp_path / "other.npz")) == {"weights"}
+        relabelled = fitted(points, np.r_[labels[1], labels[1:]])
+        assert changed(vars(model), vars(relabelled)) == {"coef_"}
 
     def test_data_in_no_sum_change_nothing(
         self, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
@@ -272,6 +275,20 @@ class TestSimulation:
             assert "a simulation, whose noise comes from the seed" in card["privacy"]["holds"]
         # No objective is known, so the first setting's is kept as model.npz, whatever the data.
         assert load_model(directory.path / "model.npz").card["setting"] == runs[0]["setting"]
+
+    def test_the_report_states_the_guarantee(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        schemes = [{"name": "private", "hours": 0.1, "epsilon": 2.0}, {"name": "one-shot"}]
+        simulate(experiment(table(tmp_path), schemes=schemes), directory)
+        page = render_report(directory)
+        (run,) = directory.privacy()["runs"]
+        sums = ", ".join(f"{one['count']} of {one['what']}" for one in run["releases"])
+        row = page[page.index("<h2>Privacy</h2>") :].split("</table>")[0]
+        shown = ceil(1e4 * run["epsilon"]) / 1e4  # never less than what is spent
+        assert f"<td>{shown}</td><td>1e-05</td>" in row
+        assert f'record</td><td class="left">zero-out</td><td class="left">{sums}</td>' in row
+        assert "one-shot" not in row
+        assert "whose noise comes from the seed" in page
 
     def test_no_target_is_computed_from_the_training_points(self, tmp_path: Path) -> None:
         schemes = [{"name": "private", "hours": 0.1}, {"name": "one-shot"}]

@@ -1,6 +1,5 @@
 """A federation on this machine: its experiment, its processes, its results."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,7 +146,7 @@ def local_experiment(
 def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -> None:
     tables = RunTables(directory)
     told = advice(look(directory).conduct, killed, "--deadline")
-    rounds = tables.rounds
+    rounds, privacy = tables.rounds, directory.privacy()
     if as_json:
         final = json_number(float(rounds["metric"][-1]))
         classes = str(rounds["metric_name"][0]) == "accuracy"
@@ -162,7 +161,7 @@ def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -
                 "killed": list(killed),
                 "advice": told,
                 "refusals": _rows(tables.refusals),
-                **_privacy(directory),
+                **({"privacy": privacy} if privacy else {}),
             }
         )
     else:
@@ -170,12 +169,6 @@ def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -
     for sentence in told:
         messages.print(f"advice: {sentence}", soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
-
-
-def _privacy(directory: RunDirectory) -> dict[str, Any]:
-    """Return the run's privacy account, if it has one."""
-    path = directory.path / "privacy.json"
-    return {"privacy": json.loads(path.read_text("utf-8"))} if path.is_file() else {}
 
 
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -45,11 +45,8 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
 
 def written_privacy(directory: RunDirectory) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the guarantee of every private setting, by its cell and seed."""
-    path = directory.path / "privacy.json"
-    if not path.is_file():
-        return {}
-    document = json.loads(path.read_text("utf-8"))
+    document = directory.privacy()
     return {
         (run.pop("cell"), run.pop("seed")): {"holds": document["holds"], **run}
-        for run in document["runs"]
+        for run in document.get("runs", [])
     }
