@@ -30,6 +30,7 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 
 from codedfedl._types import FloatArray
+from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import round_columns
 from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.dataset import texts
@@ -51,8 +52,10 @@ from codedfedl.models.files import map_settings, save_model
 from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
-from codedfedl.schemes import Scheme, scheme_for
+from codedfedl.planning.private import PrivatePlan
+from codedfedl.schemes import Scheme, scheme_class, scheme_for
 from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.privacy import privacy_facts
 from codedfedl.simulation.problem import embedded, task_of
 from codedfedl.streams import stream
 
@@ -104,8 +107,8 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         seed = self._check_parameters()
         # Far from 0, float32 would not tell points apart; an RBF kernel is shift-invariant.
         tiles = Tiles(self.image)
-        kind = self._drawn(1.0, seed, tiles)
-        self.center_ = points.mean(axis=0) * kind.shift_invariant
+        shifted = self._drawn(1.0, seed, tiles).shift_invariant and not self._is_private
+        self.center_ = points.mean(axis=0) if shifted else np.zeros(points.shape[1])
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
         dataset = Dataset("X", near, labels, near[scored], labels[scored], classes)
@@ -181,11 +184,22 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             raise InputError(
                 f"operations is {self.operations!r}: must be a whole number, 0 or more, or None"
             )
+        if self._is_private and self.sigma is None:
+            raise InputError(
+                "sigma is None, which is computed from the points outside the privacy budget: give "
+                "a number, known beforehand or from public points, where the scheme is private"
+            )
         if isinstance(self.random_state, int | np.integer):
             if not 0 <= self.random_state < 2**32:
                 raise InputError(f"random_state is {self.random_state}: must be in [0, 2^32)")
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31))
+
+    @property
+    def _is_private(self) -> bool:
+        """Whether nothing but the scheme's own sums may read the points."""
+        scheme = scheme_class(self.scheme) if isinstance(self.scheme, str) else self.scheme
+        return only_private(getattr(scheme, "disclosure", ()))
 
     def _scheme(self, most_points: int) -> Scheme:
         """Return the scheme; one given by name mixes less if no client has many points."""
@@ -200,21 +214,26 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         state = setting.state
         self.coef_ = np.asarray(state.model, dtype=np.float64)
         self.fleet_ = fleet
-        self.plan_: Plan | ColdStart | None = setting.scheme.plan(state)
-        told = round_columns(setting.records)
+        self.plan_: Plan | ColdStart | PrivatePlan | None = setting.scheme.plan(state)
+        self.privacy_ = privacy_facts(setting.scheme.privacy(state))
+        recorded = round_columns(setting.records)
         columns = ("round", "training_hours", "total_hours", "arrived")
+        scores = {} if self._is_private else {"score": recorded["metric"]}
         self.history_: Mapping[str, npt.NDArray[Any]] = {
-            **{name: told[name] for name in columns},
-            "score": told["metric"],
+            **{name: recorded[name] for name in columns},
+            **scores,
         }
-        self.training_hours_ = float(told["training_hours"][-1])
-        self.total_hours_ = float(told["total_hours"][-1])
+        self.training_hours_ = float(recorded["training_hours"][-1])
+        self.total_hours_ = float(recorded["total_hours"][-1])
         self.n_iter_ = int(self.history_["round"][-1])
 
     def _calibrate(self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None) -> None:
-        """Fit the temperature of probabilities to the points that every round is scored on."""
+        """Fit the temperature of probabilities to the points that every round is scored on.
+
+        There is none for a private scheme: its budget does not cover this.
+        """
         scores = np.asarray(self.feature_map_.transform(points) @ self.coef_)
-        usable = classes is not None and np.isfinite(scores).all()
+        usable = classes is not None and np.isfinite(scores).all() and not self._is_private
         self._temperature = fitted_temperature(scores, labels) if usable else None
         self._points_seen = len(points)
 
@@ -234,7 +253,8 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             "training_hours": self.training_hours_,
             "total_hours": self.total_hours_,
             "simulated": True,
-            "epsilon": None,
+            "epsilon": (self.privacy_ or {}).get("epsilon"),
+            "privacy": self.privacy_,
             "calibrated_on": None if self._temperature is None else calibrated,
             "temperature": self._temperature,
         }
@@ -286,6 +306,9 @@ def _texts(points: Any) -> npt.NDArray[np.str_]:
 class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
     """A classifier trained by a simulated federation of slow clients with lossy links.
 
+    With a private scheme nothing that is fitted depends on the points except through its noisy
+    sums: see "Side doors" in ``docs/privacy.md``, also for what is assumed to be public.
+
     Parameters
     ----------
     scheme
@@ -304,7 +327,8 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
     n_components
         Number of features; ``patches`` has at most as many as its grid allows.
     sigma
-        Width of the RBF kernel; half the typical distance between two points if None.
+        Width of the RBF kernel; half the typical distance between two points if None, which a
+        private scheme refuses.
     image : (height, width, channels)
         Shape of the images for ``patches``; None for squares with one channel.
     ridge
@@ -323,15 +347,18 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
     classes_ : array of shape (c,)
     coef_ : array of shape (q, c)
         The model, on the features of `feature_map_`.
-    plan_ : Plan, ColdStart or None
-        Deadline and loads of `coded`, deadlines and rounds of `coded-newton`.
+    plan_ : Plan, ColdStart, PrivatePlan or None
+        Deadline and loads of `coded`, deadlines and rounds of `coded-newton` and `private`.
     history_ : dict of arrays
         For every round: ``round``, ``training_hours``, ``total_hours``, ``arrived`` (how many
-        clients answered in time) and ``score`` (on at most 2,000 of the training points).
+        clients answered in time) and ``score`` (on at most 2,000 of the training points; not where
+        the scheme is private).
     training_hours_, total_hours_ : float
         Simulated training time on the fleet: rounds only, and with the set-up.
     center_ : array of shape (d,)
-        Subtracted from every point first.
+        Subtracted from every point first; 0 where the scheme is private.
+    privacy_ : dict or None
+        Guarantee of a private scheme: ε, δ, adjacency, every release, and against whom it holds.
     encoder_ : Encoder or None
         What X goes through first; None if `features` are not an encoder's.
     sigma_, feature_map_, fleet_, n_iter_, n_features_in_, feature_names_in_
@@ -384,7 +411,8 @@ class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type:
     """A regressor trained by a simulated federation of slow clients with lossy links.
 
     Targets are standardised to mean 0 and variance 1 for training, with sums that clients could
-    compute together. Everything except `classes_` is as in `CodedFedLClassifier`.
+    compute together; a private scheme is refused, since its budget does not cover these. Everything
+    except `classes_` is as in `CodedFedLClassifier`.
     """
 
     def fit(self, X: Any, y: Any, clients: Any = None) -> Self:  # noqa: N803
@@ -397,6 +425,12 @@ class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type:
         clients : array of shape (n,), optional
             The name of each point's client, as in the fleet; by default assigned at random.
         """
+        if self._is_private:
+            raise InputError(
+                "the scheme is private, and targets are standardised by their exact mean and "
+                "variance, outside its budget: use CodedFedLClassifier, with ranges of the target "
+                "as classes"
+            )
         X, y = self._inputs(X, y, multi_output=True, y_numeric=True)  # noqa: N806
         columns = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
         self.offset_, spread = columns.mean(axis=0), columns.std(axis=0)

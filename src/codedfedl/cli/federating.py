@@ -1,6 +1,5 @@
 """A federation on this machine: its experiment, its processes, its results."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from codedfedl.cli.following import (
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
-from codedfedl.data import Dataset, load_dataset
+from codedfedl.core.disclosure import only_private
+from codedfedl.data import Dataset
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
 from codedfedl.report.reading import RunTables
@@ -26,6 +26,7 @@ from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.runs.watching import look
+from codedfedl.simulation.side_doors import refuse_own_scale
 
 __all__ = ["federate_here", "local_experiment"]
 
@@ -86,9 +87,11 @@ def _trained(
     given = {"data.name": dataset} | training.changes | places
     experiment = local_experiment(training.scheme_table, given, parse_overrides(overrides or []))
     how = experiment.data
-    loaded = load_dataset(dataset, data, label=how.label, text=how.text)
+    loaded = how.load(data)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
+    if only_private(scheme.disclosure):
+        refuse_own_scale(loaded, scheme.name)
     cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
@@ -143,7 +146,7 @@ def local_experiment(
 def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -> None:
     tables = RunTables(directory)
     told = advice(look(directory).conduct, killed, "--deadline")
-    rounds = tables.rounds
+    rounds, privacy = tables.rounds, directory.privacy()
     if as_json:
         final = json_number(float(rounds["metric"][-1]))
         classes = str(rounds["metric_name"][0]) == "accuracy"
@@ -158,7 +161,7 @@ def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -
                 "killed": list(killed),
                 "advice": told,
                 "refusals": _rows(tables.refusals),
-                **_privacy(directory),
+                **({"privacy": privacy} if privacy else {}),
             }
         )
     else:
@@ -166,12 +169,6 @@ def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -
     for sentence in told:
         messages.print(f"advice: {sentence}", soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
-
-
-def _privacy(directory: RunDirectory) -> dict[str, Any]:
-    """Return the run's privacy account, if it has one."""
-    path = directory.path / "privacy.json"
-    return {"privacy": json.loads(path.read_text("utf-8"))} if path.is_file() else {}
 
 
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

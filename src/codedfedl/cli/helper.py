@@ -73,6 +73,7 @@ def ledger_command(
     rows = [
         {
             "data": data,
+            "content": sorted({entry.content for entry in entries}),
             "epsilon": json_number(ledger.spent(data)),
             "delta": delta,
             "adjacency": ADJACENCY,
@@ -86,8 +87,9 @@ def ledger_command(
         return
     for row in rows:
         told = "infinite" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        name = row["data"] or "without a name, which count for every data set"
         results.print(
-            f"data {str(row['data'])[:16]}…: epsilon {told} at delta {delta:g}, {ADJACENCY}; "
+            f"data {name}: epsilon {told} at delta {delta:g}, {ADJACENCY}; "
             f"{row['sums']} sums of {row['federations']} federations",
             soft_wrap=True,
         )

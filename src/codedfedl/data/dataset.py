@@ -26,6 +26,8 @@ class Origin:
         Names of the classes, in order.
     low, span : arrays of shape (d,)
         Inputs are (value in the file − low) / span.
+    own_scale
+        Whether these are the range of the training values, rather than known without the data.
     """
 
     columns: tuple[str, ...] = ()
@@ -33,6 +35,7 @@ class Origin:
     classes: tuple[str, ...] = ()
     low: FloatArray | None = None
     span: FloatArray | None = None
+    own_scale: bool = False
 
     def of_pixels(self, inputs: int, whitest: float) -> "Origin":
         """Return the origin of pixel files, whose values from 0 to `whitest` become [0, 1]."""

@@ -12,6 +12,7 @@ from codedfedl._types import FloatArray, IntArray
 from codedfedl.data.dataset import Dataset, Origin, check_finite, real_numbers
 from codedfedl.data.files import TABLES, Image, read_npz, read_points
 from codedfedl.data.idx import IDX_NAMES, load_idx
+from codedfedl.data.scaling import Bounds, Sides, bounds_of
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 
@@ -30,6 +31,8 @@ def load_dataset(
     *,
     label: str | Sequence[str] | None = None,
     text: str | None = None,
+    low: Sides | None = None,
+    high: Sides | None = None,
     test_share: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
@@ -52,6 +55,9 @@ def load_dataset(
     text
         The column of a table that holds texts, for an encoder: no other column is read. For an
         ``.npz`` file any name says that its inputs are texts.
+    low, high
+        Bounds of a file's values that are known without the data, a number for all input columns or
+        one for each, to scale by instead of by the range of the training values.
     test_share
         Share of the points held out for testing, if the data have no test part. The split is
         stratified by class.
@@ -62,7 +68,8 @@ def load_dataset(
     -----
     If a file's training inputs are not all in [0, 1], each column is shifted and scaled so that
     its training values span [0, 1]; for images, all pixels together. Test inputs are transformed
-    in the same way, and may lie outside.
+    in the same way, and may lie outside. With `low` and `high`,
+    inputs are scaled by these.
     """
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}: must be above 0 and below 1")
@@ -73,20 +80,26 @@ def load_dataset(
         raise InputError(
             f"data.text is {text!r}, but only a .csv, .parquet or .npz file has texts: leave it out"
         )
+    bounds = bounds_of(low, high)
+    if bounds is not None and (name in DATASET_NAMES or text is not None):
+        raise InputError(
+            "data.low and data.high are for a file of numbers: leave them out for texts, and for "
+            "a built-in data set, whose pixels have known bounds"
+        )
     if name in IDX_NAMES:
         return load_idx(str(name), directory)
     if name == "digits":
-        return _of_pixels(_split("digits", *_digits(), test_share, seed, (8, 8, 1)))
+        return _of_pixels(_split("digits", *_digits(), test_share, seed, image=(8, 8, 1)))
     if name == "digits-halves":
         upper, lower = np.split(_digits()[0], 2, axis=1)
-        return _of_pixels(_split(name, upper, lower, test_share, seed, (4, 8, 1)))
+        return _of_pixels(_split(name, upper, lower, test_share, seed, image=(4, 8, 1)))
     if suffix == ".npz":
-        return _load_npz(Path(name), test_share, seed, text=text is not None)
+        return _load_npz(Path(name), test_share, seed, bounds, text=text is not None)
     if suffix in TABLES:
         found = read_points(Path(name), label, text)
         origin = Origin(found.columns, found.label_columns)
         stem = Path(name).stem
-        return _split(stem, found.inputs, found.labels, test_share, seed, origin=origin)
+        return _split(stem, found.inputs, found.labels, test_share, seed, bounds, origin=origin)
     raise InputError(
         f"the data set {str(name)!r} is neither a file that ends in .npz, .csv or .parquet nor a "
         f"known name: {nearest(str(name), DATASET_NAMES)}"
@@ -105,11 +118,13 @@ def _of_pixels(digits: Dataset) -> Dataset:
     return replace(digits, bits=8, origin=digits.origin.of_pixels(digits.inputs.shape[1], _WHITEST))
 
 
-def _load_npz(path: Path, test_share: float, seed: int, *, text: bool) -> Dataset:
+def _load_npz(
+    path: Path, test_share: float, seed: int, bounds: Bounds | None, *, text: bool
+) -> Dataset:
     arrays, image = read_npz(path, text=text)
     inputs, labels = arrays["inputs"], arrays["labels"]
     if "test_inputs" not in arrays:
-        return _split(path.stem, inputs, labels, test_share, seed, image)
+        return _split(path.stem, inputs, labels, test_share, seed, bounds, image)
     test_inputs, test_labels = arrays["test_inputs"], arrays["test_labels"]
     if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
         raise InputError(
@@ -117,11 +132,12 @@ def _load_npz(path: Path, test_share: float, seed: int, *, text: bool) -> Datase
         )
     numbers, classes, words = _numbered(path.stem, np.concatenate([labels, test_labels]))
     labels, test_labels = numbers[: len(labels)], numbers[len(labels) :]
-    low, span = None, None
+    origin = Origin(classes=words)
     if inputs.shape[1] == test_inputs.shape[1]:  # `Dataset` refuses the rest
-        low, span = _unit_scale(inputs, image)
-        inputs, test_inputs = scaled(inputs, low, span), scaled(test_inputs, low, span)
-    origin = Origin(classes=words, low=low, span=span)
+        origin = _with_scale(origin, inputs, bounds, image)
+        inputs, test_inputs = (
+            scaled(some, origin.low, origin.span) for some in (inputs, test_inputs)
+        )
     return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes, image, origin)
 
 
@@ -155,6 +171,7 @@ def _split(
     labels: Array,
     test_share: float,
     seed: int,
+    bounds: Bounds | None = None,
     image: Image | None = None,
     origin: Origin | None = None,
 ) -> Dataset:
@@ -165,9 +182,10 @@ def _split(
             f"test_share is {test_share}, which leaves none of the {len(labels)} points of {name} "
             "for testing: raise it, or add points"
         )
-    low, span = _unit_scale(inputs[~test], image)
-    train_inputs, test_inputs = (scaled(inputs[rows], low, span) for rows in (~test, test))
-    origin = replace(origin or Origin(), classes=words, low=low, span=span)
+    origin = _with_scale(replace(origin or Origin(), classes=words), inputs[~test], bounds, image)
+    train_inputs, test_inputs = (
+        scaled(inputs[rows], origin.low, origin.span) for rows in (~test, test)
+    )
     train, tested = numbers[~test], numbers[test]
     return Dataset(name, train_inputs, train, test_inputs, tested, classes, image, origin)
 
@@ -182,6 +200,17 @@ def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool
     test = np.empty(len(strata), dtype=np.bool_)
     test[order] = rank < np.repeat(chosen, counts)
     return test
+
+
+def _with_scale(
+    origin: Origin, inputs: Array, bounds: Bounds | None, image: Image | None
+) -> Origin:
+    """Return the origin with the scale of its inputs: by bounds, or by their own range."""
+    if bounds is not None:
+        low, span = bounds.scale(inputs.shape[1])
+        return replace(origin, low=low, span=span)
+    own_low, own_span = _unit_scale(inputs, image)
+    return replace(origin, low=own_low, span=own_span, own_scale=own_low is not None)
 
 
 def _unit_scale(inputs: Array, image: Image | None) -> tuple[FloatArray | None, FloatArray | None]:

@@ -1,4 +1,4 @@
-"""A scale that clients agree on: each reports sums over its points, and nobody sees a point."""
+"""Scales of the inputs: one that clients agree on by sums, or one from public bounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,19 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray
 from codedfedl.data.shards import Shard
+from codedfedl.errors import InputError
 
-__all__ = ["UNSCALED", "Moments", "Scaling", "agreed_means", "agreed_spreads", "moments"]
+__all__ = [
+    "UNSCALED",
+    "Bounds",
+    "Moments",
+    "Scaling",
+    "Sides",
+    "agreed_means",
+    "agreed_spreads",
+    "bounds_of",
+    "moments",
+]
 
 _ROWS_AT_ONCE = 1 << 16
 
@@ -91,3 +102,48 @@ class Scaling:
 
 UNSCALED = Scaling()
 """No scaling."""
+
+Sides = float | tuple[float, ...]
+"""A number for all input columns, or one for each."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of the input values that are known without looking at the data.
+
+    Values beyond them are not refused: they are scaled like all others.
+    """
+
+    low: Sides
+    high: Sides
+
+    def __post_init__(self) -> None:
+        low, high = (np.atleast_1d(side).astype(np.float64) for side in (self.low, self.high))
+        if len({len(low), len(high)} - {1}) > 1 or not (low < high).all():
+            raise InputError(
+                f"data.low is {self.low} and data.high is {self.high}: give a number each, or one "
+                "for each input column, with low below high"
+            )
+        if not np.isfinite([*low, *high]).all():
+            raise InputError(f"data.low is {self.low} and data.high is {self.high}: must be finite")
+
+    def scale(self, columns: int) -> tuple[FloatArray, FloatArray]:
+        """Return the lowest value of each column and its span."""
+        sides = [np.asarray(side, dtype=np.float64) for side in (self.low, self.high)]
+        for name, side in zip(("low", "high"), sides, strict=True):
+            if side.ndim and len(side) != columns:
+                raise InputError(
+                    f"data.{name} has {len(side)} values where there are {columns} input columns: "
+                    "give one for each, or a single number"
+                )
+        low, high = (np.broadcast_to(side, columns) for side in sides)
+        return low.copy(), high - low
+
+
+def bounds_of(low: Sides | None, high: Sides | None) -> Bounds | None:
+    """Return the bounds that are given; None where none are."""
+    if low is None and high is None:
+        return None
+    if low is None or high is None:
+        raise InputError(f"data.low is {low} and data.high is {high}: give both")
+    return Bounds(low, high)

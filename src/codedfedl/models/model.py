@@ -131,9 +131,11 @@ class Model:
         """
         self._check_classifier("probabilities")
         if self.temperature is None:
+            which = "public points: the training points are confidential"
             raise InputError(
                 "the model has no probabilities, since it was not calibrated: call "
                 "model.calibrated(points, labels, 'which points these are')"
+                f"{f' with {which}' if self.card.get('privacy') else ''}"
             )
         return np.asarray(softmax(self.scores(points) / self.temperature, axis=1))
 

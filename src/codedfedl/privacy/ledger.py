@@ -3,6 +3,9 @@
 The sums of different runs compose as those of one run do: μ² adds up (`privacy.accounting`). The
 ledger keeps every contract that the client has answered under and the numbers of the sums that it
 had a part in, so that whoever reads it can add up again; one that does not add up is refused.
+
+A data set is known by the name that its owner gives it, not by its content: nearly all records stay
+when one is added or changed, and so does what was released about them.
 """
 
 import json
@@ -21,7 +24,8 @@ from codedfedl.privacy.contract import Contract
 
 __all__ = ["Entry", "Ledger"]
 
-_FORMAT = 1
+_FORMAT = 2
+_WITHOUT_NAMES = 1  # the format whose entries were known by a hash of the content
 _ROUNDING = 1e-9
 
 
@@ -32,17 +36,21 @@ class Entry:
     Attributes
     ----------
     data
-        Fingerprint of the data set.
+        Name of the data set; empty in a ledger from before there were names. Such an entry may be
+        about any data set of the owner, and counts for each.
     sums
         Numbers of the sums that an answer was sent for, in order.
     closed
         Whether the federation is over: nothing more is answered.
+    content
+        Hash of the data at the last answer, for information: nothing depends on it.
     """
 
     data: str
     contract: Contract
     sums: tuple[int, ...] = ()
     closed: bool = False
+    content: str = ""
 
     @property
     def spent(self) -> float:
@@ -53,6 +61,7 @@ class Entry:
         """Return plain values."""
         return {
             "data": self.data,
+            "content": self.content,
             "contract": self.contract.document(),
             "digest": self.contract.digest,
             "sums": list(self.sums),
@@ -61,11 +70,12 @@ class Entry:
         }
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> "Entry":
-        """Return the entry, if it adds up."""
+    def of(cls, document: dict[str, Any], *, named: bool = True) -> "Entry":
+        """Return the entry, if it adds up; `named` says whether its data are known by a name."""
         contract = Contract.of(document["contract"])
         sums = tuple(document["sums"])
-        entry = cls(str(document["data"]), contract, sums, bool(document["closed"]))
+        data, content = (document["data"], document["content"]) if named else ("", document["data"])
+        entry = cls(str(data), contract, sums, bool(document["closed"]), str(content))
         right = contract.digest == document["digest"] and len(set(sums)) == len(sums)
         if not right or not _same(entry.spent, document["spent"]):
             raise ValueError(f"what was spent in {contract.federation} does not add up")
@@ -87,29 +97,38 @@ class Ledger:
 
     def spent(self, data: str) -> float:
         """Return the ε that a data set has spent, at the ledger's δ."""
-        return self._epsilon([one for one in self._read() if one.data == data], [])
+        return self._epsilon(_about(data, self._read()), [])
 
     def data_sets(self) -> dict[str, list[Entry]]:
-        """Return what every federation got, by data set."""
+        """Return what every federation got, by the name of the data set; see `Entry.data`."""
         entries = self._read()
         return {data: [e for e in entries if e.data == data] for data in {e.data for e in entries}}
 
     def check(self, data: str, contract: Contract) -> None:
         """Refuse a federation whose whole contract does not fit under the cap, or that is over."""
+        _check_name(data)
         entries = self._read()
         self._refuse_beyond(contract, self._others(entries, data, contract))
         if any(one.closed for one in entries if one.contract.digest == contract.digest):
             raise InputError(f"federation {contract.federation} is over: begin a new one")
 
-    def charge(self, data: str, contract: Contract, number: int) -> None:
+    def charge(self, data: str, contract: Contract, number: int, content: str = "") -> None:
         """Write a sum down before an answer for it leaves; the same sum is charged once.
 
         Where each answer has noise of its own, a second answer for a sum is refused.
+
+        Parameters
+        ----------
+        data
+            Name of the data set, as its owner gives it.
+        content
+            Hash of the data as they are now, which is written down for information.
         """
+        _check_name(data)
         with self._locked():
             entries = self._read()
             self._refuse_beyond(contract, self._others(entries, data, contract))
-            mine = [e for e in entries if e.data == data and e.contract.digest == contract.digest]
+            mine = [e for e in _about(data, entries) if e.contract.digest == contract.digest]
             entry = mine[0] if mine else Entry(data, contract)
             contract.release(number)  # refuses a sum beyond the contract
             if number in entry.sums and contract.account.shares:
@@ -118,7 +137,8 @@ class Ledger:
                     "own, and is not paid for; ask for the next one"
                 )
             if number not in entry.sums:
-                grown = replace(entry, sums=tuple(sorted({*entry.sums, number})))
+                sums = tuple(sorted({*entry.sums, number}))
+                grown = replace(entry, sums=sums, content=content or entry.content)
                 self._write([*(e for e in entries if e is not entry), grown])
 
     def close(self, federation: str) -> None:
@@ -146,7 +166,7 @@ class Ledger:
     @staticmethod
     def _others(entries: list[Entry], data: str, contract: Contract) -> list[Entry]:
         """Return what other federations got of a data set."""
-        return [e for e in entries if e.data == data and e.contract.digest != contract.digest]
+        return [e for e in _about(data, entries) if e.contract.digest != contract.digest]
 
     def _epsilon(self, entries: list[Entry], more: Sequence[Release]) -> float:
         """Return ε of all that some federations got, and of more releases, at the ledger's δ."""
@@ -158,9 +178,10 @@ class Ledger:
             return []
         try:
             document = json.loads(self.path.read_text("utf-8"))
-            if document["format"] != _FORMAT:
+            if document["format"] not in (_FORMAT, _WITHOUT_NAMES):
                 raise ValueError(f"format {document['format']} is not {_FORMAT}")
-            entries = [Entry.of(one) for one in document["entries"]]
+            named = document["format"] != _WITHOUT_NAMES
+            entries = [Entry.of(one, named=named) for one in document["entries"]]
             if not _same(sum(one.spent for one in entries), document["total"]):
                 raise ValueError("the total does not add up")
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -185,6 +206,16 @@ class Ledger:
         with self.path.with_suffix(".lock").open("w") as file:
             lock(file, wait=True)
             yield
+
+
+def _about(data: str, entries: list[Entry]) -> list[Entry]:
+    """Return the entries that may be about a data set: its own, and those without a name."""
+    return [entry for entry in entries if entry.data in (data, "")]
+
+
+def _check_name(data: str) -> None:
+    if not data:
+        raise InputError("the data set has no name, so its budget is unknown: give it one")
 
 
 def _plain(value: float) -> float | None:

@@ -111,6 +111,11 @@ class Story:
         return self.directory.environment()
 
     @property
+    def privacy(self) -> dict[str, Any]:
+        """The guarantee of every private setting; nothing where there is none."""
+        return self.directory.privacy()
+
+    @property
     def rounds(self) -> list[Row]:
         """The rounds, one by one."""
         return _rows(self.tables.rounds)

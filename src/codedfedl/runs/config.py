@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from codedfedl._types import IntArray
-from codedfedl.data import partition
+from codedfedl.data import Dataset, load_dataset, partition
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.features import (
@@ -51,15 +51,23 @@ class _Table(BaseModel):
 class DataConfig(_Table):
     """The data, and their partition over the clients.
 
-    `text` is the column of a table that holds texts, for an encoder.
+    `text` is the column of a table that holds texts, for an encoder. `low` and `high` are public
+    bounds of a file's input values, which are scaled by these instead of by their own range.
     """
 
     name: str = "digits"
     label: str | None = None
     text: str | None = None
+    low: float | tuple[float, ...] | None = None
+    high: float | tuple[float, ...] | None = None
     partition: Literal["sorted", "iid", "dirichlet"] = "sorted"
     concentration: float = Field(0.5, gt=0)
     batches: int = Field(1, ge=1)
+
+    def load(self, directory: str | None = None) -> Dataset:
+        """Load the data; `directory` is where the files of a built-in data set are."""
+        how = self.model_dump(include={"label", "text", "low", "high"})
+        return load_dataset(self.name, directory, **how)
 
 
 class FleetConfig(_Table):

@@ -221,6 +221,11 @@ class RunDirectory:
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"cannot read {path}: {error}") from None
 
+    def privacy(self) -> dict[str, Any]:
+        """Return what ``privacy.json`` says; nothing where no setting is private."""
+        path = self.path / "privacy.json"
+        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+
     def environment(self) -> dict[str, Any]:
         """Read what the run ran on."""
         document: dict[str, Any] = json.loads((self.path / "environment.json").read_text("utf-8"))

@@ -19,6 +19,7 @@ from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.simulation.engine import Setting, Simulation
+from codedfedl.simulation.privacy import written_privacy
 from codedfedl.simulation.units import Unit
 from codedfedl.streams import stream
 
@@ -110,8 +111,10 @@ def write_models(
     """Write ``model.npz``, and the models of all other settings and seeds under ``models``.
 
     It is of the first seed: of the settings that `model` names (a scheme, a setting or its id), or
-    of all, the one with the lowest training objective. A model that diverged is not written.
+    of all, the one with the lowest training objective. Nobody may know that of private settings:
+    they come last, in the order of the configuration. A model that diverged is not written.
     """
+    privacy = written_privacy(directory)
     found = [
         _Trained(unit, cell, _part(stored, f"{place}/{s}/"))
         for place, unit in enumerate(units)
@@ -132,10 +135,10 @@ def write_models(
             slug = f"{slug}-{one.cell.id}" if f"{slug}-{one.unit.seed}" in taken else slug
             taken.add(f"{slug}-{one.unit.seed}")
             name = f"models/{slug}-seed-{one.unit.seed}.npz"
-        directory.save_model(name, _model(one))
+        directory.save_model(name, _model(one, privacy.get((one.cell.id, one.unit.seed))))
 
 
-def _model(one: _Trained) -> Model:
+def _model(one: _Trained, privacy: dict[str, Any] | None) -> Model:
     dataset, stored = one.unit.dataset, one.stored
     temperature = stored["temperature"].item() if "temperature" in stored else None
     origin, offset = dataset.origin, stored.get("offset")
@@ -151,7 +154,7 @@ def _model(one: _Trained) -> Model:
         offset=offset,
         scale=None if offset is None else np.ones_like(offset),
         temperature=temperature,
-        card=_card(one, temperature),
+        card=_card(one, temperature) | {"privacy": privacy},
     )
 
 

@@ -1,21 +1,27 @@
-"""`privacy.json`: what a run will give away, written before it starts."""
+"""What a run will give away: written to `privacy.json` before it starts, and into its models."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from codedfedl.core.disclosure import only_private
+from codedfedl.privacy.accounting import Account
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import scheme_class
 from codedfedl.simulation.units import Unit, deal, entries_of
 
-__all__ = ["write_privacy"]
+__all__ = ["privacy_facts", "write_privacy", "written_privacy"]
 
-_TRUST = (
+_HOLDS = (
     "against those named by each run; where a helper adds the noise, server and helper do not "
     "collude; a simulation, whose noise comes from the seed: anyone who knows the seed knows the "
     "noise"
 )
+
+
+def privacy_facts(account: Account | None) -> dict[str, Any] | None:
+    """Return what a model says of its guarantee: against whom it holds, ε, δ and all releases."""
+    return None if account is None else {"holds": _HOLDS, **account.document()}
 
 
 def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
@@ -33,5 +39,14 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
             runs.append(which | account.document())
     if runs:
-        document = {"holds": _TRUST, "runs": runs}
+        document = {"holds": _HOLDS, "runs": runs}
         directory.write_text("privacy.json", json.dumps(document, indent=2) + "\n")
+
+
+def written_privacy(directory: RunDirectory) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the guarantee of every private setting, by its cell and seed."""
+    document = directory.privacy()
+    return {
+        (run.pop("cell"), run.pop("seed")): {"holds": document["holds"], **run}
+        for run in document.get("runs", [])
+    }

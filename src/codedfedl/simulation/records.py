@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import to_host
+from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import FACTS, Record, metric_name, packed, unpacked
 from codedfedl.fleet.delays import Chance, Chances, DelayModel, FleetDelays
 from codedfedl.fleet.mixed import MixedChance, MixedDelays
@@ -54,13 +55,14 @@ def stored_records(checkpoint: Checkpoint, unit: Unit, place: int) -> list[list[
 def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
     """Return what is kept of a finished unit besides its records: its clients and facts.
 
-    If no target is given, exact ridge regression sets it. If the objective is followed, the part
-    that the optimum explains is kept too.
+    If no target is given, exact ridge regression sets it, except where that may not read the data:
+    for a private scheme. If the objective is followed, the part that the optimum explains is kept
+    too.
     """
     arrays: Checkpoint = {}
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
         prefix = f"{place}/{s}/"
-        if cell.experiment.training.target is None:
+        if cell.experiment.training.target is None and not only_private(setting.scheme.disclosure):
             exact = simulation.exact_metric(setting.state.task)
             arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
         if cell.experiment.training.objective:

@@ -15,7 +15,7 @@ from codedfedl.core.aggregate import SUM, RunningSum
 from codedfedl.core.drive import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.work import ArrayClient
-from codedfedl.data import Dataset, load_dataset
+from codedfedl.data import Dataset
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.scaling import Scaling
 from codedfedl.data.shards import Shard
@@ -56,8 +56,7 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     journal.check_kept()
     if members is None or stored is None:
         raise InputError(f"{directory.path} holds no finished federation: resume it first")
-    how = experiment.data
-    dataset = load_dataset(how.name, data, label=how.label, text=how.text)
+    dataset = experiment.data.load(data)
     clients = _clients(experiment, dataset, members)
     scheme = scheme_of(experiment)
     shape = (clients[0].features.shape[1], members.columns)

@@ -8,7 +8,7 @@ import numpy as np
 from codedfedl._types import FloatArray
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.protocol import Task
-from codedfedl.data import Dataset, load_dataset, mini_batches
+from codedfedl.data import Dataset, mini_batches
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_name
 from codedfedl.fleet.delays import DelayModel, FleetDelays
@@ -22,6 +22,7 @@ from codedfedl.schemes import make_scheme, scheme_for
 from codedfedl.schemes.on_sums import on_sums
 from codedfedl.simulation.engine import Entry
 from codedfedl.simulation.problem import Parts, task_of
+from codedfedl.simulation.side_doors import refuse_side_doors
 
 __all__ = ["Clients", "Unit", "datasets", "deal", "entries_of", "fleets", "units"]
 
@@ -61,15 +62,13 @@ class Unit:
 
 def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Dataset]:
     """Load what the settings train on."""
-    chosen = dict.fromkeys(
-        (cell.experiment.data.name, cell.experiment.data.label, cell.experiment.data.text)
-        for cell in found
-    )
-    loaded = {one: load_dataset(one[0], folder, label=one[1], text=one[2]) for one in chosen}
+    dealt = {"partition", "concentration", "batches"}  # after loading
+    every = dict.fromkeys(cell.experiment.data for cell in found)
+    files = {data: data.model_dump_json(exclude=dealt) for data in every}
+    loaded = {file: data.load(folder) for data, file in files.items()}
     for dataset in loaded.values():
         dataset.check_classes()
-    every = dict.fromkeys(cell.experiment.data for cell in found)
-    return {data: loaded[data.name, data.label, data.text] for data in every}
+    return {data: loaded[file] for data, file in files.items()}
 
 
 def fleets(found: Sequence[Cell]) -> dict[str, Clients]:
@@ -110,13 +109,8 @@ def units(
             if features is not None and cell.scheme.features is not None:
                 name = cell.scheme.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
-            drawn = (cell.scheme.features or one.features.kind) != "encoder"
-            if drawn and one.features.sigma == "auto" and only_private(scheme.disclosure):
-                raise InputError(
-                    "features.sigma is 'auto', which is computed from the data outside the privacy "
-                    f"budget: give a number where the scheme is {cell.scheme.name!r}, such as "
-                    "the paper's 5.0"
-                )
+            if only_private(scheme.disclosure):
+                refuse_side_doors(one, cell.scheme, loaded[data])
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
                 features = sized.feature_map(seed, cell.scheme, loaded[data].image)
