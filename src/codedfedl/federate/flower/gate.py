@@ -14,12 +14,12 @@ import asyncio
 import re
 import ssl
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from codedfedl.federate.flower.accepting import Places, Stream, accepting
 from codedfedl.federate.flower.heads import Head, RefusedRequest, parsed_head
 
 __all__ = ["Gate", "GateLimits", "client_context", "server_context"]
@@ -39,8 +39,6 @@ _REASONS = {
     503: "Service Unavailable",
 }
 
-_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
 
 @dataclass(frozen=True)
 class GateLimits:
@@ -51,7 +49,7 @@ class GateLimits:
     head, body, upload
         Bytes of a request's head, of its body, and of one that uploads a part of an array.
     connections, per_address
-        Connections at a time, in all and from one address.
+        Connections at a time, in all and from one address, from before their handshake on.
     first, idle
         Seconds for a TLS handshake or a head, and until the next request or piece of a body.
     rate
@@ -91,7 +89,7 @@ class Gate:
     say: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self._open: Counter[str] = Counter()
+        self._places = Places(self.limits.connections, self.limits.per_address)
         self._held = 0
 
     @asynccontextmanager
@@ -99,35 +97,16 @@ class Gate:
         self, host: str, port: int, tls: ssl.SSLContext | None
     ) -> AsyncIterator[int]:
         """Listen until the context ends; give the port."""
-        server = await asyncio.start_server(
-            self._connected,
-            host,
-            port,
-            limit=self.limits.head,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.limits.first,
-        )
-        async with server:
-            yield server.sockets[0].getsockname()[1]
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str((writer.get_extra_info("peername") or ("?",))[0])
-        try:
-            full = self._open.total() >= self.limits.connections
-            if full or self._open[address] >= self.limits.per_address:
-                return
-            self._open[address] += 1
-            try:
-                await _Passage(self, (reader, writer)).serve()
-            finally:
-                self._open[address] -= 1
-                self._open += Counter()  # forget those at zero
-        except (OSError, EOFError, TimeoutError, asyncio.CancelledError, ssl.SSLError):
-            pass  # whoever hung up, was too slow, or is still here when the gate closes
-        finally:
-            writer.close()
-            with suppress(OSError, TimeoutError, ssl.SSLError):
-                await asyncio.wait_for(writer.wait_closed(), self.limits.first)
+        async with accepting(
+            (host, port),
+            lambda node: _Passage(self, node).serve(),
+            self._places,
+            tls=tls,
+            head=self.limits.head,
+            patience=self.limits.first,
+            say=self.say,
+        ) as listening:
+            yield listening
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -147,10 +126,10 @@ class Gate:
 class _Passage:
     """One connection of a node, and the one to the SuperLink that belongs to it."""
 
-    def __init__(self, gate: Gate, node: _Stream) -> None:
+    def __init__(self, gate: Gate, node: Stream) -> None:
         self.gate, self.limits = gate, gate.limits
         self.reader, self.writer = node
-        self._link: _Stream | None = None
+        self._link: Stream | None = None
         self._used = 0.0
 
     async def serve(self) -> None:
@@ -247,7 +226,7 @@ class _Passage:
     def _host(self) -> bytes:
         return b"%s:%d" % (self.gate.upstream[0].encode("ascii"), self.gate.upstream[1])
 
-    async def _connect(self) -> _Stream:
+    async def _connect(self) -> Stream:
         """Return a connection to the SuperLink: the last one while it is fresh."""
         stale = time.monotonic() - self._used > _FRESH
         if self._link is not None and (stale or self._link[0].at_eof()):

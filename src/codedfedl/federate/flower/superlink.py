@@ -15,11 +15,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
+from codedfedl.federate.flower.accepting import descriptors_for
 from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
 from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user, program
@@ -110,6 +111,7 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
     """Serve until a signal comes or the SuperLink ends; return how it ended."""
     settings.check()
     make_private(settings.home)
+    settings = replace(settings, limits=_affordable(settings.limits, say))
     with _alone(settings.home):
         write_secret(settings.secret, secrets.token_bytes(32).hex().encode())
         port = free_port(HOST)
@@ -126,6 +128,17 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
         finally:
             (settings.home / "serve.json").unlink(missing_ok=True)
             end(link)
+
+
+def _affordable(limits: GateLimits, say: Callable[[str], None]) -> GateLimits:
+    """Raise the limit on open files; return no more connections than it then allows."""
+    connections = descriptors_for(limits.connections)
+    if connections < limits.connections:
+        say(
+            f"warning: the limit on open files allows {connections} connections at a time, not "
+            f"{limits.connections}: raise it with ulimit -Hn, or LimitNOFILE= of systemd"
+        )
+    return replace(limits, connections=connections)
 
 
 async def _serve(
