@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from codedfedl.io.files import make_folder
 
 __all__ = [
     "APP",
+    "TESTED",
     "Superlink",
     "check_engine",
+    "check_version",
     "environment",
     "free_port",
     "own_user",
@@ -30,20 +32,34 @@ __all__ = [
 APP = Path(__file__).parent / "app"
 """The Flower app folder that `flwr run` takes."""
 
-_OLDEST = (1, 41)
+TESTED = ("1.41", "1.42")
+"""The releases of Flower whose internals this package is tested with."""
+
 _PATIENCE = 180.0  # seconds for a command of Flower's; on a busy machine it needs a minute to start
 _INSTALL = "pip install 'codedfedl[flower]'"
 
 
 def check_engine() -> None:
-    """Refuse to begin without Flower, or with one that is too old."""
+    """Refuse to begin without Flower, or with a version that is not tested."""
     try:
-        found = version("flwr")
-    except PackageNotFoundError:
+        installed = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
         raise InputError(f"federations need Flower: {_INSTALL}") from None
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise InputError(f"flwr {found} is too old, {oldest} is needed: {_INSTALL}")
+    check_version(installed)
+
+
+def check_version(installed: str) -> None:
+    """Refuse a version of Flower other than the final releases that this package is tested with.
+
+    Nodes answer through Flower's internals, so that no delivered code runs on them: with other
+    internals nothing would vouch for that.
+    """
+    release, _, patch = installed.rpartition(".")
+    if release not in TESTED or not re.fullmatch("[0-9]+", patch):
+        raise InputError(
+            f"flwr {installed} is installed, and only {' and '.join(TESTED)} are tested: "
+            f"pip install 'flwr~={TESTED[0]}.0'"
+        )
 
 
 def environment(home: Path) -> dict[str, str]:

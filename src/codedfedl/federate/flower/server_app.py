@@ -6,6 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.errors import InputError
+from codedfedl.federate.flower.programs import check_engine
 from codedfedl.federate.flower.registry import read_names
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
@@ -22,6 +23,7 @@ app = ServerApp()
 @app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Run the federation of the run configuration."""
+    check_engine()
     federate_on(FlowerTransport(grid), context)
 
 

@@ -23,7 +23,7 @@ from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.accepting import descriptors_for
 from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
-from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user, program
+from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user
 from codedfedl.federate.flower.supernode import end
 from codedfedl.io.locks import lock
 
@@ -154,7 +154,7 @@ async def _serve(
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    with _apps(settings, port, say) as look:
+    with _apps(settings, port) as look:
         async with gate.listening(settings.host, settings.port, tls):
             authority = None if keys is None else str(keys.authority.resolve())
             address = {"address": f"{HOST}:{port}", "authority": authority, "process": os.getpid()}
@@ -171,33 +171,15 @@ async def _serve(
 
 
 @contextmanager
-def _apps(
-    settings: ServerSettings, port: int, say: Callable[[str], None]
-) -> Iterator[Callable[[], None]]:
-    """Start server apps with our own worker or, if the version does not fit, with Flower's."""
+def _apps(settings: ServerSettings, port: int) -> Iterator[Callable[[], None]]:
+    """Start the server apps of runs, and end them."""
     authority = None if settings.keys is None else settings.keys.authority.resolve()
-    misfit = worker.fits()
-    if not misfit:
-        desk = worker.Desk(f"{HOST}:{port}", settings.secret.read_bytes(), authority)
-        apps = worker.ServerWorker(desk, settings.home, authority)
-        try:
-            yield apps.look
-        finally:
-            apps.close()
-        return
-    say(
-        f"warning: this Flower is not the one that the worker is made for ({misfit}): the tokens "
-        "of server apps stand on their command lines; install flwr 1.41"
-    )
-    command = [program("flower-superexec"), "--runtime-api-address", f"{HOST}:{port}"]
-    command += ["--superexec-auth-secret-file", str(settings.secret)]
-    command += ["--parent-pid", str(os.getpid())]
-    secure = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
-    stock = subprocess.Popen([*command, *secure], env=environment(settings.home), umask=0o077)
+    desk = worker.Desk(f"{HOST}:{port}", settings.secret.read_bytes(), authority)
+    apps = worker.ServerWorker(desk, settings.home, authority)
     try:
-        yield lambda: None
+        yield apps.look
     finally:
-        end(stock)
+        apps.close()
 
 
 @contextmanager

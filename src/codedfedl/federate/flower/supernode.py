@@ -22,7 +22,6 @@ from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.keys import write_secret
 from codedfedl.federate.flower.programs import environment, free_port, own_user
-from codedfedl.federate.node import Node
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.connections import listens
 
@@ -89,23 +88,11 @@ def run_answerer(settings: NodeSettings, node: Answerer, say: Callable[[str], No
     secret, path = secrets.token_bytes(32).hex().encode(), folder / "secret"
     write_secret(path, secret)
     command = settings.command(port)
-    misfit = worker.fits()
-    if misfit and not isinstance(node, Node):
-        raise InputError(f"a helper runs the installed code alone: install flwr 1.41 ({misfit})")
-    if misfit:
-        say(
-            f"warning: this Flower is not the one that the worker is made for ({misfit}): it runs "
-            "the code that the server delivers; install flwr 1.41"
-        )
-        command += ["--node-config", settings.stock_config()]
-    else:
-        command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, env=environment(folder / "flower"), umask=0o077
     )
     try:
-        if misfit:
-            return process.wait()
         _wait_until_it_listens(process, port)
         say(f"{settings.name} is up")
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")

@@ -5,8 +5,8 @@ worker answers them in this process with the installed client, so that the code 
 is never loaded, no token stands on a command line, and no process starts for a message. The
 server's worker starts the server app with its token in a file.
 
-Everything here is checked by `fits` before it is used. Where the installed Flower differs, nodes
-and servers fall back to Flower's own way, and say so.
+Versions of Flower that it is not tested with are refused before anything starts
+(`programs.check_version`).
 """
 
 import logging
@@ -26,7 +26,7 @@ from codedfedl.federate.flower.client_app import respond
 from codedfedl.federate.flower.programs import environment, program
 from codedfedl.federate.transport import Answerer
 
-__all__ = ["Desk", "ServerWorker", "answer_tasks", "fits"]
+__all__ = ["Desk", "ServerWorker", "answer_tasks"]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _QUICK, _SLOW = 0.1, 0.5  # seconds between two looks for a task: just after one, and later
@@ -36,33 +36,6 @@ _END = 5.0  # seconds between asking a server app to end and making it
 _FAILED_CODE = 1  # of an error reply, any number but 0 will do
 
 _log = logging.getLogger(__name__)
-
-
-def fits() -> str:
-    """Return why this worker does not fit the installed Flower; empty if it does."""
-    try:
-        import flwr.supernode.runtime.run_clientapp as theirs
-        from flwr.common.constant import SubStatus
-        from flwr.supercore.constant import TaskType
-        from flwr.supercore.interceptors import (
-            RuntimeTokenHttpInterceptor,
-            RuntimeVersionHttpInterceptor,
-            SuperExecAuthHttpInterceptor,
-        )
-        from flwr.supercore.runtime import RuntimeHttpClient
-
-        needed = [theirs.pull_task_input, theirs.push_message, theirs.push_task_output]
-        needed += [RuntimeHttpClient.AcquireTask, RuntimeHttpClient.SendTaskHeartbeat]
-        needed += [RuntimeHttpClient.from_server_address]
-        RuntimeTokenHttpInterceptor("token")
-        RuntimeVersionHttpInterceptor(component_name="SuperExec")
-        SuperExecAuthHttpInterceptor(master_secret=b"secret", protected_methods={_ACQUIRE})
-        assert TaskType.CLIENT_APP, TaskType.SERVER_APP
-        assert SubStatus.COMPLETED, SubStatus.FAILED
-        assert all(map(callable, needed))
-    except Exception as error:  # whatever another version does
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 class Desk:
