@@ -7,11 +7,14 @@ import os
 import re
 import signal
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -303,6 +306,52 @@ def test_all_ends_with_the_server_and_with_a_node(scene: Scene) -> None:
     before = len(scene.node_ports())
     os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: len(scene.node_ports()) < before, 20, "its SuperNode is still there")
+
+
+class Alone:
+    """A node of its own, whose server is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.temporary, self.cache = folder / "tmp", folder / "cache"
+        self.temporary.mkdir()
+        data = folder / "ada.npz"
+        np.savez(data, inputs=np.zeros((20, 4)), labels=np.arange(20) % 2)
+        self.command = [sys.executable, "-m", "codedfedl", "federate", "node", "--name", "ada"]
+        self.command += ["--superlink", f"{HOST}:9", "--data", str(data)]
+        self.command += ["--cache", str(self.cache)]
+
+    @property
+    def secret(self) -> Path:
+        return self.cache / "supernode" / "secret"
+
+    def run(self, end: signal.Signals) -> str:
+        """Run it until it has a SuperNode, and end it; return the secret of the two."""
+        environment = os.environ | {"TMPDIR": str(self.temporary)}
+        with subprocess.Popen(self.command, env=environment, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if b"ada is up" in line:
+                    break
+            secret = self.secret.read_text()
+            assert self.secret.stat().st_mode & 0o777 == 0o600
+            assert self.secret.parent.stat().st_mode & 0o777 == 0o700
+            process.send_signal(end)
+        return secret
+
+    def left(self) -> list[Path]:
+        """Return what is left in the temporary folder."""
+        return list(self.temporary.rglob("*"))
+
+
+def test_a_killed_node_leaves_no_secret_in_the_temporary_folder(tmp_path: Path) -> None:
+    """It is in the node's own folder, until the node is started again or ends by itself."""
+    node = Alone(tmp_path)
+    first = node.run(signal.SIGKILL)
+    assert node.left() == []
+    assert node.secret.read_text() == first
+    assert node.run(signal.SIGTERM) != first
+    assert node.left() == []
+    assert not node.secret.exists()
 
 
 def test_a_stock_node_loads_the_delivered_client(tmp_path: Path) -> None:

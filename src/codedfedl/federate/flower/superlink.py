@@ -24,8 +24,7 @@ from codedfedl.federate.flower.accepting import descriptors_for
 from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
 from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user
-from codedfedl.federate.flower.supernode import end
-from codedfedl.io.locks import lock
+from codedfedl.federate.flower.supernode import alone_in, end
 
 __all__ = ["ServerSettings", "running", "serve"]
 
@@ -112,7 +111,10 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
     settings.check()
     make_private(settings.home)
     settings = replace(settings, limits=_affordable(settings.limits, say))
-    with _alone(settings.home):
+    taken = f"a server is already running in {settings.home}: end it, or choose another --home"
+    with alone_in(settings.home, taken):
+        for token in settings.home.glob("token-*"):  # of a server that was killed
+            token.unlink()
         write_secret(settings.secret, secrets.token_bytes(32).hex().encode())
         port = free_port(HOST)
         link = subprocess.Popen(
@@ -126,7 +128,8 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
             _wait_until_it_listens(link, port)
             return asyncio.run(_serve(settings, link, port, say))
         finally:
-            (settings.home / "serve.json").unlink(missing_ok=True)
+            for path in (settings.home / "serve.json", settings.secret):
+                path.unlink(missing_ok=True)
             end(link)
 
 
@@ -180,19 +183,6 @@ def _apps(settings: ServerSettings, port: int) -> Iterator[Callable[[], None]]:
         yield apps.look
     finally:
         apps.close()
-
-
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Keep a second server out of the folder."""
-    with (home / ".lock").open("w") as file:
-        try:
-            lock(file)
-        except OSError:
-            raise InputError(
-                f"a server is already running in {home}: end it, or choose another --home"
-            ) from None
-        yield
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:

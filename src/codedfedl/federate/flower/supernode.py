@@ -1,7 +1,7 @@
 """A node: a SuperNode on loopback, and a worker in this process that answers for it.
 
-The SuperNode talks to the server; the worker has the data. The two share a secret in a file that
-only their user can read, and end together.
+The SuperNode talks to the server; the worker has the data. The two share a secret in a folder of
+the node that only their user can read, and end together.
 """
 
 import json
@@ -9,9 +9,9 @@ import logging
 import secrets
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -24,8 +24,10 @@ from codedfedl.federate.flower.keys import write_secret
 from codedfedl.federate.flower.programs import environment, free_port, own_user
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.connections import listens
+from codedfedl.io.files import make_folder
+from codedfedl.io.locks import lock
 
-__all__ = ["NodeSettings", "run_answerer", "run_node"]
+__all__ = ["NodeSettings", "alone_in", "end", "run_answerer", "run_node"]
 
 HOST = "127.0.0.1"
 
@@ -79,13 +81,36 @@ def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
     """Answer the server until the SuperNode ends; return how it ended."""
     node = node_from(settings.config, settings.name)
     node.ready()  # what is wrong with its data or encoder is said here, and not to the server
-    return run_answerer(settings, node, say)
+    return run_answerer(settings, node, node.cache, say)
 
 
-def run_answerer(settings: NodeSettings, node: Answerer, say: Callable[[str], None]) -> int:
-    """Let a node or a helper answer the server until its SuperNode ends; return how it ended."""
-    folder, port = Path(tempfile.mkdtemp(prefix="codedfedl-node-")), free_port(HOST)
-    secret, path = secrets.token_bytes(32).hex().encode(), folder / "secret"
+def run_answerer(
+    settings: NodeSettings, node: Answerer, home: Path, say: Callable[[str], None]
+) -> int:
+    """Let a node or a helper answer the server until its SuperNode ends; return how it ended.
+
+    Parameters
+    ----------
+    home
+        A folder of its own, for the SuperNode's folder; what a killed one left there is removed.
+    """
+    folder = home / "supernode"
+    make_folder(folder, private=True)
+    with alone_in(folder, f"{settings.name} is already running with {home}: end it first"):
+        try:
+            _clear(folder)
+            return _run(settings, node, folder, say)
+        finally:
+            _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    (folder / "secret").unlink(missing_ok=True)
+    shutil.rmtree(folder / "flower", ignore_errors=True)
+
+
+def _run(settings: NodeSettings, node: Answerer, folder: Path, say: Callable[[str], None]) -> int:
+    port, secret, path = free_port(HOST), secrets.token_bytes(32).hex().encode(), folder / "secret"
     write_secret(path, secret)
     command = settings.command(port)
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
@@ -102,7 +127,17 @@ def run_answerer(settings: NodeSettings, node: Answerer, say: Callable[[str], No
         return process.wait()
     finally:
         end(process)
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def alone_in(folder: Path, otherwise: str) -> Iterator[None]:
+    """Keep a second process out of a folder; a killed one has let go of it."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            lock(file)
+        except OSError:
+            raise InputError(otherwise) from None
+        yield
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
