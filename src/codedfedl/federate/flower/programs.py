@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of
+from codedfedl.federate.flower.registry import NODE, Entry, Registry, fingerprint_of
 from codedfedl.io.files import make_folder
 
 __all__ = [
@@ -114,11 +114,26 @@ class Superlink:
         text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = {_toml(address)}\n'
         (home / "config.toml").write_text(f"{text}{secure}\n", "utf-8")
 
-    def register(self, public_key: Path, name: str) -> bool:
-        """Admit a node by its key, under this name only; return whether it is new."""
+    def register(self, public_key: Path, name: str, role: str | None = None) -> bool:
+        """Admit a node by its key, under this name and in this role only.
+
+        Parameters
+        ----------
+        role
+            One of `ROLES`; by default that which the key has already, or a node's.
+
+        Returns
+        -------
+        bool
+            Whether it is new, or has another role now.
+        """
         fingerprint = fingerprint_of(public_key)
-        if self.registry.check_new(name, fingerprint) is not None:
-            return False
+        entry = self.registry.check_new(name, fingerprint)
+        if entry is not None:
+            if role in (None, entry.role):
+                return False
+            self.registry.assign(entry, str(role))
+            return True
         try:
             node = int(self._flwr(["supernode", "register", str(public_key)])["node-id"])
         except InputError as error:
@@ -128,7 +143,7 @@ class Superlink:
                 f"the SuperLink has the key {public_key} and {self.registry.path} does not: "
                 f"make a new one on {name}"
             ) from None
-        self.registry.add(Entry(name, node, fingerprint))
+        self.registry.add(Entry(name, node, fingerprint, role=role or NODE))
         return True
 
     def revoke(self, name_or_key: str) -> str:
