@@ -254,6 +254,7 @@ class TestOwnUser:
         monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # put back
         own_user.main()
         assert not found[0].proxy_headers
+        assert not found[0].access_log, "a stranger could fill the log"
         assert isinstance(found[0].app, OwnUser)
 
     def test_who_listens(self, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.registry import NODE, Entry, Registry, fingerprint_of
+from codedfedl.federate.transport import printable
 from codedfedl.io.files import make_folder
 
 __all__ = [
@@ -176,7 +177,7 @@ class Superlink:
         runs = found.get("runs", [])
         if not runs:
             return "unknown", ""
-        return str(runs[0].get("status", "unknown")), str(runs[0].get("details", ""))
+        return printable(runs[0].get("status", "unknown")), printable(runs[0].get("details", ""))
 
     def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
         """Call `flwr`; it always exits with 0, so its output decides."""
@@ -197,7 +198,7 @@ class Superlink:
         except FileNotFoundError:
             raise InputError(f"flwr is not installed beside this Python: {_INSTALL}") from None
         if not answer.get("success"):
-            why = " ".join(str(answer.get("error-message", "")).split())[:300]
+            why = printable(answer.get("error-message", ""), 300)
             raise InputError(
                 f"the SuperLink at {self.address} refuses the request ({why}): see that "
                 "it runs, that the port is open, and that the certificates are its own"

@@ -24,6 +24,7 @@ from codedfedl.federate.flower.accepting import descriptors_for
 from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
 from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user
+from codedfedl.federate.flower.quiet import quietly
 from codedfedl.federate.flower.supernode import alone_in, end
 
 __all__ = ["ServerSettings", "running", "serve"]
@@ -32,7 +33,6 @@ HOST = "127.0.0.1"
 
 _START = 60.0  # seconds that a SuperLink may take to listen
 _LOOK = 0.3  # seconds between two looks for a run that waits for its server app
-_QUIET = 60.0  # seconds between two sentences about refused requests
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ async def _serve(
     keys = settings.keys
     upstream = None if keys is None else client_context(keys.authority)
     tls = None if keys is None else server_context(keys.server, keys.server_key)
-    gate = Gate((HOST, port), upstream, settings.limits, _quietly(say))
+    gate = Gate((HOST, port), upstream, settings.limits, quietly(say))
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -193,18 +193,3 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
                 return
         time.sleep(0.1)
     raise InputError("the SuperLink does not start: see its log")
-
-
-def _quietly(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Report at most one sentence a minute: strangers may connect often."""
-    last, unsaid = -_QUIET, 0
-
-    def speak(sentence: str) -> None:
-        nonlocal last, unsaid
-        unsaid += 1
-        if time.monotonic() - last >= _QUIET:
-            more = f", and {unsaid - 1} more since the last" if unsaid > 1 else ""
-            say(f"{sentence}{more}")
-            last, unsaid = time.monotonic(), 0
-
-    return speak

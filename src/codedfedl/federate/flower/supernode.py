@@ -124,7 +124,12 @@ def _run(settings: NodeSettings, node: Answerer, folder: Path, say: Callable[[st
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
         desk = worker.Desk(f"{HOST}:{port}", secret)
         worker.answer_tasks(desk, lambda: node, lambda: process.poll() is None)
-        return process.wait()
+        say(
+            f"the SuperNode ended with code {process.wait()}: see its last lines above; if there "
+            "is no reason, the server refuses this key or this machine's clock, which may be 5 s "
+            "ahead of the server's and 5 minutes behind at most"
+        )
+        return process.returncode or 1  # it also ends with 0 when it is refused
     finally:
         end(process)
 

@@ -14,6 +14,7 @@ import os
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,8 @@ from flwr.app import Context, Error, Message
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.client_app import respond
 from codedfedl.federate.flower.programs import environment, program
-from codedfedl.federate.transport import Answerer
+from codedfedl.federate.flower.quiet import quietly
+from codedfedl.federate.transport import Answerer, printable
 
 __all__ = ["Desk", "ServerWorker", "answer_tasks"]
 
@@ -36,6 +38,7 @@ _END = 5.0  # seconds between asking a server app to end and making it
 _FAILED_CODE = 1  # of an error reply, any number but 0 will do
 
 _log = logging.getLogger(__name__)
+_fault = quietly(_log.error)
 
 
 class Desk:
@@ -104,7 +107,7 @@ def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[],
     """Answer every message that a SuperNode receives, in this process, while it runs."""
     from flwr.supercore.constant import TaskType
 
-    last = -_SOON
+    last, warn = -_SOON, quietly(_log.warning)
     while running():
         try:
             token = desk.token(TaskType.CLIENT_APP)
@@ -113,7 +116,7 @@ def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[],
                     _answer(client, node)
                 last = time.monotonic()
         except Exception as error:  # the SuperNode may be busy, or on its way out
-            _log.warning("a task was not done (%s: %s)", type(error).__name__, error)
+            warn(f"a task was not done ({printable(f'{type(error).__name__}: {error}')})")
             token = ""
         if not token:
             time.sleep(_QUICK if time.monotonic() - last < _SOON else _SLOW)
@@ -129,8 +132,9 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
     try:
         reply, status, why = respond(message, node), SubStatus.COMPLETED, ""
     except Exception as error:  # our own bug: the server sees a dropped node
-        _log.exception("no answer to %s", message.metadata.message_type)
-        why, status = f"{type(error).__name__}: {error}", SubStatus.FAILED
+        kind, lines = message.metadata.message_type, traceback.format_exception(error)
+        _fault(f"no answer to {printable(kind)}: {' | '.join(printable(line) for line in lines)}")
+        why, status = printable(f"{type(error).__name__}: {error}"), SubStatus.FAILED
         reply = Message(Error(code=_FAILED_CODE, reason=why), reply_to=message)
     del message
     theirs.push_message(client, reply, context)
@@ -143,6 +147,7 @@ class ServerWorker:
     def __init__(self, desk: Desk, folder: Path, authority: Path | None) -> None:
         self.desk, self.folder, self.authority = desk, folder, authority
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._warn = quietly(_log.warning)
 
     def look(self) -> None:
         """Start the server app of a run that waits for one; tidy up after those that are over."""
@@ -152,7 +157,7 @@ class ServerWorker:
         try:
             token = self.desk.token(TaskType.SERVER_APP)
         except Exception as error:  # the SuperLink may be busy
-            _log.warning("no task from the SuperLink (%s)", type(error).__name__)
+            self._warn(f"no task from the SuperLink ({type(error).__name__})")
             return
         if not token:
             return
