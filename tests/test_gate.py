@@ -423,6 +423,25 @@ def test_without_a_superlink_nodes_are_told_to_come_back() -> None:
     assert asyncio.run(scene()).startswith(b"HTTP/1.1 503 ")
 
 
+@pytest.mark.parametrize("path", ["/v1/fleet/push-object", "/v1/fleet/push-messages"])
+def test_nothing_is_stored_on_a_disk_that_is_almost_full(path: str) -> None:
+    """A registered node cannot fill it; what stores nothing passes all the same."""
+    upstream, free = Upstream(), [2**30 - 1]
+
+    async def scene() -> list[bytes]:
+        server = await asyncio.start_server(upstream, HOST, 0)
+        async with server:
+            gate = Gate(server.sockets[0].getsockname()[:2], None, free=lambda: free[0])
+            async with gate.listening(HOST, 0, None) as port:
+                full = [await say(port, request(p, b"x")) for p in (path, "/v1/fleet/pull-object")]
+                free[0] += 1
+                return [*full, await say(port, request(path, b"y"))]
+
+    statuses = [got.split(b" ")[1] for got in asyncio.run(scene())]
+    assert statuses == [b"507", b"200", b"200"]
+    assert [body for _, body in upstream.seen] == [b"x", b"y"]
+
+
 def test_an_old_tls_is_refused(tmp_path: Path) -> None:
     keys = make_keys(tmp_path, [], [])
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from codedfedl.federate.flower.accepting import Places, Stream, accepting
@@ -27,6 +28,7 @@ __all__ = ["Gate", "GateLimits", "client_context", "server_context"]
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]{1,40}")
 _STATUS = re.compile(rb"HTTP/1\.1 [1-9][0-9]{2}( [\t\x20-\x7e]*)?")
 _PULL, _UPLOAD = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
+_STORED = (_UPLOAD, b"/v1/fleet/push-messages")
 _PIECE = 2**16  # bytes that are in memory for a connection and direction
 _FRESH = 3.0  # seconds for which a connection to the SuperLink is used again; it closes idle ones
 _REASONS = {
@@ -37,6 +39,7 @@ _REASONS = {
     413: "Content Too Large",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
+    507: "Insufficient Storage",
 }
 
 
@@ -54,6 +57,8 @@ class GateLimits:
         Seconds for a TLS handshake or a head, and until the next request or piece of a body.
     rate
         Bytes a second below which a body is given up, once it took longer than `idle`.
+    reserve
+        Bytes of the disk that stay free: below, no answer is stored.
     hold
         Seconds for which a question for messages waits at the gate; 0 passes it at once.
     """
@@ -66,6 +71,7 @@ class GateLimits:
     first: float = 10.0
     idle: float = 60.0
     rate: float = 1000.0
+    reserve: int = 2**30
     hold: float = 10.0
 
 
@@ -81,12 +87,15 @@ class Gate:
         How the SuperLink's certificate is checked; None for plaintext.
     say
         Takes a sentence about refused requests, without anything that a stranger wrote.
+    free
+        Returns the free bytes of the disk with the SuperLink's data base.
     """
 
     upstream: tuple[str, int]
     upstream_tls: ssl.SSLContext | None
     limits: GateLimits = field(default_factory=GateLimits)
     say: Callable[[str], None] = lambda _: None
+    free: Callable[[], float] = lambda: inf
 
     def __post_init__(self) -> None:
         self._places = Places(self.limits.connections, self.limits.per_address)
@@ -141,7 +150,8 @@ class _Passage:
                     line, head = await self._request(patience)
                     await self._pass(line, head)
                 except RefusedRequest as refused:
-                    self.gate.say(f"refused a request ({refused.status})")
+                    why = f"{refused.status} {_REASONS[refused.status]}"
+                    self.gate.say(f"refused a request ({why})")
                     await self._answer(refused.status)
                     return
                 patience = self.limits.idle
@@ -159,6 +169,8 @@ class _Passage:
         path, _, version = rest.partition(b" ")
         if method != b"POST" or not _FLEET.fullmatch(path) or version != b"HTTP/1.1":
             raise RefusedRequest(404)
+        if path in _STORED and self.gate.free() < self.limits.reserve:
+            raise RefusedRequest(507)
         most = self.limits.upload if path == _UPLOAD else self.limits.body
         return path, parsed_head(line, lines, most)
 

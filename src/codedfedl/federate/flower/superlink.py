@@ -9,6 +9,7 @@ import ipaddress
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,6 +111,8 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
     """Serve until a signal comes or the SuperLink ends; return how it ended."""
     settings.check()
     make_private(settings.home)
+    for sentence in settings.keys.expiring() if settings.keys is not None else ():
+        say(sentence)
     settings = replace(settings, limits=_affordable(settings.limits, say))
     taken = f"a server is already running in {settings.home}: end it, or choose another --home"
     with alone_in(settings.home, taken):
@@ -153,7 +156,9 @@ async def _serve(
     keys = settings.keys
     upstream = None if keys is None else client_context(keys.authority)
     tls = None if keys is None else server_context(keys.server, keys.server_key)
-    gate = Gate((HOST, port), upstream, settings.limits, quietly(say))
+    disk = (settings.database or settings.home / "superlink.db").resolve().parent
+    free = lambda: float(shutil.disk_usage(disk).free)  # noqa: E731
+    gate = Gate((HOST, port), upstream, settings.limits, quietly(say), free)
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

@@ -20,7 +20,7 @@ from typing import Any
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
-from codedfedl.federate.flower.keys import write_secret
+from codedfedl.federate.flower.keys import check_server, write_secret
 from codedfedl.federate.flower.programs import environment, free_port, own_user
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.connections import listens
@@ -94,6 +94,8 @@ def run_answerer(
     home
         A folder of its own, for the SuperNode's folder; what a killed one left there is removed.
     """
+    if settings.authority is not None:
+        check_server(settings.superlink, settings.authority)
     folder = home / "supernode"
     make_folder(folder, private=True)
     with alone_in(folder, f"{settings.name} is already running with {home}: end it first"):
