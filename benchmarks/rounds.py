@@ -10,21 +10,26 @@ import argparse
 import os
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.data import load_dataset
+from codedfedl.errors import InputError
 from codedfedl.federate.flower import guard
 from codedfedl.federate.flower.local import LocalFederation
 from codedfedl.federate.flower.programs import APP
-from codedfedl.federate.flower.pulls import OneByOne
+from codedfedl.federate.flower.pulls import Pulled, tried
 from codedfedl.federate.flower.server_app import federate_on
 from codedfedl.federate.flower.transport import FlowerTransport
+from codedfedl.federate.flower.wire import MalformedError, inflating
 from codedfedl.federate.shards import write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -35,6 +40,43 @@ ROOT = Path(__file__).resolve().parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 app = ServerApp()
+
+
+class OneByOne:
+    """A thread for every question and look; one that blocks stays until its answer is there."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._done: SimpleQueue[tuple[str, Pulled | None]] = SimpleQueue()
+        self._busy: set[str] = set()
+
+    def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
+        """Yield what the threads of earlier looks have found."""
+        for identity in waiting.keys() - self._busy:
+            self._busy.add(identity)
+            look = (identity, waiting[identity])
+            threading.Thread(target=self._look, args=look, daemon=True).start()
+        while True:
+            try:
+                identity, pulled = self._done.get_nowait()
+            except Empty:
+                return
+            self._busy.remove(identity)
+            if pulled is not None and identity in waiting:
+                yield identity, pulled
+            del pulled
+
+    def pause(self, waiting: int) -> float:
+        """With many clients each looks less often: 0.03 s of the engine's time for a look."""
+        return max(0.1, 0.03 * waiting)
+
+    def _look(self, identity: str, largest: int | None) -> None:
+        try:
+            with inflating(largest):
+                messages = tried(lambda: self._grid.pull_messages([identity]))
+            self._done.put((identity, messages[0] if messages else None))
+        except (MalformedError, InputError) as error:
+            self._done.put((identity, error))
 
 
 @app.main()

@@ -23,7 +23,6 @@ from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED, Record
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import programs
 from codedfedl.federate.flower.keys import make_keys
 from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
 from codedfedl.federate.flower.programs import APP
@@ -371,18 +370,6 @@ def test_an_unreachable_superlink(tmp_path: Path) -> None:
     said = cli("federate", "run", str(path), "--superlink", "127.0.0.1:9", "--out", str(tmp_path))
     assert "the SuperLink at 127.0.0.1:9 refuses the request" in said
     assert "see that it runs" in said
-
-
-@pytest.mark.parametrize(
-    ("found", "refused"), [("1.40.0", True), ("1.41.0", False), ("2.0", False)]
-)
-def test_an_old_flower(found: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "version", lambda _: found)
-    if refused:
-        with pytest.raises(InputError, match="1.40.0 is too old, 1.41 is needed: pip install"):
-            programs.check_engine()
-    else:
-        programs.check_engine()
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -36,10 +36,11 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import transport as transports
-from codedfedl.federate.flower.pulls import Batched, pulls_of
+from codedfedl.federate.flower.pulls import Batched, Pulled, pulls_of, tried
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.flower.wire import (
     MalformedError,
+    inflating,
     message_type,
     pack,
     pack_arrays,
@@ -114,6 +115,27 @@ class SmallGrid(Grid):
         return identity
 
 
+class Direct:
+    """Answers from a grid that never blocks, one question at a time."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
+        for identity, largest in list(waiting.items()):
+            try:
+                with inflating(largest):
+                    yield from ((identity, message) for message in self._pulled(identity)[:1])
+            except (MalformedError, InputError) as error:
+                yield identity, error
+
+    def pause(self, waiting: int) -> float:
+        return 0.05
+
+    def _pulled(self, identity: str) -> list[Message]:
+        return tried(lambda: self._grid.pull_messages([identity]))
+
+
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten what the transport waits between two tries."""
@@ -126,7 +148,7 @@ def answers(
     grid: Grid, nodes: Iterable[int] = range(3), seconds: float = 5.0, **named: Any
 ) -> dict[int, Arrival]:
     """Ask nodes, and return what came of it by client, which has the number of its node."""
-    transport = FlowerTransport(grid)
+    transport = FlowerTransport(grid, Direct)
     questions: dict[int, tuple[int, dict[str, Any]]] = {j: (j, {"place": j}) for j in nodes}
     until = transport.now() + seconds
     asked = transport.ask("work", questions, {}, seconds, **named)
@@ -301,42 +323,19 @@ class TestTransport:
                 return [*super().pull_messages(message_ids)] * 2
 
         grid = Stammering()
-        transport = FlowerTransport(grid)
+        transport = FlowerTransport(grid, Direct)
         asked = transport.ask("work", {j: (j, {}) for j in range(3)}, {}, 5.0)
         first = list(transport.gather(asked, transport.now() + 5.0))
         assert sorted(arrival.client for arrival in first) == [0, 1, 2]
         assert list(transport.gather(asked, transport.now() + 0.2)) == []
 
     def test_answers_to_other_questions_are_forgotten(self) -> None:
-        transport = FlowerTransport(SmallGrid())
+        transport = FlowerTransport(SmallGrid(), Direct)
         old = transport.ask("work", {0: (0, {"round": 0})}, {}, 5.0)
         new = transport.ask("work", {0: (0, {"round": 1})}, {}, 5.0)
         assert old.keys().isdisjoint(new)
         (arrival,) = transport.gather(new, transport.now() + 5.0)
         assert arrival.facts["round"] == 1
-
-    def test_stalled_uploads_hold_neither_a_deadline_nor_others(self) -> None:
-        """To pull an answer that is still uploading blocks; here until the test is over."""
-        over = threading.Event()
-
-        class Stalling(SmallGrid):
-            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-                found = list(super().pull_messages(message_ids))
-                if any(message.metadata.src_node_id < 2 for message in found):
-                    over.wait(20)
-                return found
-
-        transport = FlowerTransport(Stalling())
-        try:
-            with at_most(0.3):
-                asked = transport.ask("work", {j: (j, {}) for j in range(4)}, {}, 5.0)
-                found = list(transport.gather(asked, transport.now() + 0.3))
-            assert sorted(arrival.client for arrival in found) == [2, 3]
-            with at_most(0.3):  # nor do they hold the next question up
-                again = transport.ask("work", {2: (2, {})}, {}, 5.0)
-                assert len(list(transport.gather(again, transport.now() + 5.0))) == 1
-        finally:
-            over.set()
 
     def test_who_is_silent_is_late_at_the_deadline(self) -> None:
         def answer(node: int, question: str, facts: dict[str, Any]) -> Answered | None:
@@ -453,7 +452,7 @@ class TestAtOnce:
     def test_no_more_are_on_their_way_than_may_be(self, most: int) -> None:
         """The next node is asked when an answer before it is dealt with, not when it is there."""
         grid = SmallGrid()
-        transport = FlowerTransport(grid)
+        transport = FlowerTransport(grid, Direct)
         asked = transport.ask("work", {j: (j, {}) for j in range(5)}, {}, 5.0, at_once=most)
         dealt = 0
         for _ in transport.gather(asked, transport.now() + 5.0):
@@ -492,7 +491,7 @@ class TestAtOnce:
             alive.append(sum(one() is not None for one in dealt))
             return echo(node, question, facts)
 
-        transport = FlowerTransport(SmallGrid(answer))
+        transport = FlowerTransport(SmallGrid(answer), Direct)
         asked = transport.ask("work", {j: (j, {}) for j in range(3)}, {}, 5.0, at_once=1)
         for arrival in transport.gather(asked, transport.now() + 5.0):
             dealt.append(weakref.ref(arrival.arrays["own"]))
@@ -703,6 +702,11 @@ class TestBatched:
         assert max(engine.looks) <= most
         own = 1 + 32  # the engine pulls the parts of one answer side by side
         assert engine.threads <= before + own
+
+
+def test_any_other_grid_is_refused() -> None:
+    with pytest.raises(InputError, match="needs a SuperLink, not SmallGrid: start it with"):
+        FlowerTransport(SmallGrid()).ask("work", {0: (0, {})}, {}, 1.0)
 
 
 @pytest.fixture

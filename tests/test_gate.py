@@ -2,7 +2,10 @@
 
 import asyncio
 import re
+import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from codedfedl.errors import InputError
 from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.flower.keys import make_keys
 
@@ -244,6 +248,158 @@ def test_places_are_limited(limit: str) -> None:
     assert passed.startswith(b"HTTP/1.1 200")
 
 
+async def half_open(port: int, count: int) -> list[socket.socket]:
+    """Connect without a word, as somebody who only takes up places."""
+    loop, links = asyncio.get_running_loop(), []
+    for _ in range(count):
+        link = socket.socket()
+        link.setblocking(False)
+        await loop.sock_connect(link, (HOST, port))
+        links.append(link)
+    return links
+
+
+def still_open(links: list[socket.socket]) -> int:
+    """Return how many connections the gate has not closed."""
+
+    def is_open(link: socket.socket) -> bool:
+        try:
+            return link.recv(1) != b""
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+
+    return sum(map(is_open, links))
+
+
+async def asked_by_tls(port: int, tls: ssl.SSLContext, address: str = HOST) -> bytes:
+    """Return the first line that a node at an address is answered with."""
+    reader, writer = await asyncio.open_connection(
+        HOST, port, ssl=tls, local_addr=(address, 0), server_hostname=HOST
+    )
+    writer.write(request(FLEET, b"x"))
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+@asynccontextmanager
+async def tls_gate(
+    folder: Path, said: list[str], **limits: Any
+) -> AsyncIterator[tuple[int, ssl.SSLContext]]:
+    keys, upstream = make_keys(folder, [], []), Upstream()
+    server = await asyncio.start_server(upstream, HOST, 0)
+    async with server:
+        gate = Gate(server.sockets[0].getsockname()[:2], None, GateLimits(**limits), said.append)
+        shown = server_context(keys.server, keys.server_key)
+        async with gate.listening(HOST, 0, shown) as port:
+            yield port, client_context(keys.authority)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="loopback has other addresses on Linux alone")
+def test_half_open_connections_take_no_more_places_than_one_address_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are counted before the handshake, so that a node elsewhere is answered meanwhile."""
+    said: list[str] = []
+
+    async def scene() -> tuple[int, bytes]:
+        async with tls_gate(tmp_path, said) as (port, tls):
+            links = await half_open(port, 400)
+            try:
+                line = await asked_by_tls(port, tls, "127.0.0.2")
+                return still_open(links), line
+            finally:
+                for link in links:
+                    link.close()
+
+    kept, line = asyncio.run(asyncio.wait_for(scene(), 30))
+    assert kept == GateLimits().per_address == 256
+    assert line.startswith(b"HTTP/1.1 200")
+    assert set(said) == {"refused a connection (too many)"}
+    assert not caplog.records
+
+
+def test_a_place_is_free_again_when_a_handshake_has_not_begun_in_time(tmp_path: Path) -> None:
+    async def scene() -> bytes:
+        async with tls_gate(tmp_path, [], per_address=20, first=0.3) as (port, tls):
+            links = await half_open(port, 20)
+            while still_open(links):
+                await asyncio.sleep(0.05)
+            for link in links:
+                link.close()
+            return await asked_by_tls(port, tls)
+
+    assert asyncio.run(asyncio.wait_for(scene(), 30)).startswith(b"HTTP/1.1 200")
+
+
+_FEW_FILES = """
+import asyncio, resource, sys
+from codedfedl.federate.flower.gate import Gate, GateLimits
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+async def main():
+    gate = Gate(("127.0.0.1", 9), None, GateLimits(), lambda text: print(text, file=sys.stderr))
+    async with gate.listening("127.0.0.1", 0, None) as port:
+        print(port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(main())
+"""
+
+
+def test_without_descriptors_it_waits_and_logs_a_line_a_second() -> None:
+    """Not a traceback for every connection in the queue; and it recovers."""
+
+    async def scene(port: int) -> bytes:
+        links = await half_open(port, 100)
+        await asyncio.sleep(1.5)
+        for link in links:
+            link.close()
+        answer = b""
+        while not answer:  # until it looks again
+            answer = await say(port, request("/docs"))
+        return answer
+
+    with subprocess.Popen(
+        [sys.executable, "-c", _FEW_FILES],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        answer = asyncio.run(asyncio.wait_for(scene(port), 30))
+        _, errors = process.communicate("")
+    assert answer.startswith(b"HTTP/1.1 404")
+    lines = [line for line in errors.splitlines() if "refused a request" not in line]
+    assert set(lines) == {"no connection can be accepted (Too many open files)"}
+    assert len(lines) < 10
+
+
+@pytest.mark.parametrize(
+    ("limits", "connections", "soft"),
+    [((64, 5000), 2048, 4352), ((64, 1000), 372, 1000), ((5000, 5000), 2048, 5000)],
+)
+def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(
+    limits: tuple[int, int], connections: int, soft: int
+) -> None:
+    text = (
+        "import resource; from codedfedl.federate.flower.accepting import descriptors_for; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); "
+        "print(descriptors_for(2048), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(connections), str(soft)]
+
+
+def test_a_port_in_use_is_said() -> None:
+    async def scene() -> None:
+        gate = Gate((HOST, 9), None)
+        async with gate.listening(HOST, 0, None) as port, gate.listening(HOST, port, None):
+            pass
+
+    with pytest.raises(InputError, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in"):
+        asyncio.run(scene())
+
+
 def test_a_question_for_messages_is_held_until_there_are_some() -> None:
     upstream = Upstream([b"", b"", b"messages"])
     pull = request("/v1/fleet/pull-messages", b"node")
@@ -265,6 +421,25 @@ def test_without_a_superlink_nodes_are_told_to_come_back() -> None:
             return await say(port, request(FLEET, b"x"))
 
     assert asyncio.run(scene()).startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.parametrize("path", ["/v1/fleet/push-object", "/v1/fleet/push-messages"])
+def test_nothing_is_stored_on_a_disk_that_is_almost_full(path: str) -> None:
+    """A registered node cannot fill it; what stores nothing passes all the same."""
+    upstream, free = Upstream(), [2**30 - 1]
+
+    async def scene() -> list[bytes]:
+        server = await asyncio.start_server(upstream, HOST, 0)
+        async with server:
+            gate = Gate(server.sockets[0].getsockname()[:2], None, free=lambda: free[0])
+            async with gate.listening(HOST, 0, None) as port:
+                full = [await say(port, request(p, b"x")) for p in (path, "/v1/fleet/pull-object")]
+                free[0] += 1
+                return [*full, await say(port, request(path, b"y"))]
+
+    statuses = [got.split(b" ")[1] for got in asyncio.run(scene())]
+    assert statuses == [b"507", b"200", b"200"]
+    assert [body for _, body in upstream.seen] == [b"x", b"y"]
 
 
 def test_an_old_tls_is_refused(tmp_path: Path) -> None:

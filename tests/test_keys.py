@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from codedfedl.cli.serve import check_access
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import own_user, worker
+from codedfedl.federate.flower import own_user
 from codedfedl.federate.flower.keys import make_keys, make_node_key
 from codedfedl.federate.flower.own_user import OwnUser
 from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of, read_names
@@ -250,6 +250,7 @@ class TestOwnUser:
         monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # put back
         own_user.main()
         assert not found[0].proxy_headers
+        assert not found[0].access_log, "a stranger could fill the log"
         assert isinstance(found[0].app, OwnUser)
 
     def test_who_listens(self, tmp_path: Path) -> None:
@@ -350,12 +351,3 @@ class TestStarting:
     def test_no_secret_stands_on_a_command_line(self, tmp_path: Path) -> None:
         settings = ServerSettings(tmp_path, "127.0.0.1", 8000, None)
         assert str(settings.secret) in settings.command(1)
-
-    def test_the_worker_fits_the_installed_flower(self) -> None:
-        assert worker.fits() == ""
-
-    def test_a_flower_that_does_not_fit_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from flwr.supercore.runtime import RuntimeHttpClient
-
-        monkeypatch.delattr(RuntimeHttpClient, "AcquireTask")
-        assert "AcquireTask" in worker.fits()

@@ -303,6 +303,16 @@ class TestServer:
             ("evil.example:80", 403),
             ("127.0.0.1.evil.example", 403),
             ("localhost.evil.example:80", 403),
+            ("evil.example:80:127.0.0.1", 403),
+            ("evil.example:127.0.0.1", 403),
+            (":127.0.0.1", 403),
+            ("evil.example@127.0.0.1", 403),
+            ("127.0.0.1:80:80", 403),
+            ("127.0.0.1:", 403),
+            ("127.0.0.1:\xb2", 403),  # a superscript is a digit to str.isdigit
+            ("127.0.0.1:123456", 403),
+            ("127.0.0.1 evil.example", 403),
+            ("[::1]", 403),
             ("", 403),
         ],
     )
@@ -312,6 +322,14 @@ class TestServer:
         """A site of an attacker can point its own name here, and must not read the page then."""
         for path in ("/", "/state", "/metrics"):
             assert get(served, path, Host=host)[0] == status
+
+    def test_a_second_host_is_refused(self, served: LivePage) -> None:
+        """Whoever stands between might go by the other one."""
+        names = b"Host: 127.0.0.1\r\nHost: evil.example\r\n"
+        port = int(served.address.rstrip("/").rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as link:
+            link.sendall(b"GET /state HTTP/1.1\r\n%s\r\n" % names)
+            assert link.recv(100).split()[1] == b"403"
 
     def test_other_users_are_refused(self, growing: GrowingRun) -> None:
         with LivePage(growing.directory, 0, lambda _client, _server: False) as page:

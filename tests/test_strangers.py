@@ -7,19 +7,21 @@ import os
 import re
 import signal
 import ssl
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import guard, local
+from codedfedl.federate.flower import guard
 from codedfedl.federate.flower.keys import make_node_key
 from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
 from codedfedl.federate.flower.programs import APP, Superlink, free_port, own_user
@@ -57,7 +59,9 @@ def evil_app(folder: Path, marker: Path) -> Path:
 class Scene:
     """A federation of three nodes whose runs deliver another client's code."""
 
-    def __init__(self, folder: Path, *, clients: int = 3, tls: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, clients: int = 3, tls: bool = True, stock: bool = False
+    ) -> None:
         self.folder, self.marker = folder, folder / "evil-was-here"
         scheme = {"name": "uncoded"}
         self.experiment = experiment_of(clients, 3, scheme, deadline=120.0, probes=1)
@@ -66,7 +70,7 @@ class Scene:
         shards = write_shards(self.experiment, load_dataset("digits"), folder / "data")
         keys = local_keys(folder / "keys", clients) if tls else None
         app = evil_app(folder / "app", self.marker)
-        self.local = LocalFederation(folder / "local", shards, keys=keys, app=app)
+        self.local = LocalFederation(folder / "local", shards, keys=keys, app=app, stock=stock)
 
     @property
     def tls(self) -> ssl.SSLContext:
@@ -304,26 +308,55 @@ def test_all_ends_with_the_server_and_with_a_node(scene: Scene) -> None:
     eventually(lambda: len(scene.node_ports()) < before, 20, "its SuperNode is still there")
 
 
-_MISFIT = """
-import sys
-from codedfedl.cli import main
-from codedfedl.federate.flower import worker
-worker.fits = lambda: "another version"
-sys.argv[0] = "codedfedl"
-main()
-"""
+class Alone:
+    """A node of its own, whose server is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.temporary, self.cache = folder / "tmp", folder / "cache"
+        self.temporary.mkdir()
+        data = folder / "ada.npz"
+        np.savez(data, inputs=np.zeros((20, 4)), labels=np.arange(20) % 2)
+        self.command = [sys.executable, "-m", "codedfedl", "federate", "node", "--name", "ada"]
+        self.command += ["--superlink", f"{HOST}:9", "--data", str(data)]
+        self.command += ["--cache", str(self.cache)]
+
+    @property
+    def secret(self) -> Path:
+        return self.cache / "supernode" / "secret"
+
+    def run(self, end: signal.Signals) -> str:
+        """Run it until it has a SuperNode, and end it; return the secret of the two."""
+        environment = os.environ | {"TMPDIR": str(self.temporary)}
+        with subprocess.Popen(self.command, env=environment, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if b"ada is up" in line:
+                    break
+            secret = self.secret.read_text()
+            assert self.secret.stat().st_mode & 0o777 == 0o600
+            assert self.secret.parent.stat().st_mode & 0o777 == 0o700
+            process.send_signal(end)
+        return secret
+
+    def left(self) -> list[Path]:
+        """Return what is left in the temporary folder."""
+        return list(self.temporary.rglob("*"))
 
 
-def test_a_flower_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers and nodes fall back to Flower's own way, and say so.
+def test_a_killed_node_leaves_no_secret_in_the_temporary_folder(tmp_path: Path) -> None:
+    """It is in the node's own folder, until the node is started again or ends by itself."""
+    node = Alone(tmp_path)
+    first = node.run(signal.SIGKILL)
+    assert node.left() == []
+    assert node.secret.read_text() == first
+    assert node.run(signal.SIGTERM) != first
+    assert node.left() == []
+    assert not node.secret.exists()
 
-    There the delivered client is loaded: the test that it is not can fail.
-    """
-    monkeypatch.setattr(local, "_FEDERATE", [sys.executable, "-c", _MISFIT, "federate"])
-    scene = Scene(tmp_path, clients=1, tls=False)
+
+def test_a_stock_node_loads_the_delivered_client(tmp_path: Path) -> None:
+    """Flower's own nodes do, so that the test that ours do not can fail."""
+    scene = Scene(tmp_path, clients=1, tls=False, stock=True)
     with scene.local:
         scene.submit()
         eventually(scene.marker.exists, 240, "the delivered client was not loaded")
-    for name in ("superlink", node_name(0)):
-        said = " ".join(scene.local.log(name).read_text().split())
-        assert "warning: this Flower is not the one that the worker is made for" in said

@@ -50,7 +50,7 @@ def helper_command(
     say(f"clients pin {home / 'masks.pub'}")
     leave_on_signals()
     settings = NodeSettings(superlink, {"name": name}, authority, key)
-    raise typer.Exit(run_answerer(settings, node, say))
+    raise typer.Exit(run_answerer(settings, node, node.home, say))
 
 
 def ledger_command(

@@ -208,15 +208,20 @@ def register_command(
     name: Annotated[
         str | None, typer.Option(help="The node's name; by default the file's. Only with one key.")
     ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(help="node or helper; by default node, or what the key is registered for."),
+    ] = None,
     home: Home = SERVER_HOME,
     superlink: LinkAddress = None,
     authority: Authority = None,
 ) -> None:
-    """Admit nodes by their public keys; each name then belongs to its key."""
+    """Admit nodes by their public keys; each name and role then belongs to its key."""
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
     from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.flower.registry import ROLES
 
     if name is not None and len(keys) > 1:
         raise InputError(
@@ -226,11 +231,14 @@ def register_command(
         check_name(name or key.stem)
         if not key.is_file():
             raise InputError(f"{key} does not exist: make it with codedfedl federate key")
+    if role is not None and role not in ROLES:
+        raise InputError(f"--role is {role!r}: must be {' or '.join(ROLES)}")
     link = link_of(home, superlink, authority)
     for key in keys:
         called = name or key.stem
-        new = link.register(key, called)
-        messages.print(f"registered {called}" if new else f"{called} is already registered")
+        changed = link.register(key, called, role)
+        done = f"registered {called}" + ("" if role is None else f" as a {role}")
+        messages.print(done if changed else f"{called} is already registered")
 
 
 def revoke_command(

@@ -53,9 +53,10 @@ class HelperLink:
         until = self.transport.now() + self.patience
         while True:
             others = self.transport.nodes() - self.clients
+            arrivals = self._asked("hello", others, {}, 0, _GREETING)
             found = {
                 arrival.client: str(arrival.facts.get("key"))
-                for arrival in self._asked("hello", others, {}, 0, _GREETING)
+                for arrival in arrivals
                 if arrival.facts.get("role") == HELPER
             }
             right = [node for node, own in found.items() if key in (None, own)]
@@ -63,7 +64,8 @@ class HelperLink:
                 self._node = right[0]
                 return found[right[0]]
             if self.transport.now() >= until:
-                raise InputError(_not_found(list(found.values()), key, self.patience))
+                refused = [a.reason for a in arrivals if a.status == "problem"]
+                raise InputError(_not_found(list(found.values()), refused, key, self.patience))
             self.transport.sleep(_PAUSE)
 
     def ask(self, kind: str, facts: Mapping[str, Any], largest: int) -> Arrival:
@@ -111,7 +113,7 @@ class HelperLink:
         return list(self.transport.gather(asked, until))
 
 
-def _not_found(found: list[str], key: str | None, waited: float) -> str:
+def _not_found(found: list[str], refused: list[str], key: str | None, waited: float) -> str:
     if len(found) > 1 and key is None:
         return f"{len(found)} helpers are connected: leave only one"
     if found:
@@ -119,4 +121,7 @@ def _not_found(found: list[str], key: str | None, waited: float) -> str:
             f"the helper's key is {found[0][:16]}…, and this run began with {str(key)[:16]}…: "
             "start the helper with the home that it had"
         )
-    return f"no helper has connected after {waited:g} s: start one with codedfedl federate helper"
+    why = "".join(f"; {reason}" for reason in refused[:3])
+    return (
+        f"no helper has connected after {waited:g} s: start one with codedfedl federate helper{why}"
+    )

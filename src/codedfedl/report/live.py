@@ -6,10 +6,11 @@ is doing as JSON, `/metrics` the same for Prometheus.
 """
 
 import json
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,10 +24,10 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.status import Status
 from codedfedl.runs.watching import Sight, look
 
-__all__ = ["Admits", "LivePage", "LiveView"]
+__all__ = ["Admits", "LivePage", "LiveView", "is_loopback_host"]
 
 HOST = "127.0.0.1"
-_NAMES = ("127.0.0.1", "localhost")
+_LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.ASCII)
 _SLOWEST = 10.0  # seconds that a request may take to arrive
 _QUIET = 2.5  # seconds without a question after which no page is open, or all have the end
 _FAREWELL = 15.0  # seconds in which open pages may take the last state
@@ -85,6 +86,11 @@ class LiveView:
     def metrics(self) -> str:
         """Return the state for Prometheus."""
         return metrics_text(look(self.directory))
+
+
+def is_loopback_host(names: Sequence[str]) -> bool:
+    """Say whether a request has one Host, and it is a loopback name, with a port at most."""
+    return len(names) == 1 and _LOOPBACK.fullmatch(names[0]) is not None
 
 
 def _facts(sight: Sight) -> dict[str, Any]:
@@ -208,10 +214,9 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "codedfedl", ""
 
         def do_GET(self) -> None:
-            host = self.headers.get("Host", "").rpartition(":")
-            name = host[0] if host[1] and host[2].isdigit() else host[2]
+            names = self.headers.get_all("Host", [])
             here = self.connection.getsockname()
-            if name not in _NAMES or not page.admits(self.client_address, here):
+            if not is_loopback_host(names) or not page.admits(self.client_address, here):
                 self._send(HTTPStatus.FORBIDDEN, "text/plain", "forbidden\n")
                 return
             try:

@@ -14,12 +14,13 @@ import asyncio
 import re
 import ssl
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
+from codedfedl.federate.flower.accepting import Places, Stream, accepting
 from codedfedl.federate.flower.heads import Head, RefusedRequest, parsed_head
 
 __all__ = ["Gate", "GateLimits", "client_context", "server_context"]
@@ -27,6 +28,7 @@ __all__ = ["Gate", "GateLimits", "client_context", "server_context"]
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]{1,40}")
 _STATUS = re.compile(rb"HTTP/1\.1 [1-9][0-9]{2}( [\t\x20-\x7e]*)?")
 _PULL, _UPLOAD = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
+_STORED = (_UPLOAD, b"/v1/fleet/push-messages")
 _PIECE = 2**16  # bytes that are in memory for a connection and direction
 _FRESH = 3.0  # seconds for which a connection to the SuperLink is used again; it closes idle ones
 _REASONS = {
@@ -37,9 +39,8 @@ _REASONS = {
     413: "Content Too Large",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
+    507: "Insufficient Storage",
 }
-
-_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class GateLimits:
     head, body, upload
         Bytes of a request's head, of its body, and of one that uploads a part of an array.
     connections, per_address
-        Connections at a time, in all and from one address.
+        Connections at a time, in all and from one address, from before their handshake on.
     first, idle
         Seconds for a TLS handshake or a head, and until the next request or piece of a body.
     rate
         Bytes a second below which a body is given up, once it took longer than `idle`.
+    reserve
+        Bytes of the disk that stay free: below, no answer is stored.
     hold
         Seconds for which a question for messages waits at the gate; 0 passes it at once.
     """
@@ -68,6 +71,7 @@ class GateLimits:
     first: float = 10.0
     idle: float = 60.0
     rate: float = 1000.0
+    reserve: int = 2**30
     hold: float = 10.0
 
 
@@ -83,15 +87,18 @@ class Gate:
         How the SuperLink's certificate is checked; None for plaintext.
     say
         Takes a sentence about refused requests, without anything that a stranger wrote.
+    free
+        Returns the free bytes of the disk with the SuperLink's data base.
     """
 
     upstream: tuple[str, int]
     upstream_tls: ssl.SSLContext | None
     limits: GateLimits = field(default_factory=GateLimits)
     say: Callable[[str], None] = lambda _: None
+    free: Callable[[], float] = lambda: inf
 
     def __post_init__(self) -> None:
-        self._open: Counter[str] = Counter()
+        self._places = Places(self.limits.connections, self.limits.per_address)
         self._held = 0
 
     @asynccontextmanager
@@ -99,35 +106,16 @@ class Gate:
         self, host: str, port: int, tls: ssl.SSLContext | None
     ) -> AsyncIterator[int]:
         """Listen until the context ends; give the port."""
-        server = await asyncio.start_server(
-            self._connected,
-            host,
-            port,
-            limit=self.limits.head,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.limits.first,
-        )
-        async with server:
-            yield server.sockets[0].getsockname()[1]
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str((writer.get_extra_info("peername") or ("?",))[0])
-        try:
-            full = self._open.total() >= self.limits.connections
-            if full or self._open[address] >= self.limits.per_address:
-                return
-            self._open[address] += 1
-            try:
-                await _Passage(self, (reader, writer)).serve()
-            finally:
-                self._open[address] -= 1
-                self._open += Counter()  # forget those at zero
-        except (OSError, EOFError, TimeoutError, asyncio.CancelledError, ssl.SSLError):
-            pass  # whoever hung up, was too slow, or is still here when the gate closes
-        finally:
-            writer.close()
-            with suppress(OSError, TimeoutError, ssl.SSLError):
-                await asyncio.wait_for(writer.wait_closed(), self.limits.first)
+        async with accepting(
+            (host, port),
+            lambda node: _Passage(self, node).serve(),
+            self._places,
+            tls=tls,
+            head=self.limits.head,
+            patience=self.limits.first,
+            say=self.say,
+        ) as listening:
+            yield listening
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -147,10 +135,10 @@ class Gate:
 class _Passage:
     """One connection of a node, and the one to the SuperLink that belongs to it."""
 
-    def __init__(self, gate: Gate, node: _Stream) -> None:
+    def __init__(self, gate: Gate, node: Stream) -> None:
         self.gate, self.limits = gate, gate.limits
         self.reader, self.writer = node
-        self._link: _Stream | None = None
+        self._link: Stream | None = None
         self._used = 0.0
 
     async def serve(self) -> None:
@@ -162,7 +150,8 @@ class _Passage:
                     line, head = await self._request(patience)
                     await self._pass(line, head)
                 except RefusedRequest as refused:
-                    self.gate.say(f"refused a request ({refused.status})")
+                    why = f"{refused.status} {_REASONS[refused.status]}"
+                    self.gate.say(f"refused a request ({why})")
                     await self._answer(refused.status)
                     return
                 patience = self.limits.idle
@@ -180,6 +169,8 @@ class _Passage:
         path, _, version = rest.partition(b" ")
         if method != b"POST" or not _FLEET.fullmatch(path) or version != b"HTTP/1.1":
             raise RefusedRequest(404)
+        if path in _STORED and self.gate.free() < self.limits.reserve:
+            raise RefusedRequest(507)
         most = self.limits.upload if path == _UPLOAD else self.limits.body
         return path, parsed_head(line, lines, most)
 
@@ -247,7 +238,7 @@ class _Passage:
     def _host(self) -> bytes:
         return b"%s:%d" % (self.gate.upstream[0].encode("ascii"), self.gate.upstream[1])
 
-    async def _connect(self) -> _Stream:
+    async def _connect(self) -> Stream:
         """Return a connection to the SuperLink: the last one while it is fresh."""
         stale = time.monotonic() - self._used > _FRESH
         if self._link is not None and (stale or self._link[0].at_eof()):

@@ -7,6 +7,8 @@ anybody whose certificate is not the authority's.
 import datetime
 import ipaddress
 import os
+import socket
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +21,19 @@ from codedfedl.errors import InputError
 from codedfedl.federate.node import NAME
 from codedfedl.io.files import make_folder
 
-__all__ = ["Keys", "check_name", "make_keys", "make_node_key", "make_private", "write_secret"]
+__all__ = [
+    "Keys",
+    "check_name",
+    "check_server",
+    "make_keys",
+    "make_node_key",
+    "make_private",
+    "write_secret",
+]
 
 _YEAR = 365.0  # days
+_SOON = datetime.timedelta(days=30)  # before it expires, a certificate should be renewed
+_PATIENCE = 10.0  # seconds for a handshake with the server
 _ITSELF = ("127.0.0.1", "localhost")  # the SuperLink's own executor calls it there
 
 
@@ -59,14 +71,49 @@ class Keys:
                 f"{host}"
             )
 
+    def expiring(self) -> list[str]:
+        """Return a sentence for each certificate that expires soon."""
+        return [
+            f"warning: {path} expires on {expiry:%Y-%m-%d}: renew it with codedfedl federate keys, "
+            "and start the server again"
+            + (", and give ca.crt to all nodes" if path == self.authority else "")
+            for path in (self.authority, self.server)
+            if (expiry := _expiry(path)) < _now() + _SOON
+        ]
+
+
+def check_server(superlink: str, authority: Path) -> None:
+    """Refuse a server whose certificate this machine does not accept; one may be away for now."""
+    if (expiry := _expiry(authority)) < _now():
+        raise InputError(
+            f"{authority} expired on {expiry:%Y-%m-%d}: get the new ca.crt from the operator"
+        )
+    host, _, port = superlink.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InputError(f"--superlink is {superlink!r}: write host:port")
+    context = ssl.create_default_context(cafile=str(authority))
+    address = host.strip("[]"), int(port)
+    try:
+        with socket.create_connection(address, _PATIENCE) as link:
+            context.wrap_socket(link, server_hostname=address[0]).close()
+    except ssl.SSLCertVerificationError as error:
+        raise InputError(
+            f"the certificate of {superlink} is refused ({error.verify_message}): see that this "
+            "machine's clock is right and that ca.crt is the server's; the operator renews "
+            "certificates with codedfedl federate keys"
+        ) from None
+    except OSError:
+        return  # the SuperNode tries again until it is there
+
 
 def make_keys(
     folder: Path, hosts: Sequence[str], names: Sequence[str], *, days: float = _YEAR
 ) -> Keys:
     """Make an authority, a server certificate for some hosts, and a key for each node.
 
-    An authority that is there already is used again, its certificate renewed where it expired, and
-    a node keeps the key that it has.
+    An authority that is there already is used again, and a node keeps the key that it has. The
+    authority's certificate is renewed where it expires within 30 days: nodes accept the server by
+    the old one until then.
     """
     for name in names:
         check_name(name)
@@ -83,7 +130,7 @@ def make_keys(
     else:
         authority_key = ec.generate_private_key(ec.SECP384R1())
         write_secret(keys.authority_key, _pem(authority_key))
-    if not keys.authority.is_file() or _expiry(keys.authority) < _now():
+    if not keys.authority.is_file() or _expiry(keys.authority) < _now() + _SOON:
         authority = _certificate("codedfedl authority", None, authority_key, authority_key, days)
         keys.authority.write_bytes(authority)
     server_key = ec.generate_private_key(ec.SECP384R1())

@@ -22,6 +22,7 @@ from codedfedl.federate.asks import HELPER
 from codedfedl.federate.flower import guard
 from codedfedl.federate.flower.keys import Keys, make_keys
 from codedfedl.federate.flower.programs import APP, Superlink, environment, free_port
+from codedfedl.federate.flower.registry import NODE
 from codedfedl.federate.flower.superlink import running
 from codedfedl.federate.flower.supernode import NodeSettings
 from codedfedl.federate.shards import node_name
@@ -115,7 +116,8 @@ class LocalFederation:
             self.start_link()
             if self.keys is not None:
                 for name in local_names(len(self.shards), helper=self.epsilon_cap is not None):
-                    self.superlink.register(self.keys.node(name)[1], name)
+                    role = HELPER if name == HELPER else NODE
+                    self.superlink.register(self.keys.node(name)[1], name, role)
             if self.epsilon_cap is not None:
                 self.start_helper()
             for j in range(len(self.shards)):

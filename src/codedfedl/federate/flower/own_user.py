@@ -82,6 +82,7 @@ def main() -> None:
 
     def guarded(self: uvicorn.Config, app: Any, *arguments: Any, **named: Any) -> None:
         named["proxy_headers"] = False  # a forwarded address is whatever its sender says
+        named["access_log"] = False  # strangers could write a line with every request
         begin(self, OwnUser(app), *arguments, **named)
 
     uvicorn.Config.__init__ = guarded  # type: ignore[method-assign]

@@ -9,18 +9,21 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of
+from codedfedl.federate.flower.registry import NODE, Entry, Registry, fingerprint_of
+from codedfedl.federate.transport import printable
 from codedfedl.io.files import make_folder
 
 __all__ = [
     "APP",
+    "TESTED",
     "Superlink",
     "check_engine",
+    "check_version",
     "environment",
     "free_port",
     "own_user",
@@ -30,20 +33,34 @@ __all__ = [
 APP = Path(__file__).parent / "app"
 """The Flower app folder that `flwr run` takes."""
 
-_OLDEST = (1, 41)
+TESTED = ("1.41", "1.42")
+"""The releases of Flower whose internals this package is tested with."""
+
 _PATIENCE = 180.0  # seconds for a command of Flower's; on a busy machine it needs a minute to start
 _INSTALL = "pip install 'codedfedl[flower]'"
 
 
 def check_engine() -> None:
-    """Refuse to begin without Flower, or with one that is too old."""
+    """Refuse to begin without Flower, or with a version that is not tested."""
     try:
-        found = version("flwr")
-    except PackageNotFoundError:
+        installed = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
         raise InputError(f"federations need Flower: {_INSTALL}") from None
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise InputError(f"flwr {found} is too old, {oldest} is needed: {_INSTALL}")
+    check_version(installed)
+
+
+def check_version(installed: str) -> None:
+    """Refuse a version of Flower other than the final releases that this package is tested with.
+
+    Nodes answer through Flower's internals, so that no delivered code runs on them: with other
+    internals nothing would vouch for that.
+    """
+    release, _, patch = installed.rpartition(".")
+    if release not in TESTED or not re.fullmatch("[0-9]+", patch):
+        raise InputError(
+            f"flwr {installed} is installed, and only {' and '.join(TESTED)} are tested: "
+            f"pip install 'flwr~={TESTED[0]}.0'"
+        )
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -98,11 +115,26 @@ class Superlink:
         text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = {_toml(address)}\n'
         (home / "config.toml").write_text(f"{text}{secure}\n", "utf-8")
 
-    def register(self, public_key: Path, name: str) -> bool:
-        """Admit a node by its key, under this name only; return whether it is new."""
+    def register(self, public_key: Path, name: str, role: str | None = None) -> bool:
+        """Admit a node by its key, under this name and in this role only.
+
+        Parameters
+        ----------
+        role
+            One of `ROLES`; by default that which the key has already, or a node's.
+
+        Returns
+        -------
+        bool
+            Whether it is new, or has another role now.
+        """
         fingerprint = fingerprint_of(public_key)
-        if self.registry.check_new(name, fingerprint) is not None:
-            return False
+        entry = self.registry.check_new(name, fingerprint)
+        if entry is not None:
+            if role in (None, entry.role):
+                return False
+            self.registry.assign(entry, str(role))
+            return True
         try:
             node = int(self._flwr(["supernode", "register", str(public_key)])["node-id"])
         except InputError as error:
@@ -112,7 +144,7 @@ class Superlink:
                 f"the SuperLink has the key {public_key} and {self.registry.path} does not: "
                 f"make a new one on {name}"
             ) from None
-        self.registry.add(Entry(name, node, fingerprint))
+        self.registry.add(Entry(name, node, fingerprint, role=role or NODE))
         return True
 
     def revoke(self, name_or_key: str) -> str:
@@ -145,7 +177,7 @@ class Superlink:
         runs = found.get("runs", [])
         if not runs:
             return "unknown", ""
-        return str(runs[0].get("status", "unknown")), str(runs[0].get("details", ""))
+        return printable(runs[0].get("status", "unknown")), printable(runs[0].get("details", ""))
 
     def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
         """Call `flwr`; it always exits with 0, so its output decides."""
@@ -166,7 +198,7 @@ class Superlink:
         except FileNotFoundError:
             raise InputError(f"flwr is not installed beside this Python: {_INSTALL}") from None
         if not answer.get("success"):
-            why = " ".join(str(answer.get("error-message", "")).split())[:300]
+            why = printable(answer.get("error-message", ""), 300)
             raise InputError(
                 f"the SuperLink at {self.address} refuses the request ({why}): see that "
                 "it runs, that the port is open, and that the certificates are its own"

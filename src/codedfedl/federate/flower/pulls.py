@@ -5,25 +5,24 @@ its parts every second or more. `Batched` uses the two requests beneath it: it a
 at once, takes the parts that are there, and never waits. No thread belongs to a question, and a
 slow upload holds nobody up.
 
-`Batched` uses Flower's internals, which `pulls_of` checks; on any other grid every question has a
-thread for each look.
+It uses internals of the versions of Flower that this package is tested with.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 from flwr.app import Message
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.wire import MalformedError, inflating
 from codedfedl.federate.transport import printable
 
-__all__ = ["Batched", "OneByOne", "Pulled", "Pulls", "pulls_of", "tried"]
+__all__ = ["Batched", "Pulled", "Pulls", "pulls_of", "tried"]
 
 _TRIES = 3
 _HEADS = 2**23  # bytes of facts, and of what describes the arrays
@@ -62,56 +61,13 @@ def tried(call: Callable[[], Iterable[Any]]) -> list[Any]:
 
 
 def pulls_of(grid: Grid) -> Pulls:
-    """Return the best way to get answers from a grid."""
-    try:
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-        from flwr.superlink.grid.http_grid import HttpGrid
-
-        names = ("PullMessages", "PullObject", "ConfirmMessageReceived")
-        if isinstance(grid, HttpGrid) and all(hasattr(grid._runtime_client, n) for n in names):
-            PullAppMessagesRequest(message_ids=[])
-            PullAppMessagesResponse(messages_list=[], message_object_trees=[])
-            return Batched(grid, HttpGrid.pull_messages)
-    except Exception:  # whatever another version does
-        return OneByOne(grid)
-    return OneByOne(grid)
-
-
-class OneByOne:
-    """A thread for every question and look; one that blocks stays until its answer is there."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        self._done: SimpleQueue[tuple[str, Pulled | None]] = SimpleQueue()
-        self._busy: set[str] = set()
-
-    def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
-        """Yield what the threads of earlier looks have found."""
-        for identity in waiting.keys() - self._busy:
-            self._busy.add(identity)
-            look = (identity, waiting[identity])
-            threading.Thread(target=self._look, args=look, daemon=True).start()
-        while True:
-            try:
-                identity, pulled = self._done.get_nowait()
-            except Empty:
-                return
-            self._busy.remove(identity)
-            if pulled is not None and identity in waiting:
-                yield identity, pulled
-            del pulled
-
-    def pause(self, waiting: int) -> float:
-        """With many clients each looks less often: 0.03 s of the engine's time for a look."""
-        return max(0.1, 0.03 * waiting)
-
-    def _look(self, identity: str, largest: int | None) -> None:
-        try:
-            with inflating(largest):
-                messages = tried(lambda: self._grid.pull_messages([identity]))
-            self._done.put((identity, messages[0] if messages else None))
-        except (MalformedError, InputError) as error:
-            self._done.put((identity, error))
+    """Return how answers are got from the grid of a SuperLink; refuse any other grid."""
+    if not isinstance(grid, HttpGrid):
+        raise InputError(
+            f"a federation needs a SuperLink, not {type(grid).__name__}: start it with codedfedl "
+            "federate run"
+        )
+    return Batched(grid, HttpGrid.pull_messages)
 
 
 class Batched:
@@ -150,8 +106,6 @@ class Batched:
 
     def _heard_of(self, unknown: list[str]) -> Iterable[tuple[str, "_Parts"]]:
         """Ask which answers have come, at least in part."""
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-
         if not unknown:
             return
         client = self._grid._runtime_client

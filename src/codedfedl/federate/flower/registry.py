@@ -1,8 +1,8 @@
-"""Which name belongs to which node: a small file beside the SuperLink's data base.
+"""Which name and role belong to which node: a small file beside the SuperLink's data base.
 
 The engine knows a node by its key and gives it a number. What a node is called is bound to that
-number when the operator registers the key, so that no node can answer under another's name. The
-file is the operator's own, and nobody else can read it.
+number when the operator registers the key, so that no node can answer under another's name, and so
+is whether it is a helper. The file is the operator's own, and nobody else can read it.
 """
 
 import base64
@@ -10,13 +10,20 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from codedfedl.errors import InputError
+from codedfedl.federate.asks import HELPER
 from codedfedl.io.files import make_folder, replacing
 
-__all__ = ["Entry", "Registry", "fingerprint_of", "read_names"]
+__all__ = ["NODE", "ROLES", "Entry", "Registry", "fingerprint_of", "read_names"]
+
+NODE = "node"
+"""The role of a key that answers for points."""
+
+ROLES = (NODE, HELPER)
+"""What a key may be registered for."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +38,19 @@ class Entry:
         The fingerprint of its public key.
     revoked
         Whether the key was ended; it cannot be registered again.
+    role
+        What it greets the server as, one of `ROLES`.
     """
 
     name: str
     node: int
     key: str
     revoked: bool = False
+    role: str = NODE
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"the role of {self.name} is {self.role!r}: must be node or helper")
 
 
 class Registry:
@@ -86,12 +100,14 @@ class Registry:
 
     def revoke(self, ended: Entry) -> None:
         """Mark a key as ended."""
-        self._write(
-            [
-                Entry(entry.name, entry.node, entry.key, entry.revoked or entry == ended)
-                for entry in self.entries()
-            ]
-        )
+        self._change(ended, replace(ended, revoked=True))
+
+    def assign(self, entry: Entry, role: str) -> None:
+        """Give a key another role."""
+        self._change(entry, replace(entry, role=role))
+
+    def _change(self, before: Entry, after: Entry) -> None:
+        self._write([after if entry == before else entry for entry in self.entries()])
 
     def _write(self, entries: list[Entry]) -> None:
         make_folder(self.path.parent)

@@ -6,7 +6,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.registry import read_names
+from codedfedl.federate.flower.programs import check_engine
+from codedfedl.federate.flower.registry import Registry, read_names
+from codedfedl.federate.flower.roles import BoundTransport
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Transport
@@ -22,6 +24,7 @@ app = ServerApp()
 @app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Run the federation of the run configuration."""
+    check_engine()
     federate_on(FlowerTransport(grid), context)
 
 
@@ -30,7 +33,7 @@ def federate_on(transport: Transport, context: Context) -> None:
 
     Its keys: `experiment`, the path of a TOML file with a [federation] table; `out`, the run
     directory; `set`, overrides such as "federation.deadline=20 training.step=3"; `registry`, the
-    file that says which name belongs to which node.
+    file that says which name and role belong to which node.
     """
     keys = context.run_config
     if not keys.get("experiment") or not keys.get("out"):
@@ -45,4 +48,6 @@ def federate_on(transport: Transport, context: Context) -> None:
         experiment = read_experiment(str(keys["experiment"]), changes, options)
         registry = str(keys.get("registry", ""))
         names = read_names(Path(registry)) if registry else {}
+        if registry:
+            transport = BoundTransport(transport, Registry(Path(registry)).entries())
         federate(transport, experiment, directory, say, names=names)

@@ -9,22 +9,24 @@ import ipaddress
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
+from codedfedl.federate.flower.accepting import descriptors_for
 from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
-from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user, program
-from codedfedl.federate.flower.supernode import end
-from codedfedl.io.locks import lock
+from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user
+from codedfedl.federate.flower.quiet import quietly
+from codedfedl.federate.flower.supernode import alone_in, end
 
 __all__ = ["ServerSettings", "running", "serve"]
 
@@ -32,7 +34,6 @@ HOST = "127.0.0.1"
 
 _START = 60.0  # seconds that a SuperLink may take to listen
 _LOOK = 0.3  # seconds between two looks for a run that waits for its server app
-_QUIET = 60.0  # seconds between two sentences about refused requests
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,13 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
     """Serve until a signal comes or the SuperLink ends; return how it ended."""
     settings.check()
     make_private(settings.home)
-    with _alone(settings.home):
+    for sentence in settings.keys.expiring() if settings.keys is not None else ():
+        say(sentence)
+    settings = replace(settings, limits=_affordable(settings.limits, say))
+    taken = f"a server is already running in {settings.home}: end it, or choose another --home"
+    with alone_in(settings.home, taken):
+        for token in settings.home.glob("token-*"):  # of a server that was killed
+            token.unlink()
         write_secret(settings.secret, secrets.token_bytes(32).hex().encode())
         port = free_port(HOST)
         link = subprocess.Popen(
@@ -124,8 +131,20 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
             _wait_until_it_listens(link, port)
             return asyncio.run(_serve(settings, link, port, say))
         finally:
-            (settings.home / "serve.json").unlink(missing_ok=True)
+            for path in (settings.home / "serve.json", settings.secret):
+                path.unlink(missing_ok=True)
             end(link)
+
+
+def _affordable(limits: GateLimits, say: Callable[[str], None]) -> GateLimits:
+    """Raise the limit on open files; return no more connections than it then allows."""
+    connections = descriptors_for(limits.connections)
+    if connections < limits.connections:
+        say(
+            f"warning: the limit on open files allows {connections} connections at a time, not "
+            f"{limits.connections}: raise it with ulimit -Hn, or LimitNOFILE= of systemd"
+        )
+    return replace(limits, connections=connections)
 
 
 async def _serve(
@@ -137,11 +156,13 @@ async def _serve(
     keys = settings.keys
     upstream = None if keys is None else client_context(keys.authority)
     tls = None if keys is None else server_context(keys.server, keys.server_key)
-    gate = Gate((HOST, port), upstream, settings.limits, _quietly(say))
+    disk = (settings.database or settings.home / "superlink.db").resolve().parent
+    free = lambda: float(shutil.disk_usage(disk).free)  # noqa: E731
+    gate = Gate((HOST, port), upstream, settings.limits, quietly(say), free)
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    with _apps(settings, port, say) as look:
+    with _apps(settings, port) as look:
         async with gate.listening(settings.host, settings.port, tls):
             authority = None if keys is None else str(keys.authority.resolve())
             address = {"address": f"{HOST}:{port}", "authority": authority, "process": os.getpid()}
@@ -158,46 +179,15 @@ async def _serve(
 
 
 @contextmanager
-def _apps(
-    settings: ServerSettings, port: int, say: Callable[[str], None]
-) -> Iterator[Callable[[], None]]:
-    """Start server apps with our own worker or, if the version does not fit, with Flower's."""
+def _apps(settings: ServerSettings, port: int) -> Iterator[Callable[[], None]]:
+    """Start the server apps of runs, and end them."""
     authority = None if settings.keys is None else settings.keys.authority.resolve()
-    misfit = worker.fits()
-    if not misfit:
-        desk = worker.Desk(f"{HOST}:{port}", settings.secret.read_bytes(), authority)
-        apps = worker.ServerWorker(desk, settings.home, authority)
-        try:
-            yield apps.look
-        finally:
-            apps.close()
-        return
-    say(
-        f"warning: this Flower is not the one that the worker is made for ({misfit}): the tokens "
-        "of server apps stand on their command lines; install flwr 1.41"
-    )
-    command = [program("flower-superexec"), "--runtime-api-address", f"{HOST}:{port}"]
-    command += ["--superexec-auth-secret-file", str(settings.secret)]
-    command += ["--parent-pid", str(os.getpid())]
-    secure = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
-    stock = subprocess.Popen([*command, *secure], env=environment(settings.home), umask=0o077)
+    desk = worker.Desk(f"{HOST}:{port}", settings.secret.read_bytes(), authority)
+    apps = worker.ServerWorker(desk, settings.home, authority)
     try:
-        yield lambda: None
+        yield apps.look
     finally:
-        end(stock)
-
-
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Keep a second server out of the folder."""
-    with (home / ".lock").open("w") as file:
-        try:
-            lock(file)
-        except OSError:
-            raise InputError(
-                f"a server is already running in {home}: end it, or choose another --home"
-            ) from None
-        yield
+        apps.close()
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
@@ -208,18 +198,3 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
                 return
         time.sleep(0.1)
     raise InputError("the SuperLink does not start: see its log")
-
-
-def _quietly(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Report at most one sentence a minute: strangers may connect often."""
-    last, unsaid = -_QUIET, 0
-
-    def speak(sentence: str) -> None:
-        nonlocal last, unsaid
-        unsaid += 1
-        if time.monotonic() - last >= _QUIET:
-            more = f", and {unsaid - 1} more since the last" if unsaid > 1 else ""
-            say(f"{sentence}{more}")
-            last, unsaid = time.monotonic(), 0
-
-    return speak

@@ -1,7 +1,7 @@
 """A node: a SuperNode on loopback, and a worker in this process that answers for it.
 
-The SuperNode talks to the server; the worker has the data. The two share a secret in a file that
-only their user can read, and end together.
+The SuperNode talks to the server; the worker has the data. The two share a secret in a folder of
+the node that only their user can read, and end together.
 """
 
 import json
@@ -9,9 +9,9 @@ import logging
 import secrets
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -20,13 +20,14 @@ from typing import Any
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
-from codedfedl.federate.flower.keys import write_secret
+from codedfedl.federate.flower.keys import check_server, write_secret
 from codedfedl.federate.flower.programs import environment, free_port, own_user
-from codedfedl.federate.node import Node
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.connections import listens
+from codedfedl.io.files import make_folder
+from codedfedl.io.locks import lock
 
-__all__ = ["NodeSettings", "run_answerer", "run_node"]
+__all__ = ["NodeSettings", "alone_in", "end", "run_answerer", "run_node"]
 
 HOST = "127.0.0.1"
 
@@ -80,42 +81,70 @@ def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
     """Answer the server until the SuperNode ends; return how it ended."""
     node = node_from(settings.config, settings.name)
     node.ready()  # what is wrong with its data or encoder is said here, and not to the server
-    return run_answerer(settings, node, say)
+    return run_answerer(settings, node, node.cache, say)
 
 
-def run_answerer(settings: NodeSettings, node: Answerer, say: Callable[[str], None]) -> int:
-    """Let a node or a helper answer the server until its SuperNode ends; return how it ended."""
-    folder, port = Path(tempfile.mkdtemp(prefix="codedfedl-node-")), free_port(HOST)
-    secret, path = secrets.token_bytes(32).hex().encode(), folder / "secret"
+def run_answerer(
+    settings: NodeSettings, node: Answerer, home: Path, say: Callable[[str], None]
+) -> int:
+    """Let a node or a helper answer the server until its SuperNode ends; return how it ended.
+
+    Parameters
+    ----------
+    home
+        A folder of its own, for the SuperNode's folder; what a killed one left there is removed.
+    """
+    if settings.authority is not None:
+        check_server(settings.superlink, settings.authority)
+    folder = home / "supernode"
+    make_folder(folder, private=True)
+    with alone_in(folder, f"{settings.name} is already running with {home}: end it first"):
+        try:
+            _clear(folder)
+            return _run(settings, node, folder, say)
+        finally:
+            _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    (folder / "secret").unlink(missing_ok=True)
+    shutil.rmtree(folder / "flower", ignore_errors=True)
+
+
+def _run(settings: NodeSettings, node: Answerer, folder: Path, say: Callable[[str], None]) -> int:
+    port, secret, path = free_port(HOST), secrets.token_bytes(32).hex().encode(), folder / "secret"
     write_secret(path, secret)
     command = settings.command(port)
-    misfit = worker.fits()
-    if misfit and not isinstance(node, Node):
-        raise InputError(f"a helper runs the installed code alone: install flwr 1.41 ({misfit})")
-    if misfit:
-        say(
-            f"warning: this Flower is not the one that the worker is made for ({misfit}): it runs "
-            "the code that the server delivers; install flwr 1.41"
-        )
-        command += ["--node-config", settings.stock_config()]
-    else:
-        command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, env=environment(folder / "flower"), umask=0o077
     )
     try:
-        if misfit:
-            return process.wait()
         _wait_until_it_listens(process, port)
         say(f"{settings.name} is up")
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
         desk = worker.Desk(f"{HOST}:{port}", secret)
         worker.answer_tasks(desk, lambda: node, lambda: process.poll() is None)
-        return process.wait()
+        say(
+            f"the SuperNode ended with code {process.wait()}: see its last lines above; if there "
+            "is no reason, the server refuses this key or this machine's clock, which may be 5 s "
+            "ahead of the server's and 5 minutes behind at most"
+        )
+        return process.returncode or 1  # it also ends with 0 when it is refused
     finally:
         end(process)
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def alone_in(folder: Path, otherwise: str) -> Iterator[None]:
+    """Keep a second process out of a folder; a killed one has let go of it."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            lock(file)
+        except OSError:
+            raise InputError(otherwise) from None
+        yield
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:

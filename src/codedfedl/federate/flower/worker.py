@@ -5,8 +5,8 @@ worker answers them in this process with the installed client, so that the code 
 is never loaded, no token stands on a command line, and no process starts for a message. The
 server's worker starts the server app with its token in a file.
 
-Everything here is checked by `fits` before it is used. Where the installed Flower differs, nodes
-and servers fall back to Flower's own way, and say so.
+Versions of Flower that it is not tested with are refused before anything starts
+(`programs.check_version`).
 """
 
 import logging
@@ -14,6 +14,7 @@ import os
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,9 +25,10 @@ from flwr.app import Context, Error, Message
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.client_app import respond
 from codedfedl.federate.flower.programs import environment, program
-from codedfedl.federate.transport import Answerer
+from codedfedl.federate.flower.quiet import quietly
+from codedfedl.federate.transport import Answerer, printable
 
-__all__ = ["Desk", "ServerWorker", "answer_tasks", "fits"]
+__all__ = ["Desk", "ServerWorker", "answer_tasks"]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _QUICK, _SLOW = 0.1, 0.5  # seconds between two looks for a task: just after one, and later
@@ -36,33 +38,7 @@ _END = 5.0  # seconds between asking a server app to end and making it
 _FAILED_CODE = 1  # of an error reply, any number but 0 will do
 
 _log = logging.getLogger(__name__)
-
-
-def fits() -> str:
-    """Return why this worker does not fit the installed Flower; empty if it does."""
-    try:
-        import flwr.supernode.runtime.run_clientapp as theirs
-        from flwr.common.constant import SubStatus
-        from flwr.supercore.constant import TaskType
-        from flwr.supercore.interceptors import (
-            RuntimeTokenHttpInterceptor,
-            RuntimeVersionHttpInterceptor,
-            SuperExecAuthHttpInterceptor,
-        )
-        from flwr.supercore.runtime import RuntimeHttpClient
-
-        needed = [theirs.pull_task_input, theirs.push_message, theirs.push_task_output]
-        needed += [RuntimeHttpClient.AcquireTask, RuntimeHttpClient.SendTaskHeartbeat]
-        needed += [RuntimeHttpClient.from_server_address]
-        RuntimeTokenHttpInterceptor("token")
-        RuntimeVersionHttpInterceptor(component_name="SuperExec")
-        SuperExecAuthHttpInterceptor(master_secret=b"secret", protected_methods={_ACQUIRE})
-        assert TaskType.CLIENT_APP, TaskType.SERVER_APP
-        assert SubStatus.COMPLETED, SubStatus.FAILED
-        assert all(map(callable, needed))
-    except Exception as error:  # whatever another version does
-        return f"{type(error).__name__}: {error}"
-    return ""
+_fault = quietly(_log.error)
 
 
 class Desk:
@@ -131,7 +107,7 @@ def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[],
     """Answer every message that a SuperNode receives, in this process, while it runs."""
     from flwr.supercore.constant import TaskType
 
-    last = -_SOON
+    last, warn = -_SOON, quietly(_log.warning)
     while running():
         try:
             token = desk.token(TaskType.CLIENT_APP)
@@ -140,7 +116,7 @@ def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[],
                     _answer(client, node)
                 last = time.monotonic()
         except Exception as error:  # the SuperNode may be busy, or on its way out
-            _log.warning("a task was not done (%s: %s)", type(error).__name__, error)
+            warn(f"a task was not done ({printable(f'{type(error).__name__}: {error}')})")
             token = ""
         if not token:
             time.sleep(_QUICK if time.monotonic() - last < _SOON else _SLOW)
@@ -156,8 +132,9 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
     try:
         reply, status, why = respond(message, node), SubStatus.COMPLETED, ""
     except Exception as error:  # our own bug: the server sees a dropped node
-        _log.exception("no answer to %s", message.metadata.message_type)
-        why, status = f"{type(error).__name__}: {error}", SubStatus.FAILED
+        kind, lines = message.metadata.message_type, traceback.format_exception(error)
+        _fault(f"no answer to {printable(kind)}: {' | '.join(printable(line) for line in lines)}")
+        why, status = printable(f"{type(error).__name__}: {error}"), SubStatus.FAILED
         reply = Message(Error(code=_FAILED_CODE, reason=why), reply_to=message)
     del message
     theirs.push_message(client, reply, context)
@@ -170,6 +147,7 @@ class ServerWorker:
     def __init__(self, desk: Desk, folder: Path, authority: Path | None) -> None:
         self.desk, self.folder, self.authority = desk, folder, authority
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._warn = quietly(_log.warning)
 
     def look(self) -> None:
         """Start the server app of a run that waits for one; tidy up after those that are over."""
@@ -179,7 +157,7 @@ class ServerWorker:
         try:
             token = self.desk.token(TaskType.SERVER_APP)
         except Exception as error:  # the SuperLink may be busy
-            _log.warning("no task from the SuperLink (%s)", type(error).__name__)
+            self._warn(f"no task from the SuperLink ({type(error).__name__})")
             return
         if not token:
             return
