@@ -430,14 +430,17 @@ class TestFederation:
         slow = 4.0 if question.endswith("gradient") else 1.0
         return slow * (0.35 + 0.02 * client + 0.01 * (int(facts.get("round", 0)) % 4))
 
-    def test_the_deadline_follows_and_all_is_replayed(self, tmp_path: Path) -> None:
-        experiment = experiment_of(4, 10, FOLLOWING, deadline=None, probes=4)
+    @pytest.mark.parametrize("stand_in", [False, True])
+    def test_the_deadline_follows_and_all_is_replayed(self, stand_in: bool, tmp_path: Path) -> None:
+        """Weights follow composite parity; parity kept apart is right without them."""
+        scheme = FOLLOWING | {"stand_in": stand_in}
+        experiment = experiment_of(4, 10, scheme, deadline=None, probes=4)
         grid, exchanges, _ = run(experiment, tmp_path, Script(self.delay))
         records = rounds_of(exchanges)
         assert not records[0].arrived.any()
         assert np.mean([record.arrived for record in records[-4:]]) > 0.7  # 80% are planned
         assert records[-1].deadline > 1.5
-        assert grid.kinds("weighted_gradient")
+        assert bool(grid.kinds("weighted_gradient")) != stand_in
         assert replay(RunDirectory(tmp_path / "run")).same
 
     def test_a_killed_server_goes_on_with_the_same_plans(self, tmp_path: Path) -> None:

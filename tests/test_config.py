@@ -136,4 +136,4 @@ def test_the_settings_of_a_scheme_are_those_that_can_be_given() -> None:
     assert settings_of("centralised") == []
     known = ["redundancy", "code", "nonzeros", "deadline", "optimiser", "planned", "excess"]
     known += ["server_rate", "server_alpha"]
-    assert settings_of("coded") == [*known, "replan"]
+    assert settings_of("coded") == [*known, "replan", "stand_in"]

@@ -694,9 +694,9 @@ def test_a_replay_sees_a_changed_record(tmp_path: Path) -> None:
     """The replay can fail: leave out one arrival, and the model is another."""
     run(experiment_of(), tmp_path)
     exchanges = list(Journal(tmp_path / "run").exchanges())
-    record = exchanges[1].record
-    outcome = np.array([LATE, *record.outcome[1:]])
-    exchanges[1] = replace(exchanges[1], record=replace(record, outcome=outcome))
+    record, (_, *others) = exchanges[1].record, exchanges[1].replies
+    record = replace(record, outcome=np.array([LATE, *record.outcome[1:]]))
+    exchanges[1] = replace(exchanges[1], record=record, replies=tuple(others))
     shutil.rmtree(tmp_path / "run" / "exchanges")
     journal = Journal(tmp_path / "run")
     for exchange in exchanges:

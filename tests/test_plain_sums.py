@@ -45,7 +45,7 @@ from tests.test_sums import HELPER, Summing, refusal, run, run_killed, run_until
 SCHEMES: list[dict[str, Any]] = [
     {"name": "uncoded"},
     {"name": "uncoded", "optimiser": "block-cg"},
-    {"name": "coded", "redundancy": 0.2},
+    {"name": "coded", "redundancy": 0.2, "stand_in": False},
     {"name": "balanced"},
     {"name": "partial"},
     {"name": "greedy"},

@@ -7,9 +7,10 @@ import numpy as np
 
 from codedfedl._types import IntArray
 from codedfedl.arrays import Array
+from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
 from codedfedl.core.descent import Descent
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosed, Disclosure, needs_helper
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
@@ -23,6 +24,7 @@ from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, plan, rows_of
 from codedfedl.planning.replan import answer_weights, replanned
+from codedfedl.schemes.stand_in import StandIns, check_stand_in, encoded_chances
 
 __all__ = ["Coded", "CodedState"]
 
@@ -37,6 +39,8 @@ class CodedState(Descent):
     ----------
     parity
         Of every mini-batch, divided by the probability that the server finishes its gradient.
+    stand_ins
+        Of every mini-batch, where each client's own parity is kept apart instead.
     promised
         Hours and excess, where the plan is for hours.
     drift
@@ -48,6 +52,7 @@ class CodedState(Descent):
 
     plans: tuple[Plan, ...] = ()
     parity: tuple[Quadratic, ...] = ()
+    stand_ins: tuple[StandIns, ...] = ()
     code: Code = GAUSSIAN
     promised: tuple[float, float] = (np.nan, np.nan)
     drift: Drift | None = None
@@ -57,9 +62,14 @@ class CodedState(Descent):
     def checkpointed(self) -> bool:
         """Plans and parity are made in the set-up; plain descent changes the model alone.
 
-        Plans that follow the rounds are brought back by playing these again.
+        Plans and stand-ins, which follow the rounds, are brought back by playing these again.
         """
-        return super().checkpointed and self.drift is None
+        return super().checkpointed and self.drift is None and not self.stand_ins
+
+    @property
+    def set_up(self) -> bool:
+        """Whether the parity is there."""
+        return bool(self.parity or self.stand_ins)
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,10 @@ class Coded(Scheme):
     replan
         Rounds after which the delays are fitted again to how long clients took; then deadline and
         weights follow (`planning.replan`). 0 keeps the plan.
+    stand_in
+        Whether each client's parity is kept apart, to stand in for all points of a client that
+        misses a round (`schemes.stand_in`). By default in federations, where a client may be gone
+        for good, and not in simulations, where clients come back and the composite is the paper's.
     """
 
     redundancy: float = 0.1
@@ -105,6 +119,7 @@ class Coded(Scheme):
     server_rate: float | None = None
     server_alpha: float = 2.0
     replan: int = 0
+    stand_in: bool | None = None
 
     name: ClassVar[str] = "coded"
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
@@ -125,6 +140,7 @@ class Coded(Scheme):
         if self.planned not in ("rule", "hours"):
             raise InputError(f"{self.name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
         check_replan(self.name, self.replan)
+        check_stand_in(self.name, self.stand_in, self.disclosure, self.server_rate)
         self._check_server()
 
     def _check_server(self) -> None:
@@ -222,7 +238,10 @@ class Coded(Scheme):
                 f"{limits.availability:g}: no deadline brings so many points; raise either, or "
                 "give a deadline"
             )
-        return replace(self, deadline=deadline)
+        stand_in = self.stand_in
+        if stand_in is None:  # real clients may be gone for good; secure sums hide their parity
+            stand_in = not needs_helper(self.disclosure)
+        return replace(self, deadline=deadline, stand_in=stand_in)
 
     @property
     def plans_deadline(self) -> bool:
@@ -233,28 +252,32 @@ class Coded(Scheme):
         """Ask for parity first, then for gradients until the deadline."""
         if state.finished:
             return None
-        if not state.parity:
-            work = Parity(
-                [p.parity_rows for p in state.plans],
-                np.array([p.loads for p in state.plans]),
-                np.array([p.return_probabilities for p in state.plans]),
-                state.code,
-            )
-            return Ask(work, Everyone(), setup=True)
+        if not state.set_up:
+            return self._ask_parity(state)
         batch = state.task.batch(state.round)
         made, chosen = state.plans[batch], state.current[batch]
         gradient = Gradient(batch)
-        if chosen is not made:
+        if self.stand_in:
+            gradient = state.stand_ins[batch].work(batch)
+        elif chosen is not made:
             gradient = WeightedGradient(batch, answer_weights(made, chosen))
         server = self._server(state.task.points[batch])
         return Ask(
             gradient,
             Until(chosen.deadline),
             chosen.loads,
-            adds=state.parity[batch],
+            combine=EACH if self.stand_in else SUM,
+            adds=None if self.stand_in else state.parity[batch],
             model=state.question,
             server_work=None if server is None else ServerWork(server, chosen.parity_rows),
         )
+
+    def _ask_parity(self, state: CodedState) -> Ask:
+        plans = state.plans
+        chances = [encoded_chances(p) if self.stand_in else p.return_probabilities for p in plans]
+        rows, loads = [p.parity_rows for p in plans], np.array([p.loads for p in plans])
+        work = Parity(rows, loads, np.array(chances), state.code)
+        return Ask(work, Everyone(), combine=EACH if self.stand_in else SUM, setup=True)
 
     def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
         """Keep the parity, or take a step along g_M = (g_C + g_U)/m (section 3.5).
@@ -262,17 +285,29 @@ class Coded(Scheme):
         Where the server is a node, g_C is 1{T_C ≤ t*}·g_C/P(T_C ≤ t*), whose expectation is g_C.
         """
         task = state.task
-        if not state.parity:
-            names = [(f"features{b}", f"targets{b}") for b in range(task.batches)]
-            parts = [(inbox.total(x), inbox.total(y)) for x, y in names]
-            sure = [p.server_return_probability for p in state.plans]
-            made = (Quadratic.of(*part) for part in parts)
-            parity = tuple(one if p == 1 else one / p for one, p in zip(made, sure, strict=True))
-            return replace(state, parity=parity)
+        if not state.set_up:
+            return self._with_parity(state, inbox)
         batch = task.batch(state.round)
-        total = inbox.plus(state.parity[batch], state.asked) if inbox.server_done else inbox.total()
+        if self.stand_in:
+            known = list(state.stand_ins)
+            known[batch] = known[batch].after(inbox.replies, state.asked)
+            total = known[batch].gradient(state.asked)
+            state = replace(state, stand_ins=tuple(known))
+        elif inbox.server_done:
+            total = inbox.plus(state.parity[batch], state.asked)
+        else:
+            total = inbox.total()
         state = state.descended(total, self.divisor(task, batch, inbox.points))
         return state if state.drift is None else self._followed(state, state.drift, inbox)
+
+    def _with_parity(self, state: CodedState, inbox: Inbox) -> CodedState:
+        if self.stand_in:
+            return replace(state, stand_ins=StandIns.of(state.plans, inbox.replies))
+        names = [(f"features{b}", f"targets{b}") for b in range(state.task.batches)]
+        made = (Quadratic.of(inbox.total(x), inbox.total(y)) for x, y in names)
+        sure = [p.server_return_probability for p in state.plans]
+        parity = tuple(one if p == 1 else one / p for one, p in zip(made, sure, strict=True))
+        return replace(state, parity=parity)
 
     def is_steady(self, state: CodedState) -> bool:
         """Return whether the plan stays, steps are plain, and the server's gradient is there."""
