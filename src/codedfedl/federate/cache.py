@@ -107,6 +107,24 @@ class Cache:
                 partial.write_text(str(embedded))
         return rows_of_features, targets, embedded
 
+    def bind(self, job: str) -> None:
+        """Refuse a second job under the key of a federation: its points are embedded for the first.
+
+        Parameters
+        ----------
+        job
+            Its digest.
+        """
+        path = self.folder / "job"
+        if not path.is_file():
+            make_folder(self.folder, private=True)
+            with replacing(path) as partial:
+                partial.write_text(job)
+        elif path.read_text() != job:
+            raise InputError(
+                f"federation {self.folder.name} has another job already: begin a new federation"
+            )
+
     def once(self, digest: str, make: Callable[[], Answered]) -> Answered:
         """Answer once in a federation; asked again, repeat the answer, and refuse other questions.
 

@@ -31,7 +31,7 @@ from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.cache import Cache, clear_old
 from codedfedl.federate.job import Job
-from codedfedl.federate.limits import DataLimits, Embedding
+from codedfedl.federate.limits import DataLimits, Embedding, digest_of
 from codedfedl.federate.schema import (
     Sizes,
     check_question,
@@ -308,10 +308,12 @@ class _Desk:
 
     def _embedded(self, points: int | None, seconds: float = np.inf) -> Embedding:
         job, sizes = self.job, self.sizes
+        order = self.limits.pin(job)
+        self.cache.bind(digest_of(job, self.node.fingerprint))
         features, targets, embedded = self.cache.embed(
             self.features,
             sizes.columns,
-            self.limits.pin(job),
+            order,
             points=points,
             seconds=seconds,
             scaling=Scaling(**job.scaling),
