@@ -90,6 +90,7 @@ class TestWithoutNames:
         without_names(path)
         spend(ledger, "patients", contract)
         assert ledger.spent("patients") == pytest.approx(4.0, rel=1e-6)
+        assert len(json.loads(path.read_text("utf-8"))["entries"]) == 1  # no sum is in it twice
 
     def test_the_command_says_so(self, path: Path) -> None:
         text = CliRunner().invoke(app, ["federate", "ledger", str(path.parent)]).stdout
