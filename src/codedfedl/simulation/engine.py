@@ -19,7 +19,7 @@ from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
-from codedfedl.core.record import SHOWN_ROUNDS, Record
+from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
@@ -336,7 +336,9 @@ class Simulation:
         return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
 
     def _record(self, setting: Setting, exchange: Exchange) -> Record:
-        excess, has_model = np.nan, setting.state.model is not self._zero
+        excess = np.nan
+        # A set-up may leave no model; a round leaves one even if nobody arrived.
+        has_model = exchange.round != SETUP or setting.state.model is not self._zero
         if setting.followed and has_model:
             excess = self.objective(setting.state.task).excess(setting.state.model)
         shown = exchange.round < SHOWN_ROUNDS
