@@ -35,7 +35,6 @@ from codedfedl.simulation.parities import composite_parities
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.setting import Entry, Setting, entries
 from codedfedl.simulation.timeline import Exchange, Timeline
-from codedfedl.streams import stream
 
 __all__ = ["Entry", "Listener", "Setting", "Simulation", "entries"]
 
@@ -268,7 +267,7 @@ class Simulation:
         """Do the helper's part; here noise comes from the seed, so that a run can be repeated."""
         if exchange.arrived.sum() < exchange.ask.least:
             return {}
-        luck = stream(self.seed, "noise", exchange.round + 1)
+        luck = exchange.luck(self.seed, "noise")
         return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
 
     def _record(self, setting: Setting, exchange: Exchange) -> Record:
