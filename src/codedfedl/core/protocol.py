@@ -348,7 +348,11 @@ class Scheme(ABC):
         return None
 
     def facts(self, state: Any) -> dict[str, float]:
-        """Return the facts for a report, by the names in `core.record.FACTS`."""
+        """Return numbers for tables and reports, by name.
+
+        Those of `core.record.FACTS` have columns of their own in a report; others are shown by
+        their names.
+        """
         return {}
 
 

@@ -22,6 +22,7 @@ from codedfedl.core.protocol import Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
+from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.evaluate import (
     Evaluator,
@@ -151,7 +152,7 @@ class Simulation:
         ]:
             self._play(asked)
             for setting, _ in asked:
-                setting.facts = setting.scheme.facts(setting.state)
+                setting.facts = stated_facts(setting.scheme, setting.state)
                 if setting.followed and setting.records[-1].has_model:
                     task = setting.state.task
                     loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))

@@ -54,7 +54,7 @@ class Setting:
     Attributes
     ----------
     facts
-        Facts that are recorded once, by the names in `core.record.FACTS`.
+        What the scheme states, as of the end of the set-up.
     models
         Models that clients may still answer for, by round.
     loads_seen
