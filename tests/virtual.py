@@ -1,6 +1,6 @@
 """A small experiment on the virtual clock, and its settings once they have been played."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codedfedl.core.protocol import Scheme
@@ -25,7 +25,7 @@ def experiment_of(schemes: Sequence[dict[str, Any]], **changes: Any) -> Experime
     return Experiment.model_validate(tables | changes)
 
 
-def simulation_of(schemes: dict[str, Scheme], seed: int = 0, **changes: Any) -> Simulation:
+def simulation_of(schemes: Mapping[str, Scheme], seed: int = 0, **changes: Any) -> Simulation:
     """Return a simulation of schemes, by their labels, that share a task and a fleet."""
     experiment = experiment_of([{"name": "uncoded"}], **changes)
     features = RandomFourier(experiment.features.n_components, 2.0, seed)

@@ -20,6 +20,7 @@ from codedfedl.core.drive import Driver
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
+from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.tables import stated_facts
@@ -130,6 +131,11 @@ class Simulation:
             with np.errstate(over="ignore", invalid="ignore"):
                 while driver.played < len(rounds) and (ask := driver.ask()) is not None:
                     self._play([(setting, ask)], measured=False)
+            if driver.played < len(rounds):
+                raise InputError(
+                    f"{setting.label}: the checkpoint has {len(rounds)} rounds, and the scheme now "
+                    f"ends after {driver.played}: choose another --out"
+                )
         setting.records = records
 
     def objective(self, task: Task) -> Objective:
@@ -266,6 +272,12 @@ class Simulation:
         self, sums: Mapping[str, Array], sigma: float, exchange: Exchange
     ) -> dict[str, Array]:
         """Do the helper's part; here noise comes from the seed, so that a run can be repeated."""
+        for name, total in sums.items():
+            if total.dtype != np.uint32:
+                raise InputError(
+                    f"{exchange.ask.work.kind} is asked for with noise, and its {name} is not in "
+                    "integers modulo 2³²: ask for it as Masked"
+                )
         if exchange.arrived.sum() < exchange.ask.least:
             return {}
         luck = exchange.luck(self.seed, "noise")
@@ -293,4 +305,5 @@ class Simulation:
 def _is_sum_of_gradients(exchange: Exchange) -> bool:
     """Whether the stacked products can give it."""
     ask = exchange.ask
-    return type(ask.work) is Gradient and ask.combine is SUM and not ask.keep_late
+    plain = ask.noise is None and not ask.keep_late
+    return type(ask.work) is Gradient and ask.combine is SUM and plain

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from codedfedl.arrays import Array
-from codedfedl.core.drive import Driver
+from codedfedl.core.drive import Driver, check_ask
 from codedfedl.core.protocol import Scheme, State, Task
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
@@ -37,6 +37,8 @@ class Entry:
         """Plan without training, and refuse what cannot be simulated."""
         self.scheme.check(self.fleet)
         ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
+        if ask is not None:
+            check_ask(self.scheme, ask)
         formula = isinstance(self.actual, Fleet | FleetDelays)
         if ask is not None and has_own_pace(ask.work) and not formula:
             raise InputError(f"{self.scheme.name}: {NEEDS_A_FLEET}")
