@@ -277,7 +277,7 @@ class TestSweep:
         ("options", "message"),
         [
             (["--vary", "redundancy=0.1,2"], "coded.redundancy is 2"),
-            (["--vary", "redundancy=a,b"], "scheme 'coded' cannot have"),
+            (["--vary", "redundancy=a,b"], "coded.redundancy is 'a': must be a number"),
             (["--vary", "sigma=auto,big"], "features.sigma is 'big'"),
             (["--vary", "erasure=0.1", "--vary", "erasure=0.2"], "a key twice"),
             (["--seeds", "0"], "--seeds is 0"),

@@ -431,7 +431,7 @@ class TestBadInput:
             make_scheme("coded-newton", {"mixing": 0})
         with pytest.raises(InputError, match=r"coded-newton\.mixing is 10\.0"):
             make_scheme("coded-newton", {"mixing": 10.0})
-        with pytest.raises(InputError, match="cannot have setup_deadline = 'soon'"):
+        with pytest.raises(InputError, match=r"sketch-solve\.setup_deadline is 'soon': must"):
             make_scheme("sketch-solve", {"setup_deadline": "soon"})
         with pytest.raises(InputError, match="nonzeros is 0"):
             make_scheme("sketch-solve", {"nonzeros": 0})

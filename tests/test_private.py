@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from codedfedl.core.aggregate import with_noise
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, clipped
-from codedfedl.core.protocol import Inbox
+from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.waiting import EveryoneUntil, arrivals
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.errors import InputError
@@ -309,9 +309,11 @@ class TestAccount:
         run = simulation(experiment({"name": "private", "hours": 0.5}))
         sums = {"gradient": np.zeros(4, dtype=np.uint32)}
         for arrived, count in ((1, 0), (2, 1)):
-            ask = SimpleNamespace(least=2)
-            exchange = SimpleNamespace(arrived=np.arange(10) < arrived, round=0, ask=ask)
-            assert len(run._noisy(sums, 5.0, cast(Exchange, exchange))) == count
+            ask, nothing = cast(Ask, SimpleNamespace(least=2)), np.zeros(10)
+            there = np.arange(10) < arrived
+            outcome, loads = nothing.astype(np.int8), nothing.astype(np.int64)
+            exchange = Exchange(ask, 0, 1.0, there, outcome, loads, nothing)
+            assert len(run._noisy(sums, 5.0, exchange)) == count
 
     def test_without_a_sum_nothing_is_learnt_and_nothing_spent(self) -> None:
         scheme = Private(hours=0.5)

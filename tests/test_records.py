@@ -49,6 +49,7 @@ ROW_KEYS = [
     "chance",
     "above_chance",
     "diverged",
+    "facts",
 ]
 LATER = {
     "rounds": ["cell", "group", "late", "dropped", "refused", "excess"],

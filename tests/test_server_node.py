@@ -156,7 +156,7 @@ class TestErrors:
     @pytest.mark.parametrize("key", ["server_rate", "server_alpha"])
     @pytest.mark.parametrize("value", [0.0, -1.0, np.inf, np.nan])
     def test_bad_numbers(self, key: str, value: float) -> None:
-        with pytest.raises(InputError, match=rf"coded\.{key} is .*must be finite and above 0"):
+        with pytest.raises(InputError, match=rf"coded\.{key} is .*must be (finite|a number)"):
             make_scheme("coded", {key: value})
 
     @pytest.mark.parametrize("rival", [{"deadline": 9.0}, {"planned": "hours"}])

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,20 +134,23 @@ class TestEvaluator:
             model = rng.standard_normal((q, c))
             queries.append(Query(number, loads, arrived, model, own if k % 2 else None))
         evaluator = Evaluator(batches)
-        for query, inbox in zip(queries, evaluator.inboxes(queries), strict=True):
-            expected = np.zeros((q, c))
-            for j in np.flatnonzero(query.arrived):
-                expected = expected + client_gradient(batches, int(j), query)
-            np.testing.assert_allclose(inbox.total(), expected, atol=1e-10)
-            both = inbox.plus(own, query.model)
-            np.testing.assert_allclose(both, expected + own.gradient(query.model), atol=1e-10)
-            assert inbox.points == query.loads[query.arrived].sum()
-        for number in (0, 1):  # a GPU's way gives the same
+        for steady in (False, True):  # from the points, and with Gram matrices
+            queries = [replace(query, steady=steady) for query in queries]
+            for query, inbox in zip(queries, evaluator.inboxes(queries), strict=True):
+                expected = np.zeros((q, c))
+                for j in np.flatnonzero(query.arrived):
+                    expected = expected + client_gradient(batches, int(j), query)
+                np.testing.assert_allclose(inbox.total(), expected, atol=1e-10)
+                both = inbox.plus(own, query.model)
+                np.testing.assert_allclose(both, expected + own.gradient(query.model), atol=1e-10)
+                assert inbox.points == query.loads[query.arrived].sum()
+        for number in (0, 1):  # a GPU's way gives the same, with Gram matrices for some or none
             some = [query for query in queries if query.batch == number]
-            missed = np.array([query.missed for query in some]).reshape(len(some), n)
-            if some:
-                one, other = (way(some, missed) for way in _ways(evaluator))
-                np.testing.assert_allclose(other, one, atol=1e-10)
+            known = [evaluator.grams.of(number, one.loads, one.adds) for one in some]
+            for quadratics in (known, [None] * len(some), [*known[:1], *[None] * len(known[1:])]):
+                if some:
+                    one, other = (way(some, quadratics) for way in _ways(evaluator))
+                    np.testing.assert_allclose(other, one, atol=1e-10)
 
     @pytest.mark.parametrize("code", [Code(), Code("sparse", 2), Code("dealt", 2)])
     def test_composite_parity_is_the_sum_of_answers(self, code: Code) -> None:

@@ -128,6 +128,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             epochs=self.epochs,
             schedule=schedule,
             ridge=self.ridge,
+            seed=seed,
         )
         fleet = fleet_of(known, names, task.workload, task.points[0], seed)
         scheme.check(fleet)

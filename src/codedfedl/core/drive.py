@@ -18,7 +18,7 @@ from codedfedl.core.waiting import Everyone
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 
-__all__ = ["PREPARE", "Driver", "drive", "loads_of"]
+__all__ = ["PREPARE", "Driver", "check_ask", "drive", "loads_of"]
 
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
 """The set-up of a scheme that has none of its own."""
@@ -46,7 +46,7 @@ class Driver:
         ask = self.scheme.ask(self.state)
         if ask is None:
             return None
-        _check(self.scheme, ask)
+        check_ask(self.scheme, ask)
         if not ask.setup and not self._prepared and ask.work.embeds:
             ask = PREPARE
         elif not ask.setup and self.played >= self.rounds:
@@ -72,7 +72,12 @@ class Driver:
         assert ask is not None
         self._prepared = True
         if ask is not PREPARE:
-            self.state = self.scheme.receive(self.state, inbox)
+            state = self.scheme.receive(self.state, inbox)
+            if not isinstance(state, State):
+                raise InputError(
+                    f"scheme {self.scheme.name!r} returned {state!r} from receive: return a State"
+                )
+            self.state = state
         self.played += not ask.setup
 
     def advance(self, model: Array, rounds: int) -> None:
@@ -89,7 +94,7 @@ def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
         yield round_
 
 
-def _check(scheme: Scheme, ask: Ask) -> None:
+def check_ask(scheme: Scheme, ask: Ask) -> None:
     """Refuse an ask that no runtime could answer: an invalid one must not stall a run."""
     if not isinstance(ask, Ask):
         raise InputError(f"scheme {scheme.name!r} returned {ask!r}: return an Ask, or None")

@@ -66,6 +66,11 @@ class Masked(Work):
         return replace(self, work=self.work.common)
 
     @property
+    def plain(self) -> Work:
+        """The wrapped work."""
+        return self.work
+
+    @property
     def elastic(self) -> bool:
         """As in the wrapped work."""
         return self.work.elastic

@@ -59,6 +59,8 @@ class Task:
         Bits of a raw point on a client, with its label; 0 if no scheme asks for it.
     largest_square
         Bound on the squared norm of a point's features; ∞ if there is none.
+    seed
+        Of the run: for what a scheme itself draws.
     """
 
     workload: Workload
@@ -69,6 +71,7 @@ class Task:
     ridge: float
     raw_bits: int = 0
     largest_square: float = np.inf
+    seed: int = 0
 
     @property
     def model_shape(self) -> tuple[int, int]:
@@ -345,7 +348,11 @@ class Scheme(ABC):
         return None
 
     def facts(self, state: Any) -> dict[str, float]:
-        """Return the facts for a report, by the names in `core.record.FACTS`."""
+        """Return numbers for tables and reports, by name.
+
+        Those of `core.record.FACTS` have columns of their own in a report; others are shown by
+        their names.
+        """
         return {}
 
 

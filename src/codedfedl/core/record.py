@@ -4,7 +4,7 @@
 | --- | --- |
 | `rounds` | cell, seed and round; round 0 is the end of the set-up, where a model is there |
 | `clients` | cell, seed and client (`CLIENT_COLUMNS`) |
-| `settings` | cell and seed: what is said once (`FACTS`, `RUN_FACTS`) |
+| `settings` | cell and seed: what is said once (`FACTS`, `RUN_FACTS`, a scheme's own facts) |
 | `timeline` | cell, client and one of the first rounds: when its answer came |
 | `refusals` | answer of a real client that was not taken, and why |
 | `distances` | judged answer of a real client: its distance from parity in expected errors |
@@ -69,7 +69,7 @@ FACTS = (
     "epsilon",
     "delta",
 )
-"""Facts that a scheme states once per setting and seed; NaN where one does not apply."""
+"""Facts of the package's schemes, once per setting and seed; NaN where one does not apply."""
 
 RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained")
 """What the runtime adds to a scheme's facts."""

@@ -135,6 +135,11 @@ class Work(ABC):
         return self
 
     @property
+    def plain(self) -> "Work":
+        """The work without protection, whose random delays it shares: itself, by default."""
+        return self
+
+    @property
     def elastic(self) -> bool:
         """Whether a client may answer for fewer points than it is asked for."""
         return type(self).load is not Work.load

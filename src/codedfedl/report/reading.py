@@ -14,6 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import Cell, cells
+from codedfedl.runs.tables import COMMON
 from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Columns", "Curve", "RunTables", "curves"]
@@ -171,7 +172,7 @@ class RunTables:
         """Return what was planned and predicted for every cell and seed, where it applies."""
         columns = self.settings
         pairs = zip(columns["cell"].tolist(), columns["seed"].tolist(), strict=True)
-        numbers = {name: columns[name] for name in (*FACTS, *RUN_FACTS)}
+        numbers = {name: values for name, values in columns.items() if name not in COMMON}
         return {
             pair: {name: float(v[row]) for name, v in numbers.items() if not np.isnan(v[row])}
             for row, pair in enumerate(pairs)

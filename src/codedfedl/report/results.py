@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.record import FACTS, RUN_FACTS
 from codedfedl.fleet.paper import paper_result
 from codedfedl.report.reading import Curve, RunTables
 from codedfedl.runs.directory import RunDirectory
@@ -84,8 +85,9 @@ class Outcome:
     def disclosure(self) -> list[str]:
         """What leaves a client, the most telling first."""
         known: type[Scheme] | Scheme | None = SCHEMES.get(self.scheme)
-        if self.known is not None and self.known.scheme.secure:
-            known = on_sums(make_scheme(self.known.scheme.name, self.known.scheme.settings))
+        if self.known is not None and (known is None or self.known.scheme.secure):
+            known = make_scheme(self.known.scheme.name, self.known.scheme.settings)
+            known = on_sums(known) if self.known.scheme.secure else known
         return [] if known is None else [kind for kind in Disclosure if kind in known.disclosure]
 
     @cached_property
@@ -186,8 +188,15 @@ class Outcome:
         return any(curve.facts.get("diverged") == 1 for curve in self.seeds)
 
     def fact(self, name: str) -> list[float | None]:
-        """Return a fact of `core.record`, per seed."""
+        """Return a fact, per seed."""
         return [curve.facts.get(name) for curve in self.seeds]
+
+    @property
+    def scheme_facts(self) -> dict[str, list[float | None]]:
+        """Facts that no other part of a report shows, per seed: all that an own scheme states."""
+        shown = RUN_FACTS if self.scheme not in SCHEMES else (*FACTS, *RUN_FACTS)
+        names = dict.fromkeys(name for curve in self.seeds for name in curve.facts)
+        return {name: self.fact(name) for name in names if name not in shown}
 
     def _called(self, curve: Curve) -> str:
         return f'{curve.setting} (run "{self.run}")' if self.run else curve.setting

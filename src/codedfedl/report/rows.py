@@ -48,10 +48,13 @@ def _row(o: Outcome) -> dict[str, Any]:
         "chance": o.chance,
         "above_chance": o.above_chance,
         "diverged": o.diverged,
+        "facts": o.scheme_facts,
     }
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

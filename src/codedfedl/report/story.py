@@ -193,6 +193,15 @@ class Story:
         """What was planned for every setting that plans, and what happened."""
         return [row for o in self.outcomes if (row := self._plan(o))["round_deadline_s"]]
 
+    @property
+    def facts(self) -> list[Row]:
+        """What schemes state that the plans do not show, by name: medians over seeds."""
+        return [
+            {"setting": o.setting, "name": name, "value": _median(values)}
+            for o in self.outcomes
+            for name, values in o.scheme_facts.items()
+        ]
+
     def _plan(self, o: Outcome) -> Row:
         columns = self.tables.clients
         asked = (columns["cell"] == o.cell) & (columns["load"] > 0)
@@ -230,6 +239,11 @@ def _rows(columns: Columns) -> list[Row]:
 
 def _mean(values: npt.NDArray[np.float64]) -> float | None:
     return float(values.mean()) if len(values) and not np.isnan(values).any() else None
+
+
+def _median(values: Sequence[float | None]) -> float:
+    """Return the median over the seeds for which it applies."""
+    return float(np.median([value for value in values if value is not None]))
 
 
 def _client(columns: Columns, row: int) -> Row:

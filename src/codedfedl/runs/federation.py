@@ -97,6 +97,7 @@ def federation_task(experiment: Experiment, members: Members) -> Task:
         schedule=federation_schedule(experiment),
         ridge=training.ridge,
         largest_square=features.largest_square,
+        seed=experiment.seeds[0],
     )
 
 

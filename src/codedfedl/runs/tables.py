@@ -17,11 +17,15 @@ from codedfedl.core.record import (
     round_columns,
     timeline_columns,
 )
+from codedfedl.errors import InputError
 from codedfedl.io.tables import repeated
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import Cell
 
-__all__ = ["CellRun", "planned_share", "tables_of", "write_tables"]
+__all__ = ["COMMON", "CellRun", "planned_share", "stated_facts", "tables_of", "write_tables"]
+
+COMMON = ("cell", "setting", "group", "scheme", "redundancy", "as_in_paper", "seed")
+"""Columns of every table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,8 @@ class CellRun:
     clients
         Per client, by the names in `core.record.CLIENT_COLUMNS`.
     facts
-        By the names in `core.record.FACTS` and `RUN_FACTS`, as far as they apply.
+        By the names in `core.record.FACTS` and `RUN_FACTS`, as far as they apply, and any others
+        that the scheme states.
     """
 
     cell: Cell
@@ -60,8 +65,10 @@ def write_tables(directory: RunDirectory, runs: Sequence[CellRun]) -> None:
 def tables_of(runs: Sequence[CellRun]) -> dict[str, dict[str, Any]]:
     """Return the tables that `write_tables` writes, by their names."""
     parts: dict[str, list[dict[str, Any]]] = {}
+    stated = (name for run in runs for name in _checked(run.cell.scheme.name, run.facts))
+    facts = tuple(dict.fromkeys((*FACTS, *RUN_FACTS, *stated)))
     for run in runs:
-        for name, columns in _columns(run).items():
+        for name, columns in _columns(run, facts).items():
             if name != "timeline" or run.seed == runs[0].seed:
                 parts.setdefault(name, []).append(columns)
     return {
@@ -70,13 +77,38 @@ def tables_of(runs: Sequence[CellRun]) -> dict[str, dict[str, Any]]:
     }
 
 
+def stated_facts(scheme: Scheme, state: State) -> dict[str, float]:
+    """Return the facts that a scheme states; refuse names that have another meaning."""
+    return _checked(scheme.name, scheme.facts(state), (*COMMON, *RUN_FACTS))
+
+
+def _checked(
+    scheme: str, facts: Mapping[str, Any], taken: Sequence[str] = COMMON
+) -> dict[str, float]:
+    """Return facts as numbers; refuse what is not a number, and names that are taken."""
+    numbers = {}
+    for name, value in facts.items():
+        if name in taken:
+            raise InputError(
+                f"scheme {scheme!r} states a fact {name!r}, which another column is called: choose "
+                "another name"
+            )
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"scheme {scheme!r} states {name} = {value!r}: must be a number"
+            ) from None
+    return numbers
+
+
 def planned_share(scheme: Scheme, state: State) -> FloatArray:
     """Return the share of rounds in which each client was planned to arrive; NaN: not planned."""
     unplanned = np.full(state.task.clients, np.nan)
     return np.asarray(getattr(scheme.plan(state), "return_probabilities", unplanned))
 
 
-def _columns(run: CellRun) -> dict[str, dict[str, Any]]:
+def _columns(run: CellRun, names_of_facts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the rows of one cell and seed, table by table."""
     cell = run.cell
     common = {
@@ -91,8 +123,7 @@ def _columns(run: CellRun) -> dict[str, dict[str, Any]]:
     clients = {name: np.asarray(run.clients[name], dtype=np.float64) for name in CLIENT_COLUMNS}
     names = np.asarray(run.clients["client"]).astype(str)
     facts = {
-        name: np.array([run.facts.get(name, np.nan)], dtype=np.float64)
-        for name in (*FACTS, *RUN_FACTS)
+        name: np.array([run.facts.get(name, np.nan)], dtype=np.float64) for name in names_of_facts
     }
     rounds = round_columns(run.records)
     return {

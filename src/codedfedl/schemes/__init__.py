@@ -9,7 +9,10 @@ import pkgutil
 from dataclasses import fields
 from importlib.metadata import entry_points
 from inspect import isabstract
-from typing import Any
+from math import isnan
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args
 
 from codedfedl.core.protocol import Scheme
 from codedfedl.errors import InputError
@@ -84,6 +87,7 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
             hint = nearest(key, known) if known else "it has no settings"
             hint = f"it is now {made.renamed[key]!r}" if key in made.renamed else hint
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
+    _check_kinds(made, settings)
     try:
         scheme: Scheme = made(**settings)
     except InputError:
@@ -92,6 +96,33 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
         given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
         raise InputError(f"scheme {name!r} cannot have {given}: {error}") from None
     return scheme
+
+
+_KINDS: dict[type, tuple[type, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a word"),
+}
+
+
+def _check_kinds(made: type[Scheme], settings: dict[str, Any]) -> None:
+    """Refuse a word for a number and the like; annotations of other kinds allow anything."""
+    for field in fields(made):  # type: ignore[arg-type]
+        allowed = get_args(field.type) or (field.type,)
+        known = [_KINDS[kind] for kind in allowed if kind in _KINDS]
+        if field.name not in settings or len(known) < len(allowed) - (NoneType in allowed):
+            continue
+        value = settings[field.name]
+        fits = any(
+            isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+            for kind, _ in known
+        )
+        is_nan = isinstance(value, float) and isnan(value)
+        if (fits and not is_nan) or (value is None and NoneType in allowed):
+            continue
+        words = " or ".join(word for _, word in known)
+        raise InputError(f"{made.name}.{field.name} is {value!r}: must be {words}")
 
 
 def scheme_for(name: str, settings: dict[str, Any], most_points: int, rows: int = 1) -> Scheme:

@@ -23,7 +23,7 @@ class DSAG(MIFA):
     Parameters
     ----------
     drop
-        1 − w/n: share of the clients that a round does not wait for.
+        1 − w/n: share of the clients that a round does not wait for, as in `greedy`.
     """
 
     name: ClassVar[str] = "dsag"

@@ -9,15 +9,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl._types import IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.client import LocalDirection
 from codedfedl.core.protocol import Inbox, State, Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution, FleetDelays
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.schemes.fedavg import FedAvg
+from codedfedl.schemes.mean_delays import mean_seconds
 
 __all__ = ["FedNova"]
 
@@ -65,17 +66,14 @@ class FedNova(FedAvg):
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> NovaState:
         """Choose the steps of every client and mini-batch."""
-        assert isinstance(fleet, Fleet)
-        delays = FleetDelays(fleet)
-        return NovaState(
-            task, model, steps=np.array([self._steps(delays, points) for points in task.points])
-        )
+        steps = np.array([self._steps(fleet, points) for points in task.points])
+        return NovaState(task, model, steps=steps)
 
-    def _steps(self, delays: FleetDelays, points: IntArray) -> IntArray:
+    def _steps(self, fleet: Fleet | DelayDistribution, points: IntArray) -> IntArray:
         """Return as many steps as fit into the time of the slowest client, on average."""
-        asked = points > 0
         counts = np.arange(1, self.most_steps + 1)[:, None]
-        seconds: FloatArray = delays.mean(counts * points)  # shape (most_steps, n)
+        seconds = mean_seconds(self.name, fleet, counts * points)  # shape (most_steps, n)
+        asked = (points > 0) & np.isfinite(seconds[0])  # whoever never answers is not waited for
         slowest = seconds[self.local_steps - 1][asked].max(initial=0.0)
         fitting = (seconds <= slowest * (1 + 1e-9)).sum(axis=0)
         return np.asarray(np.maximum(fitting, 1), dtype=np.int64)

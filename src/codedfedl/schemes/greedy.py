@@ -1,7 +1,6 @@
 """`greedy`: wait for the fastest clients only, and ignore the others."""
 
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 from codedfedl.arrays import Array
@@ -9,11 +8,10 @@ from codedfedl.core.client import Gradient
 from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
-from codedfedl.core.waiting import Fastest
-from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.optimisers import optimiser
+from codedfedl.schemes.dropping import all_but_slowest, check_drop
 
 __all__ = ["Greedy"]
 
@@ -25,7 +23,8 @@ class Greedy(Scheme):
     Parameters
     ----------
     drop
-        ψ, the share of the clients that a round does not wait for.
+        ψ, the share of the clients that a round does not wait for, the slowest ones: ⌈(1 − ψ)·n⌉
+        are waited for.
     optimiser
         ``gd`` or ``nesterov``.
     """
@@ -37,8 +36,7 @@ class Greedy(Scheme):
     disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drop < 1:
-            raise InputError(f"greedy.drop is {self.drop:g}: must be at least 0 and below 1")
+        check_drop(self.name, self.drop)
         optimiser(self.name, self.optimiser, same_points=False)
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
@@ -55,8 +53,8 @@ class Greedy(Scheme):
         if state.finished:
             return None
         batch = state.task.batch(state.round)
-        count = max(1, ceil((1 - self.drop) * state.task.clients - 1e-9))
-        return Ask(Gradient(batch), Fastest(count), state.task.points[batch], model=state.question)
+        wait = all_but_slowest(self.drop, state.task.clients)
+        return Ask(Gradient(batch), wait, state.task.points[batch], model=state.question)
 
     def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the mean gradient of the points that arrived."""

@@ -14,10 +14,10 @@ from codedfedl.arrays import Array
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.protocol import Ask, Inbox, Reply, Task, refuse_absent
 from codedfedl.core.waiting import Everyone, Fastest, Wait
-from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.training import step
+from codedfedl.schemes.dropping import all_but_slowest, check_drop
 from codedfedl.schemes.pace import Paced, PacedState, Table
 
 __all__ = ["MIFA", "TableState"]
@@ -46,7 +46,7 @@ class MIFA(Paced):
     Parameters
     ----------
     drop
-        Share of the clients that a round does not wait for.
+        Share of the clients that a round does not wait for, as in `greedy`.
     """
 
     drop: float = 0.2
@@ -55,12 +55,11 @@ class MIFA(Paced):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.drop < 1:
-            raise InputError(f"{self.name}.drop is {self.drop:g}: must be at least 0 and below 1")
+        check_drop(self.name, self.drop)
 
     def awaited(self, task: Task) -> Fastest:
         """Return how many answers a round waits for."""
-        return Fastest(max(1, round((1 - self.drop) * task.clients)))
+        return all_but_slowest(self.drop, task.clients)
 
     def check(self, fleet: Fleet | DelayDistribution) -> None:
         """Refuse fleets for which waiting would never end."""

@@ -16,8 +16,9 @@ from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution, FleetDelays
+from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
+from codedfedl.schemes.mean_delays import mean_seconds
 from codedfedl.streams import stream
 
 __all__ = ["TiFL"]
@@ -60,8 +61,7 @@ class TiFL(Scheme):
 
     def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> TieredState:
         """Sort the clients by their mean time for all their points."""
-        assert isinstance(fleet, Fleet)
-        order = np.argsort(FleetDelays(fleet).mean(task.points[0]), kind="stable")
+        order = np.argsort(mean_seconds(self.name, fleet, task.points[0]), kind="stable")
         tiers = np.empty(task.clients, dtype=np.int64)
         for tier, members in enumerate(np.array_split(order, min(self.tiers, task.clients))):
             tiers[members] = tier
@@ -73,7 +73,7 @@ class TiFL(Scheme):
             return None
         batch = state.task.batch(state.round)
         count = int(state.tiers.max()) + 1
-        drawn = stream(0, "tier", state.round).integers(count)  # the same for every seed of a run
+        drawn = stream(state.task.seed, "tier", state.round).integers(count)
         loads = np.where(state.tiers == drawn, state.task.points[batch], 0)
         return Ask(Gradient(batch), Everyone(), loads)
 

@@ -6,7 +6,7 @@ lines say who arrived; and sums of gradients are computed for all settings toget
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from codedfedl.core.aggregate import SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
 from codedfedl.core.encoding import Parity
-from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
-from codedfedl.core.record import SHOWN_ROUNDS, Record
+from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
-from codedfedl.simulation.clock import NEEDS_A_FLEET, Clock
+from codedfedl.runs.tables import stated_facts
+from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.evaluate import (
     Evaluator,
     Query,
@@ -34,81 +35,10 @@ from codedfedl.simulation.measuring import Measuring
 from codedfedl.simulation.objective import Objective
 from codedfedl.simulation.parities import composite_parities
 from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.timeline import Exchange, Timeline, has_own_pace
-from codedfedl.streams import stream
+from codedfedl.simulation.setting import Entry, Setting, entries
+from codedfedl.simulation.timeline import Exchange, Timeline
 
 __all__ = ["Entry", "Listener", "Setting", "Simulation", "entries"]
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A scheme that takes part: its task, the fleet that it plans for, and the actual fleet.
-
-    Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
-    objective over the minimum is recorded, which needs the Gram matrix of all points; by default
-    for a scheme that aims at the minimum.
-    """
-
-    label: str
-    scheme: Scheme
-    task: Task
-    fleet: Fleet | DelayModel
-    actual: Fleet | DelayModel
-    followed: bool | None = None
-
-    def check(self) -> None:
-        """Plan without training, and refuse what cannot be simulated."""
-        self.scheme.check(self.fleet)
-        ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
-        formula = isinstance(self.actual, Fleet | FleetDelays)
-        if ask is not None and has_own_pace(ask.work) and not formula:
-            raise InputError(f"{self.scheme.name}: {NEEDS_A_FLEET}")
-
-
-def entries(task: Task, fleet: Fleet | DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
-    """Return schemes that share a task and a fleet, which is also the actual one."""
-    return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
-
-
-@dataclass(eq=False)
-class Setting:
-    """One scheme in a simulation, and what it has done so far.
-
-    Attributes
-    ----------
-    facts
-        Facts that are recorded once, by the names in `core.record.FACTS`.
-    models
-        Models that clients may still answer for, by round.
-    """
-
-    label: str
-    driver: Driver
-    timeline: Timeline
-    followed: bool = False
-    records: list[Record] = field(default_factory=list)
-    facts: dict[str, float] = field(default_factory=dict)
-    models: dict[int, Array] = field(default_factory=dict)
-
-    @property
-    def scheme(self) -> Scheme:
-        """The scheme."""
-        return self.driver.scheme
-
-    @property
-    def state(self) -> State:
-        """What the scheme knows."""
-        return self.driver.state
-
-    @property
-    def rounds(self) -> list[Record]:
-        """The records of the rounds."""
-        return [record for record in self.records if not record.is_setup]
-
-    @property
-    def setup_seconds(self) -> float:
-        """How long the set-up took."""
-        return sum(record.seconds for record in self.records if record.is_setup)
 
 
 Listener = Callable[[Setting, Exchange, Inbox], None]
@@ -135,7 +65,7 @@ class Simulation:
         listener: Listener | None = None,
     ) -> None:
         self.problem, self.seed, self.listener = problem, seed, listener
-        self.evaluator = Evaluator(problem.batches)
+        self.evaluator = Evaluator(problem.batches, len(entries))
         self.rounds = max(entry.task.rounds for entry in entries)
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
@@ -195,10 +125,17 @@ class Simulation:
             here = beside(model, driver.state.model)
             driver.state = replace(driver.state, model=here, round=state_round)
             driver.played = len(rounds)
+            for record in rounds:
+                setting.loads_seen.again(record.loads)
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 while driver.played < len(rounds) and (ask := driver.ask()) is not None:
                     self._play([(setting, ask)], measured=False)
+            if driver.played < len(rounds):
+                raise InputError(
+                    f"{setting.label}: the checkpoint has {len(rounds)} rounds, and the scheme now "
+                    f"ends after {driver.played}: choose another --out"
+                )
         setting.records = records
 
     def objective(self, task: Task) -> Objective:
@@ -221,7 +158,7 @@ class Simulation:
         ]:
             self._play(asked)
             for setting, _ in asked:
-                setting.facts = setting.scheme.facts(setting.state)
+                setting.facts = stated_facts(setting.scheme, setting.state)
                 if setting.followed and setting.records[-1].has_model:
                     task = setting.state.task
                     loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))
@@ -264,6 +201,10 @@ class Simulation:
 
     def _inboxes(self, settings: Sequence[Setting], exchanges: Sequence[Exchange]) -> list[Inbox]:
         """Compute what the clients that arrived have sent."""
+        again = [
+            not one.ask.setup and setting.loads_seen.again(one.loads)
+            for setting, one in zip(settings, exchanges, strict=True)
+        ]
         stacked = [place for place, one in enumerate(exchanges) if _is_sum_of_gradients(one)]
         queries = [
             Query(
@@ -272,6 +213,7 @@ class Simulation:
                 exchanges[place].arrived,
                 settings[place].driver.question,
                 exchanges[place].ask.adds,
+                again[place],
             )
             for place in stacked
         ]
@@ -330,13 +272,21 @@ class Simulation:
         self, sums: Mapping[str, Array], sigma: float, exchange: Exchange
     ) -> dict[str, Array]:
         """Do the helper's part; here noise comes from the seed, so that a run can be repeated."""
+        for name, total in sums.items():
+            if total.dtype != np.uint32:
+                raise InputError(
+                    f"{exchange.ask.work.kind} is asked for with noise, and its {name} is not in "
+                    "integers modulo 2³²: ask for it as Masked"
+                )
         if exchange.arrived.sum() < exchange.ask.least:
             return {}
-        luck = stream(self.seed, "noise", exchange.round + 1)
+        luck = exchange.luck(self.seed, "noise")
         return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
 
     def _record(self, setting: Setting, exchange: Exchange) -> Record:
-        excess, has_model = np.nan, setting.state.model is not self._zero
+        excess = np.nan
+        # A set-up may leave no model; a round leaves one even if nobody arrived.
+        has_model = exchange.round != SETUP or setting.state.model is not self._zero
         if setting.followed and has_model:
             excess = self.objective(setting.state.task).excess(setting.state.model)
         shown = exchange.round < SHOWN_ROUNDS
@@ -355,4 +305,5 @@ class Simulation:
 def _is_sum_of_gradients(exchange: Exchange) -> bool:
     """Whether the stacked products can give it."""
     ask = exchange.ask
-    return type(ask.work) is Gradient and ask.combine is SUM and not ask.keep_late
+    plain = ask.noise is None and not ask.keep_late
+    return type(ask.work) is Gradient and ask.combine is SUM and plain

@@ -1,10 +1,11 @@
 """What the clients would have computed, for many models at once.
 
 A client's own mathematics is in `core.client`; a `SimulatedClient` gives it the simulator's data.
-`Evaluator` computes the same sums of gradients fast. The gradient of *all* points of a mini-batch
-is a quadratic, which reads a Gram matrix of q² numbers instead of the points; what the missing
+`Evaluator` computes the same sums of gradients fast. The gradient of *all* points that are asked
+for is a quadratic, which reads a Gram matrix of q² numbers instead of the points; what the missing
 clients would have added is computed from their points and subtracted. Models that share a Gram
-matrix, or miss the same client, go through one matrix product.
+matrix, or miss the same client, go through one matrix product. Where loads are not steady
+(`simulation.grams`), the gradients that arrived are computed from the points and added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,14 @@ from operator import add
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
-from codedfedl._types import IntArray, Mask
+from codedfedl._types import IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.panels import Crew, times
+from codedfedl.simulation.grams import Grams
+from codedfedl.simulation.query import Fused, Query
 from codedfedl.simulation.stacked import Stacked
 from codedfedl.simulation.streamed import POINTS_AT_ONCE, Streamed, ahead
 from codedfedl.simulation.timeline import Assignment
@@ -121,54 +124,12 @@ class SimulatedClient:
         return stream(self.seed, "code", first, self.client, *rest)
 
 
-@dataclass(frozen=True, eq=False)
-class Query:
-    """One setting's round of gradients.
-
-    Attributes
-    ----------
-    loads : array of shape (n,)
-    arrived : array of shape (n,)
-    adds
-        What the scheme will add to the sum.
-    """
-
-    batch: int
-    loads: IntArray
-    arrived: Mask
-    model: Array
-    adds: Quadratic | None = None
-
-    @property
-    def missed(self) -> IntArray:
-        """Points that were asked for and did not arrive, shape (n,)."""
-        return np.where(self.arrived, 0, self.loads)
-
-
-@dataclass(frozen=True, eq=False)
-class Fused(Inbox):
-    """An inbox whose sum was computed together with the quadratic that the scheme adds to it."""
-
-    adds: Quadratic | None = None
-    both: Array = None
-    model: Array = None
-
-    def plus(self, own: Quadratic, model: Array) -> Array:
-        """Return the precomputed sum, if `own` is the quadratic that it includes."""
-        return self.both if own is self.adds else own.gradient(model) + self.total()
-
-    def total(self, name: str = "gradient") -> Array:
-        """Return the clients' part alone."""
-        assert self.adds is not None
-        return self.both - self.adds.gradient(self.model) if name == "gradient" else 0.0
-
-
 class Evaluator:
     """The clients of a simulation, all in one place."""
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: Sequence[Batch], settings: int = 1) -> None:
         self.batches = batches
-        self._asked: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}
+        self.grams = Grams(batches, settings)
         self.stacked = Stacked(batches)
         self._crew = Crew()
 
@@ -201,106 +162,95 @@ class Evaluator:
 
     def inboxes(self, queries: Sequence[Query]) -> list[Inbox]:
         """Sum the gradients that arrived, for many settings, each on its own mini-batch."""
-        found: list[Inbox] = [None] * len(queries)  # type: ignore[list-item]
+        inboxes: dict[int, Inbox] = {}
+        quadratics = [self._quadratic(query) for query in queries]
         for batch in sorted({query.batch for query in queries}):
             places = [place for place, query in enumerate(queries) if query.batch == batch]
-            some = [queries[place] for place in places]
-            for place, query, total in zip(places, some, self._totals(some), strict=True):
-                points = float(query.loads[query.arrived].sum())
-                found[place] = (
-                    Inbox(query.arrived, points, {"gradient": total})
-                    if query.adds is None
-                    else Fused(
-                        query.arrived, points, adds=query.adds, both=total, model=query.model
-                    )
-                )
-        return found
+            asked, known = [queries[p] for p in places], [quadratics[p] for p in places]
+            on_host = is_numpy_array(asked[0].model)
+            totals = (self._one_by_one if on_host else self._all_at_once)(asked, known)
+            for place, query, quadratic, total in zip(places, asked, known, totals, strict=True):
+                fused = quadratic is not None
+                inboxes[place] = query.inbox(total, query.adds if fused else None)
+        return [inboxes[place] for place in range(len(queries))]
 
-    def _totals(self, queries: Sequence[Query]) -> list[Array]:
-        """Sum the gradients that arrived and what is added to them, all on one mini-batch."""
-        missed = np.array([query.missed for query in queries])
-        if is_numpy_array(queries[0].model):
-            return self._one_by_one(queries, missed)
-        return self._all_at_once(queries, missed)
+    def _quadratic(self, query: Query) -> Quadratic | None:
+        """Return that of all points asked for, if it is worth its Gram matrix."""
+        asked = query.batch, query.loads, query.adds
+        return self.grams.of(*asked) if query.steady or self.grams.has_anyway(*asked) else None
 
-    def _one_by_one(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
+    def _one_by_one(
+        self, queries: Sequence[Query], quadratics: Sequence[Quadratic | None]
+    ) -> list[Array]:
         """Use as little arithmetic as possible: on a CPU, starting a product costs nothing."""
         models = [query.model for query in queries]
         batch, (q, columns) = self.batches[queries[0].batch], models[0].shape
-        quadratics = [self._quadratic(query) for query in queries]
         groups = _grouped(quadratics)
-        rights = [_side_by_side([models[s] for s in members]) for members in groups]
+        rights = [_side_by_side([models[s] for s in members]) for members in groups.values()]
         products = [np.empty_like(right) for right in rights]
         shares = [
-            partial(times, quadratics[members[0]].hessian[rows], right, product[rows])
-            for members, right, product in zip(groups, rights, products, strict=True)
+            partial(times, quadratic.hessian[rows], right, product[rows])
+            for quadratic, right, product in zip(groups, rights, products, strict=True)
             for rows in _split(q, _SHARES)
         ]
         work = q * sum(right.size for right in rights)
-        totals = [-quadratic.moment for quadratic in quadratics]
-        missing = np.flatnonzero(missed.any(axis=0))
-        most = missed.max(axis=0)[missing]
-        for group in ahead([batch.features], [batch.offsets[missing]], [most]):
+        totals = [
+            np.zeros_like(model) if known is None else -known.moment
+            for model, known in zip(models, quadratics, strict=True)
+        ]
+        read = np.array([one.rows(known) for one, known in zip(queries, quadratics, strict=True)])
+        clients_read = np.flatnonzero(read.any(axis=0))
+        most = read.max(axis=0)[clients_read]
+        for group in ahead([batch.features], [batch.offsets[clients_read]], [most]):
             for start in range(group.start, group.stop, _CLIENTS):
-                late = missing[start : min(start + _CLIENTS, group.stop)].tolist()
-                whose = [np.flatnonzero(missed[:, j]).tolist() for j in late]
-                clients = [
-                    partial(_stacked_gradients, batch, j, missed[own, j], [models[s] for s in own])
-                    for j, own in zip(late, whose, strict=True)
+                clients = clients_read[start : min(start + _CLIENTS, group.stop)].tolist()
+                whose = [np.flatnonzero(read[:, j]).tolist() for j in clients]
+                tasks = [
+                    partial(_stacked_gradients, batch, j, read[own, j], [models[s] for s in own])
+                    for j, own in zip(clients, whose, strict=True)
                 ]
-                work += 2 * q * columns * int(missed[:, late].sum())
-                parts = self._crew.each([*clients, *shares], work)[: len(late)]
+                work += 2 * q * columns * int(read[:, clients].sum())
+                parts = self._crew.each([*tasks, *shares], work)[: len(clients)]
                 shares, work = [], 0
                 for own, part in zip(whose, parts, strict=True):
                     for place, s in enumerate(own):
-                        totals[s] -= part[:, _block(place, columns)]
-        self._crew.each(shares, work)  # where nobody is missing
-        for members, product in zip(groups, products, strict=True):
+                        block = part[:, _block(place, columns)]
+                        totals[s] += block if quadratics[s] is None else -block
+        self._crew.each(shares, work)  # where no point is read
+        for members, product in zip(groups.values(), products, strict=True):
             for place, s in enumerate(members):
                 totals[s] += product[:, _block(place, columns)]
         return totals
 
-    def _all_at_once(self, queries: Sequence[Query], missed: IntArray) -> list[Array]:
+    def _all_at_once(
+        self, queries: Sequence[Query], quadratics: Sequence[Quadratic | None]
+    ) -> list[Array]:
         """Use as few operations as possible: on a GPU, arithmetic costs next to nothing."""
-        number, models = queries[0].batch, [query.model for query in queries]
-        xp = array_namespace(models[0])
-        quadratic = self.stacked.quadratic([self._quadratic(query) for query in queries])
-        rows, counted = self.stacked.missing([number], missed[None]).of(slice(1))
-        stacked = xp.stack(models, axis=1)
-        total = self.stacked.gradient(quadratic, number, stacked, rows[0], counted[0])
-        return [total[:, s, :] for s in range(len(queries))]
-
-    def _quadratic(self, query: Query) -> Quadratic:
-        return self.quadratic(query.batch, query.loads, query.adds)
-
-    def quadratic(self, batch: int, loads: IntArray, adds: Quadratic | None) -> Quadratic:
-        """Return the quadratic of all points that are asked for, and what is added to it."""
-        key = (batch, loads.tobytes(), adds)
-        if key not in self._asked:
-            processed = self._processed(batch, loads)
-            self._asked[key] = processed if adds is None else processed + adds
-        return self._asked[key]
-
-    def _processed(self, number: int, loads: IntArray) -> Quadratic:
-        batch = self.batches[number]
-        left = np.diff(batch.offsets) - loads
-        some = np.flatnonzero(left > 0)
-        found, starts = batch.everything, batch.offsets[some] + loads[some]
-        if not len(some):
-            return found
-        for group in ahead([batch.features], [starts], [left[some]]):
-            rest = [batch.client(j, int(loads[j])) for j in some[group].tolist()]
-            xp = array_namespace(rest[0][0])
-            left_out = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
-            found = found - Quadratic.of(*left_out)
-        return found
+        number, totals = queries[0].batch, dict[int, Array]()
+        xp = array_namespace(queries[0].model)
+        for steady in (True, False):
+            members = [s for s, one in enumerate(quadratics) if (one is not None) == steady]
+            if not members:
+                continue
+            stacked = xp.stack([queries[s].model for s in members], axis=1)
+            read = np.array([queries[s].rows(quadratics[s]) for s in members])
+            rows, counted = self.stacked.missing([number], read[None]).of(slice(1))
+            parts = (number, stacked, rows[0], counted[0])
+            if steady:
+                known = [one for one in quadratics if one is not None]
+                total = self.stacked.gradient(self.stacked.quadratic(known), *parts)
+            else:
+                total = self.stacked.gradient_of_rows(*parts)
+            totals |= {s: total[:, place, :] for place, s in enumerate(members)}
+        return [totals[s] for s in range(len(queries))]
 
 
-def _grouped(quadratics: Sequence[Quadratic]) -> list[list[int]]:
+def _grouped(quadratics: Sequence[Quadratic | None]) -> dict[Quadratic, list[int]]:
     groups: dict[Quadratic, list[int]] = {}
     for s, quadratic in enumerate(quadratics):
-        groups.setdefault(quadratic, []).append(s)
-    return list(groups.values())
+        if quadratic is not None:
+            groups.setdefault(quadratic, []).append(s)
+    return groups
 
 
 def _block(place: int, columns: int) -> slice:

@@ -27,7 +27,7 @@ from codedfedl.simulation.replayed import Replayed
 from codedfedl.simulation.timeline import Exchanges
 
 if TYPE_CHECKING:
-    from codedfedl.simulation.engine import Setting
+    from codedfedl.simulation.setting import Setting
 
 __all__ = ["ManyRounds", "Played"]
 
@@ -136,7 +136,7 @@ class ManyRounds:
     def _quadratic(self, exchanges: Exchanges, place: int) -> Quadratic:
         """Return that of all points that an ask is about."""
         ask, loads = exchanges.asks[place], exchanges.loads[place]
-        return self.evaluator.quadratic(_batch(ask), loads, ask.adds)
+        return self.evaluator.grams.of(_batch(ask), loads, ask.adds)
 
     def _metrics(self, history: Sequence[Array]) -> FloatArray:
         """Return the metric of all models, shape (rounds, settings)."""

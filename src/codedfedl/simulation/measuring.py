@@ -11,7 +11,7 @@ from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.scoring import Scores
 
 if TYPE_CHECKING:
-    from codedfedl.simulation.engine import Setting
+    from codedfedl.simulation.setting import Setting
 
 __all__ = ["Measuring"]
 

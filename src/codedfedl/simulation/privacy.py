@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from codedfedl.core.disclosure import only_private
+from codedfedl.errors import InputError
 from codedfedl.privacy.accounting import Account
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import scheme_class
@@ -35,7 +36,11 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
                 continue
             state = entry.scheme.start(entry.task, entry.fleet, None)
             account = entry.scheme.privacy(state)
-            assert account is not None
+            if account is None:
+                raise InputError(
+                    f"scheme {cell.scheme.name!r} discloses 'dp' alone and states no account: "
+                    "return one from privacy, or disclose more"
+                )
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
             runs.append(which | account.document())
     if runs:

@@ -14,7 +14,7 @@ from codedfedl.fleet.delays import Chance, Chances, DelayModel, FleetDelays
 from codedfedl.fleet.mixed import MixedChance, MixedDelays
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
-from codedfedl.runs.tables import CellRun, planned_share, write_tables
+from codedfedl.runs.tables import CellRun, planned_share, stated_facts, write_tables
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.units import Unit
 
@@ -70,10 +70,15 @@ def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
             arrays[f"{prefix}fact/explained"] = np.array([explained])
         columns = client_columns(setting)
         arrays |= {f"{prefix}story/{name}": values for name, values in columns.items()}
-        arrays |= {
-            f"{prefix}fact/{name}": np.array([setting.facts.get(name, np.nan)]) for name in FACTS
-        }
+        facts = dict.fromkeys(FACTS, np.nan) | _facts(setting)
+        arrays |= {f"{prefix}fact/{name}": np.array([value]) for name, value in facts.items()}
     return arrays
+
+
+def _facts(setting: Setting) -> dict[str, float]:
+    """Return what the set-up planned and predicted, and a scheme's own facts as they are now."""
+    now = stated_facts(setting.scheme, setting.state)
+    return setting.facts | {name: value for name, value in now.items() if name not in FACTS}
 
 
 def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:

@@ -15,6 +15,7 @@ from array_api_compat import array_namespace
 from codedfedl._types import IntArray
 from codedfedl.arrays import Array, beside
 from codedfedl.learning.gradients import Quadratic
+from codedfedl.simulation.grams import drop_oldest
 
 if TYPE_CHECKING:
     from codedfedl.simulation.evaluate import Batch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Missing", "Stacked"]
 
 _NOWHERE = 2**62  # the place of padding: more than anybody's points
+_STACKS = 2  # for each mini-batch, that are kept: settings may end one after the other
 _PADDING = 512  # rows, so that there are few shapes: each is recorded by itself
 
 
@@ -59,13 +61,16 @@ class Stacked:
     def quadratic(self, quadratics: Sequence[Quadratic]) -> Quadratic:
         """Return the quadratics of all settings as one, stacked."""
         key = tuple(quadratics)
-        if key not in self._quadratics:
+        stack = self._quadratics.pop(key, None)
+        if stack is None:
             xp = array_namespace(quadratics[0].hessian)
-            self._quadratics[key] = Quadratic(
+            stack = Quadratic(
                 xp.stack([one.hessian for one in quadratics]),
                 xp.stack([one.moment for one in quadratics]),
             )
-        return self._quadratics[key]
+        self._quadratics[key] = stack
+        drop_oldest(self._quadratics, _STACKS * len(self.batches))
+        return stack
 
     def missing(self, numbers: Sequence[int], missed: IntArray) -> Missing:
         """Put what is missing on the device, for several rounds in one copy.
@@ -107,16 +112,21 @@ class Stacked:
         rows, counted : arrays of shape (k,) and (k, settings)
             What is missing.
         """
-        xp, (q, settings, c) = array_namespace(models), models.shape
+        xp = array_namespace(models)
         total = xp.permute_dims(quadratic.gradient(xp.permute_dims(models, (1, 0, 2))), (1, 0, 2))
+        return total - self.gradient_of_rows(number, models, rows, counted)
+
+    def gradient_of_rows(self, number: int, models: Array, rows: Array, counted: Array) -> Array:
+        """Sum the gradients of single points, shape (q, settings, c); see `gradient`."""
+        xp, (q, settings, c) = array_namespace(models), models.shape
         if rows.shape[0] == 0:
-            return total
+            return xp.zeros_like(models)
         batch = self.batches[number]
         features, targets = batch.features[rows], batch.targets[rows]
         predictions = xp.reshape(features @ xp.reshape(models, (q, -1)), (-1, settings, c))
         residuals = xp.where(counted[:, :, None], predictions - targets[:, None, :], 0.0)
         part = features.T @ xp.reshape(residuals, (-1, settings * c))
-        return total - xp.reshape(part, models.shape)
+        return xp.reshape(part, models.shape)
 
 
 def _padded(rows: int) -> int:

@@ -19,7 +19,8 @@ from codedfedl.core.waiting import arrivals, arrivals_of_rounds
 from codedfedl.core.work import Work
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet import costs
-from codedfedl.simulation.clock import Clock
+from codedfedl.simulation.clock import Clock, Draws, Message
+from codedfedl.streams import stream
 
 __all__ = ["Assignment", "Exchange", "Exchanges", "Timeline", "has_own_pace"]
 
@@ -47,6 +48,8 @@ class Exchange:
         The jobs whose answers came, those to earlier asks too, where late ones are kept.
     server_done
         Whether the server finished its own work while it waited.
+    part
+        How many exchanges of the set-up came before; 0 in a round.
     """
 
     ask: Ask
@@ -58,6 +61,11 @@ class Exchange:
     arrival_times: FloatArray
     kept: Sequence[Assignment] | None = None
     server_done: bool = True
+    part: int = 0
+
+    def luck(self, seed: int, purpose: str) -> np.random.Generator:
+        """Return the random stream that this exchange has for a purpose."""
+        return stream(seed, purpose, self.round + 1, *([self.part] if self.part else []))
 
     def jobs(self, clients: Mask, now: float = 0.0) -> list[Assignment]:
         """Return this ask as the work of some clients."""
@@ -154,13 +162,14 @@ class Timeline:
     def __init__(self, clock: Clock) -> None:
         self.clock, self.task = clock, clock.task
         self.held, clients = clock.task.held, clock.task.clients
-        self.now = 0.0
+        self.draws, self.now = Draws(clock), 0.0
         self.setup_compute, self.setup_upload = np.zeros(clients), np.zeros(clients)
         self.processed = np.zeros(clients)
         self._embedded = np.zeros(clients)
         self._answered = np.zeros(clients, dtype=np.int64)  # points of the last answer
         self._idle_since = np.zeros(clients)
         self._jobs: dict[int, Assignment] = {}
+        self._setups = 0  # exchanges of the set-up so far
 
     @property
     def pending(self) -> Sequence[Assignment]:
@@ -180,10 +189,13 @@ class Timeline:
             remaining[job.client] = job.finished - self.now
         came, length = arrivals(ask.wait, remaining, started)
         outcome = _outcome(wanted, remaining, came & started)
-        new = Exchange(ask, round_, length, came & started, outcome, loads, remaining)
+        part = self._setups if ask.setup else 0
+        self._setups += ask.setup
+        parts = (came & started, outcome, loads, remaining)
+        new = Exchange(ask, round_, length, *parts, part=part)
         if ask.server_work is not None:
-            seconds_of_server = self.clock.server_seconds(round_, ask.server_work)
-            new = replace(new, server_done=seconds_of_server <= length)
+            slowness = new.luck(self.clock.seed, "server").standard_exponential()
+            new = replace(new, server_done=ask.server_work.seconds(slowness) <= length)
         if ask.keep_late:
             self._jobs |= {job.client: job for job in new.jobs(started, self.now)}
             self._idle_since[started] = np.inf
@@ -242,8 +254,9 @@ class Timeline:
         """Return loads and seconds of work on a model."""
         embedded = np.floor(self._embedded + 1e-9).astype(np.int64)
         loads = ask.work.load(asked, embedded, self._answered, self.held)
-        cost = ask.work.cost(self.task, loads)
-        seconds = self.clock.round_seconds(round_, cost)
+        message = Message.of(ask.work, self.task, loads)
+        cost, draws = message.cost, self.draws
+        seconds = draws.in_setup(message) if ask.setup else draws.in_round(round_, message)
         missing = np.maximum(loads - embedded, 0)
         if missing.any():
             seconds = seconds + missing / self.clock.embedding_speed()
@@ -263,11 +276,12 @@ class Timeline:
         if by is not None:
             loads, compute = by
             self._embedded = np.maximum(self._embedded, loads)
-            upload = clock.upload(work.cost(task, loads))
+            upload = self.draws.upload(round_, work.cost(task, loads))
         else:
             loads, missing = asked, (self.held - self._embedded) * work.embeds
-            embed = clock.embedding(costs.embedding(missing, task.feature_macs))
-            compute, upload = clock.once(work.kind, work.cost(task, loads))
+            embed = self.draws.embedding(round_, costs.embedding(missing, task.feature_macs))
+            message = Message.of(work, task, loads)
+            compute, upload = self.draws.once(round_, work.plain.kind, message)
             compute = embed + compute
             self._embedded = np.maximum(self._embedded, self.held * work.embeds)
         if ask.setup:

@@ -160,6 +160,7 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
                 epochs=training.epochs,
                 schedule=one.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
+                seed=unit.seed,
             )
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
