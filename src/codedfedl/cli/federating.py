@@ -14,6 +14,7 @@ from codedfedl.cli.following import (
 from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
+from codedfedl.core.record import PARTS
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
@@ -27,7 +28,7 @@ from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.runs.watching import look
 
-__all__ = ["federate_here", "local_experiment"]
+__all__ = ["federate_here", "local_experiment", "local_results"]
 
 _OPTIONS = {
     "data.name": "--dataset",
@@ -141,31 +142,40 @@ def local_experiment(
 
 
 def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -> None:
-    tables = RunTables(directory)
-    told = advice(look(directory).conduct, killed, "--deadline")
-    rounds = tables.rounds
+    document = local_results(directory, killed)
     if as_json:
-        final = json_number(float(rounds["metric"][-1]))
-        classes = str(rounds["metric_name"][0]) == "accuracy"
-        names = ("round", "deadline_s", "seconds", "arrived", "late", "dropped", "refused")
-        print_json(
-            {
-                "run": str(directory.path),
-                "scheme": str(rounds["scheme"][0]),
-                "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
-                "accuracy": final if classes else None,
-                "r_squared": None if classes else final,
-                "killed": list(killed),
-                "advice": told,
-                "refusals": _rows(tables.refusals),
-                **_privacy(directory),
-            }
-        )
+        print_json(document)
     else:
-        results.print(rounds_view(rounds))
-    for sentence in told:
+        results.print(rounds_view(RunTables(directory).rounds))
+    for sentence in document["advice"]:
         messages.print(f"advice: {sentence}", soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
+
+
+def local_results(directory: RunDirectory, killed: Mapping[str, int]) -> dict[str, Any]:
+    """Return the document that `federate local --json` prints.
+
+    Parameters
+    ----------
+    killed
+        Nodes that were killed on purpose, and after which round.
+    """
+    tables = RunTables(directory)
+    rounds = tables.rounds
+    final = json_number(float(rounds["metric"][-1]))
+    classes = str(rounds["metric_name"][0]) == "accuracy"
+    names = ("round", "deadline_s", "seconds", *PARTS)
+    return {
+        "run": str(directory.path),
+        "scheme": str(rounds["scheme"][0]),
+        "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
+        "accuracy": final if classes else None,
+        "r_squared": None if classes else final,
+        "killed": list(killed),
+        "advice": advice(look(directory).conduct, killed, "--deadline"),
+        "refusals": _rows(tables.refusals),
+        **_privacy(directory),
+    }
 
 
 def _privacy(directory: RunDirectory) -> dict[str, Any]:
