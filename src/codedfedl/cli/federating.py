@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.cli.following import (
+    LOCAL,
     check_somebody_arrived,
     ended_by_signals,
     followed,
@@ -79,7 +80,7 @@ def _trained(
     if port is not None:
         check_port(port)
     out = directory.path
-    folder = out.resolve() / "local"
+    folder = out.resolve() / LOCAL
     places = {
         "federation.test": str(folder / "data" / "test.npz"),
         "fleet.name": str(out.resolve() / "fleet.csv"),
@@ -93,19 +94,18 @@ def _trained(
     cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
-    directory.open(experiment, resume=resume)
-    directory.announce("starting")  # replaces the status that an earlier run left
-    shards = write_shards(experiment, loaded, folder / "data")
-    keys = security.held(folder / "keys", training.clients, helper=cap is not None)
-    settings: dict[str, Any] = {"keys": keys, "port": port, "works": training.modules}
+    settings: dict[str, Any] = {"port": port, "works": training.modules}
     settings |= {"encoder": experiment.features.encoder, "text": how.text is not None}
-    with (
-        with_resume_hint(out, resume),
-        directory.failures_noted(),
-        ended_by_signals(),
-        LocalFederation(folder, shards, **settings, epsilon_cap=cap, parity=parity) as running,
-    ):
-        killed = followed(running, directory, security.kill)
+    with with_resume_hint(out, resume), directory.commanded(experiment, resume=resume):
+        shards = write_shards(experiment, loaded, folder / "data")
+        keys = security.held(folder / "keys", training.clients, helper=cap is not None)
+        settings |= {"keys": keys, "epsilon_cap": cap, "parity": parity}
+        with (
+            directory.failures_noted(),
+            ended_by_signals(),
+            LocalFederation(folder, shards, **settings) as running,
+        ):
+            killed = followed(running, directory, security.kill)
     return {names[j]: after for j, after in killed.items()}
 
 
