@@ -46,7 +46,8 @@ def _other_array(change: Callable[[np.random.Generator, Any], Any]) -> Spoil:
 
 
 def _dtype(rng: np.random.Generator, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.zeros(array.shape, dtype=DTYPES[rng.integers(len(DTYPES))])
+    others = [dtype for dtype in DTYPES if np.dtype(dtype) != array.dtype]
+    return np.zeros(array.shape, dtype=others[rng.integers(len(others))])
 
 
 def _shape(rng: np.random.Generator, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
