@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP, Record
 from codedfedl.runs.advice import Conduct, advice
 from codedfedl.runs.named import NamedRound, listed
 
 NAMES = ["ada", "bob", "cyn"]
 INF = np.inf
-KINDS = {"a": ARRIVED, "l": LATE, "d": DROPPED, "n": NOT_ASKED, "r": DROPPED}
+KINDS = {"a": ARRIVED, "l": LATE, "d": DROPPED, "n": NOT_ASKED, "r": REFUSED}
 
 
 def record(
@@ -172,3 +172,31 @@ def test_the_time_after_a_client_was_last_heard_of_counts_for_nothing() -> None:
     assert conduct.in_time == (15, 15)
     assert conduct.nine_in_ten == 5.0
     assert conduct.suggested == 5.8
+
+
+def test_nothing_is_said_of_clients_that_were_not_waited_for() -> None:
+    """Two answers are enough in every round: the third client has no chance to answer."""
+    enough = record("aal", [0.04, 0.05, INF], deadline=60.0, seconds=0.05)
+    assert told(*[enough] * 9) == []
+    conduct = Conduct([enough] * 9, NAMES, {})
+    assert conduct.in_time == (18, 18)
+    assert conduct.missing == {}
+    gone = record("aad", [0.04, 0.05, INF], deadline=60.0, seconds=0.05)
+    assert told(enough, gone)[0].startswith("cyn never answered, and is not connected")
+
+
+def test_an_answer_is_due_a_deadline_after_its_question() -> None:
+    """Rounds of 5 s, and the same question open in all of them: after 12 s it is overdue."""
+    busy = record("aal", [4.0, 5.0, INF], seconds=5.0, busy=(2,))
+    first = record("aal", [4.0, 5.0, INF], seconds=5.0)
+    assert Conduct([first, busy, busy, busy], NAMES, {}).overdue == [set(), set(), {2}, {2}]
+    assert Conduct([first] * 4, NAMES, {}).overdue == [set()] * 4  # asked anew every time
+    assert told(GOOD, first, busy) == []
+    assert told(GOOD, first, busy, busy, busy)[-1].startswith("cyn has not answered since round 2")
+
+
+def test_refused_answers_do_not_lengthen_the_deadline() -> None:
+    refused = record("arr", [11.0, INF, INF], seconds=11.0)
+    found = told(*[refused] * 4)
+    assert not any("--deadline" in sentence for sentence in found)
+    assert Conduct([refused] * 4, NAMES, {}).in_time == (4, 4)

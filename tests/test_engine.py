@@ -20,7 +20,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from codedfedl.cli import app
-from codedfedl.core.record import ARRIVED, Record
+from codedfedl.core.record import ARRIVED, PARTS, Record
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.keys import make_keys
@@ -124,7 +124,7 @@ def federate_local(out: Path, *options: str) -> subprocess.CompletedProcess[str]
 def check_rounds(found: dict[str, Any], out: Path) -> None:
     rounds = found["rounds"]
     assert [row["round"] for row in rounds] == [1, 2, 3]
-    assert all(row["arrived"] + row["late"] + row["dropped"] == 3 for row in rounds)
+    assert all(sum(row[part] for part in PARTS) == 3 for row in rounds)
     assert all(row["seconds"] <= row["deadline_s"] + WITHIN for row in rounds)
     assert all(row["deadline_s"] == 12 for row in rounds)
     assert "<svg" in (out / "report.html").read_text("utf-8")

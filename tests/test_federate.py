@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP, Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP, Record
 from codedfedl.errors import InputError
 from codedfedl.federate import evidence, runtime, server
 from codedfedl.federate.runtime import Federation
@@ -141,7 +141,7 @@ def test_a_planned_deadline_is_long_enough_for_most(seconds: float, tmp_path: Pa
     least = experiment.federation.margin * (seconds + 0.05)  # and the transport's own
     for record in rounds_of(exchanges):
         assert record.deadline >= 0.99 * least
-        assert record.count(ARRIVED) == 4
+        assert record.counts()["arrived"] == 4
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
@@ -239,7 +239,7 @@ def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: 
 
     _, exchanges, _ = run(experiment_of(rounds=2), tmp_path, Script(change=change))
     played = rounds_of(exchanges)
-    assert [e.outcome.tolist() for e in played] == [[ARRIVED, DROPPED, ARRIVED]] * 2
+    assert [e.outcome.tolist() for e in played] == [[ARRIVED, REFUSED, ARRIVED]] * 2
     table = pyarrow.parquet.read_table(tmp_path / "run" / "refusals.parquet").to_pydict()
     assert table["client"] == ["node-001"] * 2
     assert all(reason.partition(" (")[0] in why for why in table["reason"])
@@ -472,7 +472,7 @@ def test_a_client_without_parity_cannot_send_anything(
 
     _, exchanges, _ = run(experiment_of(scheme=scheme), tmp_path, Script(change=change))
     played = rounds_of(exchanges)
-    assert [e.outcome[1] for e in played] == [DROPPED] * 3
+    assert [e.outcome[1] for e in played] == [REFUSED] * 3
     assert played[-1].metric > 0.5
 
 

@@ -15,9 +15,8 @@ import pytest
 import typer
 
 from codedfedl.cli.operating import finish
-from codedfedl.core.record import ARRIVED, DROPPED, LATE
+from codedfedl.core.record import ARRIVED, LATE, REFUSED
 from codedfedl.errors import InputError
-from codedfedl.federate import runtime
 from codedfedl.federate.failures import nobody_arrived
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import Node
@@ -173,7 +172,7 @@ def test_refused_late_parity_excludes_its_client_and_nobody_else(tmp_path: Path)
     bad["on"] = False
     grid, exchanges, _ = run(experiment_of(3, 4, NEWTON), tmp_path, script)  # resumed
     assert [e.excluded for e in exchanges][-1] == (2,)
-    assert [e.outcome[1] for e in rounds_of(exchanges)] == [DROPPED, DROPPED, ARRIVED, ARRIVED]
+    assert [e.outcome[1] for e in rounds_of(exchanges)] == [REFUSED, REFUSED, ARRIVED, ARRIVED]
     asked = [(c, f["round"]) for c, f in grid.kinds("embedded") if f["round"] >= 2]
     assert {client for client, _ in asked} == {0, 1}
     assert not grid.kinds("block_parity")  # it is not asked again either
@@ -206,25 +205,6 @@ def test_the_configuration_of_a_run_at_work_stays(tmp_path: Path) -> None:
         ):
             pass
         assert (tmp_path / "run" / "config.toml").read_bytes() == before
-
-
-def test_models_that_were_sent_are_forgotten_on_resume_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "_REMEMBERED", 2)
-    kept: list[int] = []
-    real = runtime.Federation.recall
-
-    def recall(self: Any, *arguments: Any) -> Any:
-        found = real(self, *arguments)
-        kept.append(len(self._sent))
-        return found
-
-    run(experiment_of(rounds=8), tmp_path)
-    monkeypatch.setattr(runtime.Federation, "recall", recall)
-    run(experiment_of(rounds=9), tmp_path)
-    assert len(kept) == 9
-    assert max(kept) == 3
 
 
 def test_old_caches_go_when_a_new_federation_begins(tmp_path: Path) -> None:
@@ -278,7 +258,7 @@ def test_the_chart_and_the_table_tell_the_same_of_the_dead(tmp_path: Path) -> No
     run(experiment_of(), tmp_path, Script(delay=delay))
     rounds = pyarrow.parquet.read_table(tmp_path / "run" / "rounds.parquet").to_pydict()
     told = [r for r in Story("", RunDirectory(tmp_path / "run")).records if not r.is_setup]
-    assert rounds["dropped"] == [record.count(DROPPED) for record in told] == [0, 1, 1]
+    assert rounds["dropped"] == [record.counts()["dropped"] for record in told] == [0, 1, 1]
 
 
 def test_meeting_and_probing_are_on_the_clock(tmp_path: Path) -> None:

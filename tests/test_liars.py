@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from codedfedl.core.record import DROPPED
+from codedfedl.core.record import REFUSED
 from codedfedl.errors import InputError
 from codedfedl.federate.evidence import Measured, Metric
 from codedfedl.federate.failures import Watch
@@ -124,7 +124,7 @@ def test_no_parity_no_answers(tmp_path: Path) -> None:
 
     _, exchanges, _ = run(experiment_of(scheme=NEWTON), tmp_path, Script(change=change))
     rounds = [e.record for e in exchanges if not e.record.is_setup]
-    assert [record.outcome[1] for record in rounds] == [DROPPED] * 3
+    assert [record.outcome[1] for record in rounds] == [REFUSED] * 3
     assert all("no parity" in why for record in rounds for _, why in record.refusals)
 
 

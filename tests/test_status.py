@@ -2,18 +2,21 @@
 
 import json
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from codedfedl import InputError
 from codedfedl.cli import following
+from codedfedl.cli.operating import submit
 from codedfedl.federate.server import federate
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.status import Status, StatusFile
+from codedfedl.runs.status import Status, StatusFile, reason
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of
@@ -109,6 +112,65 @@ def test_whoever_finds_a_run_in_use_leaves_its_status_alone(tmp_path: Path) -> N
         assert (seen["state"], seen["doing"], seen["round"]) == ("running", "waiting for nodes", 2)
 
 
+def _contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+class _NoLink:
+    def submit(self, _experiment: Path, _out: Path) -> int:
+        raise AssertionError("it was submitted")
+
+
+def test_a_second_command_on_a_busy_directory_changes_nothing(tmp_path: Path) -> None:
+    """Neither one that may resume the run with longer timeouts, nor any other."""
+    path, patient = tmp_path / "run", experiment_of(setup_timeout=999.0)
+    (tmp_path / "my.toml").write_text(tomli_w.dumps(patient.model_dump(exclude_none=True)))
+    link: Any = _NoLink()
+    commands: dict[str, Callable[[], object]] = {
+        "open": lambda: RunDirectory(path).open(patient, resume=True),
+        "local": lambda: RunDirectory(path).commanded(patient, resume=True).__enter__(),
+        "run": lambda: submit(link, tmp_path / "my.toml", path),
+    }
+    with RunDirectory(path).opened(experiment_of()):
+        before = _contents(path)
+        for name, command in commands.items():
+            with pytest.raises(InputError, match="worked on by another process"):
+                command()
+            assert _contents(path) == before, name
+    with RunDirectory(path).opened(patient):  # once it is free, timeouts may change
+        assert RunDirectory(path).experiment() == patient
+
+
+def test_two_simulations_do_not_work_on_one_run(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    with directory.opened(small()):
+        before = _contents(directory.path)
+        with pytest.raises(InputError, match="worked on by another process"):
+            simulate(small(), RunDirectory(tmp_path / "run"), resume=True)
+        assert _contents(directory.path) == before
+    simulate(small(), directory, resume=True)
+    assert read(directory)["state"] == "done"
+
+
+def test_two_commands_do_not_start_servers_for_one_run(tmp_path: Path) -> None:
+    """Until the first one's server has the lock of the run, the command has one of its own."""
+    directory = RunDirectory(tmp_path / "run")
+    with directory.commanded(experiment_of(), resume=False):
+        before = _contents(directory.path)
+        with (
+            pytest.raises(InputError, match="worked on by another process"),
+            RunDirectory(directory.path).commanded(experiment_of(rounds=9), resume=True),
+        ):
+            pass
+        assert _contents(directory.path) == before
+        with directory.opened(experiment_of()):  # the server
+            pass
+
+
 def test_a_refused_attempt_does_not_undo_what_is_done(tmp_path: Path) -> None:
     experiment, directory = experiment_of(), RunDirectory(tmp_path / "run")
     grid = transport_of(experiment, tmp_path / "nodes")
@@ -163,6 +225,8 @@ class Engine:
             say("done: not yet")
         if self.ends == ["failed"]:
             status.failed("no parity from ada: look at its log")
+        elif self.ends == ["bug"]:
+            status.failed(reason(AttributeError("x")))
         elif self.ends:
             status.done()
         return 1
@@ -184,6 +248,13 @@ def test_federate_local_follows_the_status_and_not_the_log(
     engine = Engine(directory, "failed")
     with pytest.raises(InputError, match="no parity from ada: look at its log"):
         following.followed(engine, directory, kill=0)
+    engine = Engine(directory, "bug")
+    bug = pytest.raises(RuntimeError, match="AttributeError: x; its traceback is in .*server.log")
+    with bug, directory.failures_noted():
+        following.followed(engine, directory, kill=0)
+    status = directory.status.read()
+    assert status is not None
+    assert status.error == "this is a bug: AttributeError: x"  # as its server wrote it
 
 
 def test_the_engine_is_asked_without_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

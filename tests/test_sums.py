@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from codedfedl.cli import app
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
+from codedfedl.core.record import ARRIVED, REFUSED
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import load_dataset
@@ -43,6 +44,7 @@ from codedfedl.runs.federation import fitted, scheme_of, start
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import _clients, replay
 from tests.loopback import FIRST_NODE, Loopback, Script, experiment_of
+from tests.malformed import spoilt
 
 HELPER = 999
 SMALL = 1e-6  # false alarms of each test on random numbers
@@ -829,3 +831,22 @@ def test_a_deadline_without_time_for_patience_is_planned_for_all_the_same() -> N
     assert planned.loads.tolist() == [100, 200]
     with pytest.raises(InputError, match="raise it, or private.deadline"):
         plan_private(fleet, Workload(64, 10), 1000, **settings, deadline=4.0, rounds=3)
+
+
+def test_every_malformed_part_of_a_sum_is_refused(tmp_path: Path) -> None:
+    """The last two of five clients send 30 malformed parts: none ends the run, none is added."""
+    rng = np.random.default_rng(0)
+
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        return spoilt(rng, answer) if client >= 3 and answer[1].keys() == {"masked"} else answer
+
+    experiment = experiment_of(
+        5, 15, {"name": "uncoded", "secure": True}, ready_timeout=60.0, fall=9.0
+    )
+    grid = summing(experiment, tmp_path, Script(change=change))
+    grid.cap = np.inf
+    exchanges, _ = run(grid, experiment, tmp_path)
+    rounds = [e.record for e in exchanges if not e.record.is_setup]
+    outcomes = [ARRIVED] * 3 + [REFUSED] * 2
+    assert [record.outcome.tolist() for record in rounds] == [outcomes] * 15
+    assert replay(RunDirectory(tmp_path / "run")).same

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from codedfedl import InputError, load_run, simulate
+from codedfedl.core.record import PARTS
 from codedfedl.report.sending import Sender
 from codedfedl.simulation.progress import Progress
 from codedfedl.tracking import Series, Tracker, open_tracker
@@ -43,7 +44,7 @@ def experiment(**changes: Any) -> Any:
 def table(path: Path) -> dict[tuple[str, int, int], dict[str, float]]:
     """Return the rounds that a run directory has, as a tracker is told of them."""
     rows = load_run(path, "pandas").rounds.to_dict("records")
-    names = ("seconds", "training_hours", "total_hours", "arrived", "late", "dropped")
+    names = ("seconds", "training_hours", "total_hours", *PARTS)
     return {
         (row["setting"], row["seed"], row["round"]): {
             "accuracy": row["metric"],

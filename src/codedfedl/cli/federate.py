@@ -69,15 +69,13 @@ def run_command(
 
     scheme_of(read_experiment(experiment))
     link = link_of(home, superlink, authority)
-    from codedfedl.cli.operating import run_and_follow, submit
+    from codedfedl.cli.operating import how_to_follow, run_and_follow, submit
 
     if follow or serve is not None:
         run_and_follow(link, experiment.resolve(), out.resolve(), serve)
         return
     number = submit(link, experiment.resolve(), out.resolve())
-    messages.print(
-        f"run {number} started; follow it with codedfedl federate follow {out}", soft_wrap=True
-    )
+    messages.print(f"run {number} started; follow it with {how_to_follow(out)}", soft_wrap=True)
 
 
 @federate.command("follow")

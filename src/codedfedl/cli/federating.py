@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.cli.following import (
+    LOCAL,
     check_somebody_arrived,
     ended_by_signals,
     followed,
@@ -14,6 +15,7 @@ from codedfedl.cli.local import SecurityOptions, TrainingOptions
 from codedfedl.cli.output import json_number, messages, print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import set_options
 from codedfedl.core.disclosure import only_private
+from codedfedl.core.record import PARTS
 from codedfedl.data import Dataset
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
@@ -28,7 +30,7 @@ from codedfedl.runs.overrides import parse_overrides
 from codedfedl.runs.watching import look
 from codedfedl.simulation.side_doors import refuse_own_scale
 
-__all__ = ["federate_here", "local_experiment"]
+__all__ = ["federate_here", "local_experiment", "local_results"]
 
 _OPTIONS = {
     "data.name": "--dataset",
@@ -79,7 +81,7 @@ def _trained(
     if port is not None:
         check_port(port)
     out = directory.path
-    folder = out.resolve() / "local"
+    folder = out.resolve() / LOCAL
     places = {
         "federation.test": str(folder / "data" / "test.npz"),
         "fleet.name": str(out.resolve() / "fleet.csv"),
@@ -95,19 +97,18 @@ def _trained(
     cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
     names = local_names(training.clients, helper=cap is not None)
     security.check_keys(names)
-    directory.open(experiment, resume=resume)
-    directory.announce("starting")  # replaces the status that an earlier run left
-    shards = write_shards(experiment, loaded, folder / "data")
-    keys = security.held(folder / "keys", training.clients, helper=cap is not None)
-    settings: dict[str, Any] = {"keys": keys, "port": port, "works": training.modules}
+    settings: dict[str, Any] = {"port": port, "works": training.modules}
     settings |= {"encoder": experiment.features.encoder, "text": how.text is not None}
-    with (
-        with_resume_hint(out, resume),
-        directory.failures_noted(),
-        ended_by_signals(),
-        LocalFederation(folder, shards, **settings, epsilon_cap=cap, parity=parity) as running,
-    ):
-        killed = followed(running, directory, security.kill)
+    with with_resume_hint(out, resume), directory.commanded(experiment, resume=resume):
+        shards = write_shards(experiment, loaded, folder / "data")
+        keys = security.held(folder / "keys", training.clients, helper=cap is not None)
+        settings |= {"keys": keys, "epsilon_cap": cap, "parity": parity}
+        with (
+            directory.failures_noted(),
+            ended_by_signals(),
+            LocalFederation(folder, shards, **settings) as running,
+        ):
+            killed = followed(running, directory, security.kill)
     return {names[j]: after for j, after in killed.items()}
 
 
@@ -144,31 +145,40 @@ def local_experiment(
 
 
 def _finish(directory: RunDirectory, as_json: bool, killed: Mapping[str, int]) -> None:
-    tables = RunTables(directory)
-    told = advice(look(directory).conduct, killed, "--deadline")
-    rounds, privacy = tables.rounds, directory.privacy()
+    document = local_results(directory, killed)
     if as_json:
-        final = json_number(float(rounds["metric"][-1]))
-        classes = str(rounds["metric_name"][0]) == "accuracy"
-        names = ("round", "deadline_s", "seconds", "arrived", "late", "dropped", "refused")
-        print_json(
-            {
-                "run": str(directory.path),
-                "scheme": str(rounds["scheme"][0]),
-                "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
-                "accuracy": final if classes else None,
-                "r_squared": None if classes else final,
-                "killed": list(killed),
-                "advice": told,
-                "refusals": _rows(tables.refusals),
-                **({"privacy": privacy} if privacy else {}),
-            }
-        )
+        print_json(document)
     else:
-        results.print(rounds_view(rounds))
-    for sentence in told:
+        results.print(rounds_view(RunTables(directory).rounds))
+    for sentence in document["advice"]:
         messages.print(f"advice: {sentence}", soft_wrap=True)
     wrote(directory.write_text("report.html", render_report(directory)))
+
+
+def local_results(directory: RunDirectory, killed: Mapping[str, int]) -> dict[str, Any]:
+    """Return the document that `federate local --json` prints.
+
+    Parameters
+    ----------
+    killed
+        Nodes that were killed on purpose, and after which round.
+    """
+    tables, privacy = RunTables(directory), directory.privacy()
+    rounds = tables.rounds
+    final = json_number(float(rounds["metric"][-1]))
+    classes = str(rounds["metric_name"][0]) == "accuracy"
+    names = ("round", "deadline_s", "seconds", *PARTS)
+    return {
+        "run": str(directory.path),
+        "scheme": str(rounds["scheme"][0]),
+        "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
+        "accuracy": final if classes else None,
+        "r_squared": None if classes else final,
+        "killed": list(killed),
+        "advice": advice(look(directory).conduct, killed, "--deadline"),
+        "refusals": _rows(tables.refusals),
+        **({"privacy": privacy} if privacy else {}),
+    }
 
 
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

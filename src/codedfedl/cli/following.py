@@ -1,6 +1,7 @@
 """A federation as it happens, from when it is submitted to its end."""
 
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
 
 __all__ = [
+    "LOCAL",
     "check_somebody_arrived",
+    "continue_hint",
     "ended_by_signals",
     "engine_check",
     "followed",
@@ -30,6 +33,9 @@ __all__ = [
     "server_check",
     "watch",
 ]
+
+LOCAL = "local"
+"""The folder in a run directory in which `federate local` keeps its processes' files."""
 
 _LOOK = 0.5  # seconds
 _ASK_ENGINE = 5.0  # seconds
@@ -94,6 +100,8 @@ def watch(
             if status is not None:
                 if status.doing not in said:
                     show(status.doing, False)
+                if status.is_bug:
+                    raise RuntimeError(f"{status.error}; its traceback is in {directory.log}")
                 if status.state == "failed":
                     raise InputError(str(status.error))
                 if status.state == "stopped":  # by `federate stop`
@@ -171,14 +179,21 @@ def server_check(directory: RunDirectory) -> Callable[[], bool]:
         unlocked = min(unlocked, now)
         if status.doing == "starting" and now - unlocked < _START:
             return False
-        path = directory.path
         raise InputError(
-            f"the server of {path} is dead: no process works on the run any more, and it has not "
-            f"ended ({status}); finished rounds are kept, continue with codedfedl federate run "
-            f"{path}/config.toml --out {path}, or with federate local --resume"
+            f"the server of {directory.path} is dead: no process works on the run any more, and it "
+            f"has not ended ({status}); finished rounds are kept, {continue_hint(directory)}"
         )
 
     return check
+
+
+def continue_hint(directory: RunDirectory) -> str:
+    """Say how to continue a run that was stopped, or whose server is dead."""
+    if (directory.path / LOCAL).is_dir():
+        return "continue with the same federate local command and --resume"
+    path = directory.path
+    command = ["codedfedl", "federate", "run", str(path / "config.toml"), "--out", str(path)]
+    return f"continue with {shlex.join(command)} (and the --home or --superlink of its server)"
 
 
 def check_somebody_arrived(directory: RunDirectory) -> None:

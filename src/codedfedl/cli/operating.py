@@ -1,11 +1,13 @@
 """A run on the operator's server, shown until it ends."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codedfedl.cli.following import (
     check_somebody_arrived,
+    continue_hint,
     engine_check,
     served,
     server_check,
@@ -17,20 +19,21 @@ from codedfedl.report.html import render_report
 from codedfedl.report.sending import Sender
 from codedfedl.runs.advice import advice
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.watching import look
 from codedfedl.tracking import open_tracker
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
 
-__all__ = ["finish", "follow_run", "run_and_follow", "submit"]
+__all__ = ["finish", "follow_run", "how_to_follow", "run_and_follow", "submit"]
 
 
 def submit(link: "Superlink", experiment: Path, out: Path) -> int:
     """Start or continue a run, and return its number."""
     directory = RunDirectory(out)
-    if directory.is_run:
-        directory.announce("starting")  # an earlier end of this run is not that of this one
+    directory.open(read_experiment(experiment), resume=True)
+    directory.announce("starting")  # from now on it can be followed
     with directory.failures_noted():
         return link.submit(experiment, out)
 
@@ -54,6 +57,11 @@ def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | 
     finish(directory)
 
 
+def how_to_follow(run: Path) -> str:
+    """Return the command that shows a run in progress."""
+    return shlex.join(["codedfedl", "federate", "follow", str(run)])
+
+
 def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
     """Show a run that another command started, until it ends, here and to trackers."""
     directory = RunDirectory(run)
@@ -61,7 +69,7 @@ def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
     if status is None:
         raise InputError(f"{run} is not the directory of a run in progress: it has no status.json")
     if status.state != "running":
-        raise InputError(f"{run} is {status}: see codedfedl report {run}")
+        raise InputError(f"{run} is {status}: see {shlex.join(['codedfedl', 'report', str(run)])}")
     sender = Sender(directory, [open_tracker(text, run) for text in track], messages.print)
     with sender.broadcast.finished(run / "report.html"):
         with served(directory, serve):
@@ -81,10 +89,9 @@ def _follow(
     except KeyboardInterrupt:
         status = directory.status.read()
         if status is not None and status.state == "stopped":
-            sentence = f"stopped: continue with codedfedl federate run --out {directory.path}"
+            sentence = f"stopped: {continue_hint(directory)}"
         else:
-            again = f"codedfedl federate follow {directory.path}"
-            sentence = f"the run goes on; show it again with {again}"
+            sentence = f"the run goes on; show it again with {how_to_follow(directory.path)}"
         messages.print(sentence, soft_wrap=True)
         raise
 

@@ -28,6 +28,8 @@ __all__ = [
     "FACTS",
     "LATE",
     "NOT_ASKED",
+    "PARTS",
+    "REFUSED",
     "RUN_FACTS",
     "SETUP",
     "SHOWN_ROUNDS",
@@ -39,8 +41,20 @@ __all__ = [
     "unpacked",
 ]
 
-NOT_ASKED, ARRIVED, LATE, DROPPED = range(4)
+NOT_ASKED, ARRIVED, LATE, DROPPED, REFUSED = range(5)
 """The outcome of a question to a client."""
+
+PARTS: dict[str, tuple[int, ...]] = {
+    "arrived": (ARRIVED,),
+    "late": (LATE,),
+    "dropped": (DROPPED, NOT_ASKED),
+    "refused": (REFUSED,),
+}
+"""The parts of a round, and their outcomes: every client is in one of them.
+
+Late is who may still answer; dropped, from whom no answer will come: it is gone, cannot answer, is
+left out, or was asked for no points; refused, whose answer came and does not count.
+"""
 
 SETUP = -1
 """The round number of the set-up; the first round is 0."""
@@ -105,13 +119,13 @@ class Record:
     loads
         Points that each client was asked for.
     outcome
-        `NOT_ASKED`, `ARRIVED`, `LATE` or `DROPPED` (no answer will come).
+        `NOT_ASKED`, `ARRIVED`, `LATE`, `DROPPED` (no answer will come) or `REFUSED`.
     arrival_times : seconds, optional
         When each answer arrived, or would have (∞: never); kept for the first rounds only.
     compute : seconds, optional
         Computing time that each client reports (NaN: unknown).
     refusals
-        Client and reason.
+        Client and reason, of every answer that does not count.
     distances : array of shape (2, n), optional
         Distance of each client's gradient from its parity, in expected errors (NaN: not judged),
         and the expected error.
@@ -161,9 +175,20 @@ class Record:
         """Who answered in time."""
         return np.asarray(self.outcome == ARRIVED)
 
-    def count(self, outcome: int) -> int:
-        """Return how many clients had an outcome."""
-        return int((self.outcome == outcome).sum())
+    @property
+    def answered(self) -> set[int]:
+        """Who sent an answer meanwhile, late and refused ones included."""
+        others = (j for j, _ in (*self.late_answers, *self.refusals))
+        return {*np.flatnonzero(self.arrived).tolist(), *others}
+
+    def part(self, name: str) -> list[int]:
+        """Return the clients in one of the `PARTS` of a round."""
+        return list(np.flatnonzero(np.isin(self.outcome, PARTS[name])).tolist())
+
+    def counts(self) -> dict[str, int]:
+        """Return how many clients are in each of the `PARTS`: together, all of them."""
+        numbers = np.bincount(self.outcome, minlength=REFUSED + 1)
+        return {name: int(numbers[list(kinds)].sum()) for name, kinds in PARTS.items()}
 
 
 def metric_name(classes: bool) -> str:
@@ -181,18 +206,14 @@ def round_columns(records: Sequence[Record]) -> dict[str, Any]:
     setup = np.cumsum([one.seconds if one.is_setup else 0.0 for one in records])
     setup = setup[[not one.is_setup or one.has_model for one in records]]
     hours = np.cumsum(seconds) / 3600
-    counts = {"arrived": ARRIVED, "late": LATE, "dropped": DROPPED}
+    counts = [one.counts() for one in told]
     return {
         "round": np.array([one.round + 1 for one in told], dtype=np.int64),
         "deadline_s": np.array([one.deadline for one in told], dtype=np.float64),
         "seconds": seconds,
         "training_hours": hours,
         "total_hours": hours + setup / 3600,
-        **{
-            name: np.array([one.count(kind) for one in told], dtype=np.int64)
-            for name, kind in counts.items()
-        },
-        "refused": np.array([len(one.refusals) for one in told], dtype=np.int64),
+        **{name: np.array([each[name] for each in counts], dtype=np.int64) for name in PARTS},
         "excess": np.array([one.excess for one in told], dtype=np.float64),
         "metric": np.array([float(one.metric) for one in told], dtype=np.float64),
     }

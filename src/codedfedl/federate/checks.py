@@ -12,7 +12,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.transport import Arrays, Arrival, printable
 
-__all__ = ["Bounds", "RefusedError", "answer_bytes", "checked_answer", "norm"]
+__all__ = ["Bounds", "RefusedError", "answer_bytes", "checked_answer", "norm", "whole"]
 
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NUMBERS_AT_ONCE = 1 << 20
@@ -89,7 +89,7 @@ def checked_answer(
 
     Work that lets a client choose its points may be answered for any number up to `load`.
     """
-    given, points = _whole(arrival.facts, "round"), _whole(arrival.facts, "points")
+    given, points = whole(arrival.facts, "round"), whole(arrival.facts, "points")
     if given != round_:
         raise RefusedError(f"answers round {given}, not {round_}")
     if work.elastic and not 0 <= points <= load:
@@ -99,11 +99,13 @@ def checked_answer(
     shapes = work.shapes(task, points) if points or not work.elastic else {}
     if shapes is None:  # a kind of work that is not ours
         return {name: _checked(name, arrival.arrays, None) for name in arrival.arrays}, points
+    if work.once and points and not shapes:  # whoever has too few points says 0
+        raise RefusedError(f"sends nothing for {points} points")
     _check_parts(arrival.arrays, set(shapes))
     return {name: _checked(name, arrival.arrays, shape) for name, shape in shapes.items()}, points
 
 
-def _whole(facts: Mapping[str, Any], name: str) -> int:
+def whole(facts: Mapping[str, Any], name: str) -> int:
     """Return a whole number; no other value from a client ever appears in a message."""
     value = facts.get(name)
     if type(value) is not int or abs(value) > 2**53:

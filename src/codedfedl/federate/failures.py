@@ -33,7 +33,7 @@ _ROUNDS = 3  # in which accuracy must be low, one after the other
 
 @contextmanager
 def refusals_noted(tally: Tally, arrival: Arrival, name: str, say: Say) -> Iterator[bool]:
-    """Say whether there is an answer to use; note whatever is wrong with it, and continue."""
+    """Say whether there is an answer to use; note why one is refused, and continue."""
     client = arrival.client
     if arrival.status in ("problem", "gone"):
         tally.dropped(client)
@@ -43,10 +43,8 @@ def refusals_noted(tally: Tally, arrival: Arrival, name: str, say: Say) -> Itera
     why = arrival.reason if arrival.status == "malformed" else ""
     try:
         yield arrival.status == "answer"
-    except TimeoutError:  # there was no time left to judge it: it stays late
-        return
-    except Exception as error:  # whatever a client sends, the others continue
-        why = str(error) if isinstance(error, RefusedError) else type(error).__name__
+    except RefusedError as error:  # anything else is a defect of ours, and ends the run
+        why = str(error)
     if why:
         say(f"refused: {name}: {why}")
         tally.refused(client, why)

@@ -5,7 +5,7 @@ hold the others up.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,12 +21,13 @@ from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer
-from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
+from codedfedl.federate.evidence import Evidence, Expected, Expecting, squared_weights
 from codedfedl.federate.failures import check_ask, check_setup, check_somebody, refusals_noted
 from codedfedl.federate.job import Job
 from codedfedl.federate.judging import Judge, coherent
 from codedfedl.federate.meeting import Say
-from codedfedl.federate.tally import Tally
+from codedfedl.federate.recalled import Recalled
+from codedfedl.federate.tally import Pending, Taken, Tally
 from codedfedl.federate.transport import Arrays, Arrival, Transport
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.exchange import Exchange
@@ -37,30 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Federation"]
 
-_REMEMBERED = 20  # rounds after which a late answer is not waited for any more
+_LIFE = 20  # deadlines after which a late answer is not waited for any more
 _EMBEDDING = 0.25  # share of a round in which a client may embed more points
 _SLACK, _HEADERS = 4, 2**20  # an answer may be so many times too large, and is refused by name
 _ENCODING = 0.5  # share of a set-up in which a client embeds, before it mixes and sends
-
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    """A question that is not answered yet."""
-
-    client: int
-    round: int
-    work: Work
-    load: int
-    asked: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Taken:
-    """An answer in the right form, and the arrival that brought it in time."""
-
-    reply: Reply
-    measured: Measured | None
-    arrival: Arrival | None = None
 
 
 class Federation:
@@ -92,10 +73,10 @@ class Federation:
         self.judge = Judge.of(task.held.tolist())
         self.last: Exchange | None = None
         self.extra: dict[str, Any] = {}  # what else a question for work says
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._answered = np.zeros(len(members.names), dtype=np.int64)
-        self._sent: dict[int, Array] = {}
-        self._setup: Ask | None = None
+        self._recalled = Recalled(members.names, journal.exchanges_folder)
+        self._setup: tuple[Ask, Array] | None = None
         self._delivered: set[int] = set()
 
     @property
@@ -130,13 +111,13 @@ class Federation:
 
     def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
         """Take an exchange from the journal: what the server itself knew, and the answers."""
-        self._remember(ask, model, round_)
+        self._remember(ask, model)
         self.excluded |= set(exchange.excluded)
         self.judge.recall(*exchange.record.known_distances)
         for reply in exchange.replies:
             self._answered[reply.client] = reply.points
         self._note_points(exchange)
-        return self._inbox(ask, exchange)
+        return self._inbox(ask, self._recalled.with_models(exchange, ask, model, round_))
 
     def _note_points(self, exchange: Exchange) -> None:
         """Remember how many points each client's part in a secure sum was for."""
@@ -145,9 +126,9 @@ class Federation:
 
     def resume(self) -> None:
         """Ask again for what clients send once and may send late."""
-        if self._setup is not None and self._setup.keep_late:
-            tally = self._tally(self._setup)
-            self._ask(self._setup, tally, SETUP, self._longest(self._setup), None)
+        if self._setup is not None and self._setup[0].keep_late:
+            ask, model = self._setup
+            self._ask(ask, self._tally(ask), SETUP, self._longest(ask), model)
 
     # Live.
 
@@ -158,7 +139,7 @@ class Federation:
                 f"{ask.work.kind} is for secure sums, and the scheme discloses neither sums nor "
                 "dp: name what it discloses"
             )
-        self._remember(ask, model, round_)
+        self._remember(ask, model)
         if not ask.keep_late:
             self._pending.clear()  # whoever is late with an earlier round need not answer it
         deadline, tally = self._longest(ask), self._tally(ask)
@@ -166,23 +147,26 @@ class Federation:
         before = dict(self._pending)
         asked = self._ask(ask, tally, round_, deadline, model)
         fresh = {self._pending[number].client for number in asked}
-        taken: list[_Taken] = []
+        taken: list[Taken] = []
         counts = {"fresh": int(tally.arrived_already), "late": 0}
         expect = self._expect
         with Expecting(
-            lambda j: expect(ask.work, j, round_, int(tally.loads[j])),
+            lambda j: expect(ask.work, j, model, int(tally.loads[j])),
             fresh,
             lambda: self.transport.remaining(tally.began + deadline),
         ) as expected:
             for arrival in self.transport.gather({*asked, *before}, tally.began + deadline):
                 pending = self._pending.pop(arrival.question)
                 name = self.members.names[arrival.client]
-                now = pending.round == round_ and arrival.question in asked
-                if not ask.keep_late and arrival.when > tally.began + deadline:
+                now = arrival.question in asked
+                if not ask.keep_late and tally.began + deadline < arrival.when < np.inf:
                     continue
                 with refusals_noted(tally, arrival, name, self.say) as usable:
                     if usable:
-                        right = expected[pending.client] if now else self._expects(pending)
+                        try:
+                            right = expected[pending.client] if now else self._expects(pending)
+                        except TimeoutError:  # no time is left to judge it: it stays late
+                            continue
                         found = self._taken(arrival, pending, right)
                         in_time = now and arrival.when <= tally.began + deadline
                         if found is not None:  # without the arrays, which may be large
@@ -209,7 +193,7 @@ class Federation:
         tally: Tally,
         round_: int,
         deadline: float,
-        taken: list[_Taken],
+        taken: list[Taken],
     ) -> Inbox:
         total, replies = RunningSum(), []
         for one in taken:
@@ -239,7 +223,7 @@ class Federation:
         )
         return self._inbox(ask, self.last)
 
-    def _judged(self, taken: list[_Taken], tally: Tally) -> None:
+    def _judged(self, taken: list[Taken], tally: Tally) -> None:
         """Pass all answers of a round to the judge, and leave out those that it refuses."""
         measured = {one.reply.client: one.measured for one in taken if one.measured is not None}
         distances = self.judge.distances(measured)
@@ -257,13 +241,9 @@ class Federation:
                 tally.arrived(one.arrival)
 
     def _inbox(self, ask: Ask, exchange: Exchange) -> Inbox:
-        """Return what the scheme receives, each reply with the model that it is for."""
+        """Return what the scheme receives."""
         self._delivered |= set(exchange.stored)
-        inbox = self.journal.inbox(exchange, summed=ask.combine is SUM)
-        return replace(
-            inbox,
-            replies=tuple(replace(r, model=self._sent.get(r.round)) for r in inbox.replies),
-        )
+        return self.journal.inbox(exchange, summed=ask.combine is SUM)
 
     def _ask(
         self, ask: Ask, tally: Tally, round_: int, deadline: float, model: Array | None
@@ -289,7 +269,7 @@ class Federation:
         }
         if not facts:
             return {}
-        life = _REMEMBERED * deadline if ask.keep_late else deadline
+        life = _LIFE * deadline if ask.keep_late else deadline
         arrays: Arrays = {}
         if ask.work.needs_model:
             arrays["model"] = np.asarray(to_host(model), dtype=np.float32)
@@ -297,14 +277,12 @@ class Federation:
         at_once = max(1, int(self.config.in_flight * 1e6 / largest)) if ask.work.once else None
         asked = self.question("work", facts, life, at_once=at_once, largest=largest, **arrays)
         self._pending |= {
-            number: _Pending(j, round_, ask.work, int(tally.loads[j]), tally.began)
+            number: Pending(j, round_, model, ask.work, int(tally.loads[j]), tally.began)
             for number, j in asked.items()
         }
         return asked
 
-    def _taken(
-        self, arrival: Arrival, pending: _Pending, expected: Expected | None
-    ) -> _Taken | None:
+    def _taken(self, arrival: Arrival, pending: Pending, expected: Expected | None) -> Taken | None:
         """Return an answer as a reply once it is checked; None where a client has nothing yet."""
         client, work = pending.client, pending.work
         arrays, points = checked_answer(arrival, work, self.task, pending.round, pending.load)
@@ -312,7 +290,7 @@ class Federation:
             return None
         held, measured = int(self.task.held[client]), None
         if isinstance(work, Gradient | Embedded):
-            model = to_host(self._sent[pending.round])
+            model = to_host(pending.model)
             about: float = held
             if isinstance(work, Gradient):
                 about = points * work.weight_of(client)
@@ -331,23 +309,22 @@ class Federation:
                 raise RefusedError("parity arrived a second time")
             self.journal.keep(client, arrays, points)
             arrays = {}
-        return _Taken(Reply(client, pending.round, points, arrays), measured)
+        reply = Reply(client, pending.round, points, arrays, pending.model)
+        return Taken(reply, measured)
 
-    def _expect(self, work: Work, client: int, round_: int, load: int) -> Expected | None:
+    def _expect(self, work: Work, client: int, model: Array, load: int) -> Expected | None:
         if not work.needs_model:
             return None
-        return self.evidence.expects(work, client, load, to_host(self._sent[round_]))
+        return self.evidence.expects(work, client, load, to_host(model))
 
-    def _expects(self, pending: _Pending) -> Expected | None:
-        return self._expect(pending.work, pending.client, pending.round, pending.load)
+    def _expects(self, pending: Pending) -> Expected | None:
+        return self._expect(pending.work, pending.client, pending.model, pending.load)
 
-    def _remember(self, ask: Ask, model: Array, round_: int) -> None:
+    def _remember(self, ask: Ask, model: Array) -> None:
+        """Remember what is asked for in the set-up: answers are judged by it, and may be late."""
         if ask.setup:
-            self._setup = self._setup if isinstance(ask.work, Prepare) else ask
+            self._setup = self._setup if isinstance(ask.work, Prepare) else (ask, model)
             self.evidence.setup = ask.work
-            return
-        self._sent[round_] = model
-        self._sent.pop(round_ - _REMEMBERED - 1, None)
 
     def _longest(self, ask: Ask) -> float:
         """Return how long this ask may wait: every wait is limited."""

@@ -21,7 +21,7 @@ from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import MASKED, ask_digest, taken_apart
-from codedfedl.federate.checks import RefusedError
+from codedfedl.federate.checks import RefusedError, whole
 from codedfedl.federate.failures import check_ask, check_setup, refusals_noted
 from codedfedl.federate.helper_link import HelperLink
 from codedfedl.federate.runtime import Federation
@@ -76,7 +76,7 @@ class SummedFederation(Federation):
         work, contract = ask.work, self._agreed(ask.work)
         number = self._terms.number(ask, contract)
         place = {"number": number, "attempt": round_}
-        self._remember(ask, model, round_)
+        self._remember(ask, model)
         path = self.journal.folder / "sums" / f"{number:06d}.npz"
         kept = _kept(path, round_)
         facts = {**place, "contract": contract.document()}
@@ -141,7 +141,7 @@ class SummedFederation(Federation):
         problems = []
         for arrival in self.transport.gather(asked, tally.began + deadline):
             pending = self._pending.pop(arrival.question)
-            if arrival.when > tally.began + deadline:
+            if tally.began + deadline < arrival.when < np.inf:
                 continue
             name = self.members.names[arrival.client]
             problems += [f"{name}: {arrival.reason}"] if arrival.status == "problem" else []
@@ -241,11 +241,11 @@ def _checked(
     arrival: Arrival, work: Work, round_: int, load: int, numbers: int
 ) -> tuple[int, npt.NDArray[np.uint32] | None]:
     """Return a masked answer and its points; there is nothing in it that could be judged."""
-    given, points = arrival.facts.get("round"), arrival.facts.get("points")
+    given, points = whole(arrival.facts, "round"), whole(arrival.facts, "points")
     if given != round_:
         raise RefusedError(f"answers round {given}, not {round_}")
     least = 0 if work.elastic else load
-    if type(points) is not int or not least <= points <= load:
+    if not least <= points <= load:
         raise RefusedError(f"stands for {points} points where the client was asked for {load}")
     if points == 0:
         return 0, None

@@ -7,12 +7,36 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import IntArray
+from codedfedl.arrays import Array
 from codedfedl.core.protocol import Reply
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, Record
+from codedfedl.core.work import Work
+from codedfedl.federate.evidence import Measured
 from codedfedl.federate.transport import Arrival
 from codedfedl.fitting.drift import Timings
 
-__all__ = ["Tally"]
+__all__ = ["Pending", "Taken", "Tally"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A question that is not answered yet, and the model that it is about."""
+
+    client: int
+    round: int
+    model: Array | None
+    work: Work
+    load: int
+    asked: float
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """An answer in the right form, and the arrival that brought it in time."""
+
+    reply: Reply
+    measured: Measured | None
+    arrival: Arrival | None = None
 
 
 @dataclass
@@ -93,7 +117,7 @@ class Tally:
 
     def refused(self, client: int, why: str) -> None:
         """Note an answer that does not count."""
-        self.outcome[client] = DROPPED
+        self.outcome[client] = REFUSED
         self.refusals.append((client, why))
 
     def has_refused(self, client: int) -> bool:

@@ -102,6 +102,12 @@ class Transport(Protocol):
 
 
 def printable(text: object, most: int = 200) -> str:
-    """Return what somebody else wrote in a form that is safe in a log: one line, not too long."""
+    """Return what somebody else wrote in a form that is safe in a log: one line, not too long.
+
+    Of anything but text and errors only the type is named: a rogue may nest lists so deeply that
+    they cannot be written.
+    """
+    if not isinstance(text, str | BaseException):
+        text = f"({type(text).__name__})"
     line = " ".join(str(text)[: 4 * most].encode("ascii", "backslashreplace").decode().split())
     return "".join(c for c in line if c.isprintable())[:most]

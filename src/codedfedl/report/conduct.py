@@ -5,22 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
+from codedfedl.core.record import ARRIVED, NOT_ASKED, PARTS, Record
 from codedfedl.report.federation import SHOWN_ROUNDS
 from codedfedl.runs.advice import Conduct
 
 __all__ = ["MARKS", "client_marks", "deadline_sentence"]
 
-_REFUSED = 4
-_KINDS = {
-    NOT_ASKED: "not asked",
-    ARRIVED: "arrived",
-    LATE: "late",
-    DROPPED: "dropped",
-    _REFUSED: "refused",
-}
-MARKS = {"arrived": "●", "late": "×", "dropped": "■", "refused": "!", "not asked": "·"}
-"""The outcomes of a question and their signs, which are distinct without colour too."""
+_KINDS = {outcome: part for part, outcomes in PARTS.items() for outcome in outcomes}
+MARKS = {"arrived": "●", "late": "×", "dropped": "■", "refused": "!"}
+"""The parts of a round and their signs, which are distinct without colour too."""
 
 
 def client_marks(conduct: Conduct) -> list[dict[str, Any]]:
@@ -50,13 +43,13 @@ def client_marks(conduct: Conduct) -> list[dict[str, Any]]:
                 ],
             }
         )
-    calm = ("arrived", "not asked")
-    return sorted(rows, key=lambda row: row["kind"] in calm and not row["suspected"])
+    calm = [rounds[-1].outcome[j] in (ARRIVED, NOT_ASKED) for j in range(len(rows))]
+    order = sorted(range(len(rows)), key=lambda j: calm[j] and not rows[j]["suspected"])
+    return [rows[j] for j in order]
 
 
 def _kind(record: Record, j: int) -> str:
-    refused = any(client == j for client, _ in record.refusals)
-    return _KINDS[_REFUSED if refused else int(record.outcome[j])]
+    return _KINDS[int(record.outcome[j])]
 
 
 def _told(record: Record, j: int) -> str:
@@ -64,6 +57,8 @@ def _told(record: Record, j: int) -> str:
     kind = _kind(record, j)
     if kind == "late" and j in record.busy:
         return "late (busy)"
+    if record.outcome[j] == NOT_ASKED:
+        return "dropped (not asked)"
     if kind != "arrived":
         return kind
     assert record.arrival_times is not None

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from codedfedl._types import FloatArray
-from codedfedl.core.record import ARRIVED, LATE, Record
+from codedfedl.core.record import Record
 from codedfedl.report.figures import PAGE
 
 __all__ = [
@@ -24,7 +24,8 @@ __all__ = [
 SHOWN_ROUNDS = 40
 """Number of last rounds of which a page shows every answer."""
 
-_BLUE, _ORANGE, _GREY = "#3d7cc9", "#d9541e", "#5b6570"
+_BLUE, _ORANGE, _GREY, _RED = "#3d7cc9", "#d9541e", "#5b6570", "#b3261e"
+_MISSING = {"late": ("x", _ORANGE), "dropped": ("s", _GREY), "refused": ("^", _RED)}
 
 
 def federation_figure(records: Sequence[Record], metric: str) -> Figure:
@@ -74,8 +75,10 @@ def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
     ax.hlines(places, 0, lasted, color=_GREY, lw=0.6, alpha=0.6, zorder=1)
     for marker, colour, alpha, times in (
         ("o", _BLUE, 0.75, [_arrivals(record) for record in rounds]),
-        ("x", _ORANGE, 1.0, [_beyond(record, LATE) for record in rounds]),
-        ("s", _GREY, 1.0, [_beyond(record, None) for record in rounds]),
+        *(
+            (*sign, 1.0, [_beyond(record, part) for record in rounds])
+            for part, sign in _MISSING.items()
+        ),
     ):
         rows = np.repeat(places, [len(each) for each in times])
         seconds = np.concatenate(times)
@@ -84,12 +87,11 @@ def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
     ax.step([*ends, ends[-1]], [*(places - 0.5), places[-1] + 0.5], color=_ORANGE, lw=1.4)
     for marker, colour, label in (
         ("o", _BLUE, "an answer"),
-        ("x", _ORANGE, "late"),
-        ("s", _GREY, "dropped"),
+        *((*sign, part) for part, sign in _MISSING.items()),
         ("_", _ORANGE, "deadline"),
     ):
         ax.plot([], [], marker, color=colour, ls="", label=label)
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, fontsize=8)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=8)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="seconds in the round", ylabel="round", xlim=(0, None))
     ax.set_ylim(places[-1] + 0.7, places[0] - 0.7)
@@ -97,21 +99,15 @@ def _draw_answers(ax: Axes, rounds: Sequence[Record]) -> None:
 
 def _arrivals(record: Record) -> FloatArray:
     assert record.arrival_times is not None
-    return np.asarray(record.arrival_times[record.outcome == ARRIVED])
+    return np.asarray(record.arrival_times[record.arrived])
 
 
-def _beyond(record: Record, kind: int | None) -> FloatArray:
-    """Return places behind the deadline for clients of which no answer came, late ones first."""
-    before = 0 if kind is not None else _missing(record, LATE)
-    places = before + np.arange(1, _missing(record, kind) + 1)
+def _beyond(record: Record, part: str) -> FloatArray:
+    """Return places behind the deadline for answers that do not count, late ones first."""
+    counts = record.counts()
+    before = sum(counts[other] for other in list(_MISSING)[: list(_MISSING).index(part)])
+    places = before + np.arange(1, counts[part] + 1)
     return np.asarray(record.deadline * (1 + 0.02 * places))
-
-
-def _missing(record: Record, kind: int | None) -> int:
-    """Count the late ones, or those that are neither late nor there."""
-    late = int((record.outcome == LATE).sum())
-    asked = int((record.loads > 0).sum())
-    return late if kind is not None else asked - late - int(record.arrived.sum())
 
 
 def distance_rows(records: Sequence[Record], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -138,7 +134,7 @@ def federation_headline(setting: str, records: Sequence[Record], final: str) -> 
     seconds = [sum(e.seconds for e in part) for part in (records, rounds)]
     asked = sum(int((e.loads > 0).sum()) for e in rounds)
     arrived = sum(int(e.arrived.sum()) for e in rounds)
-    refused = sum(len(e.refusals) for e in records)
+    refused = sum(e.counts()["refused"] for e in records)
     clients = len(records[0].loads)
     return (
         f"{setting} on {clients} real clients: {final}{len(rounds)} rounds in "

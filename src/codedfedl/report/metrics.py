@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from codedfedl.core.record import metric_name
+from codedfedl.core.record import PARTS, metric_name
 from codedfedl.runs.status import Status
 from codedfedl.runs.watching import Sight
 
@@ -72,11 +72,10 @@ def _rounds(sight: Sight) -> list[str]:
 def _clients(sight: Sight) -> list[str]:
     named = [one for one in sight.named() if one.round]
     names = [] if sight.members is None else sight.members.names
-    kinds = ("arrived", "late", "dropped", "refused")
     answers = [
         ({"client": name, "outcome": kind}, float(sum(name in getattr(r, kind) for r in named)))
         for name in names
-        for kind in kinds
+        for kind in PARTS
     ]
     last = named[-1] if named else None
     seconds = [({"client": name}, last.arrived.get(name)) for name in names] if last else []

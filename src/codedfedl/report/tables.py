@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from codedfedl.core.record import PARTS
 from codedfedl.report.results import Outcome, written
 from codedfedl.report.verdict import best, races, three_digits
 
@@ -16,17 +17,16 @@ __all__ = ["outcome_view", "rounds_view"]
 def rounds_view(rounds: Mapping[str, npt.NDArray[Any]]) -> Table:
     """Return what happened in every round of a federation."""
     metric = str(rounds["metric_name"][0])
-    counts = ("arrived", "late", "dropped", "refused")
     table = Table(box=None, header_style="bold")
-    for name in ("round", "deadline, s", "took, s", *counts, metric):
+    for name in ("round", "deadline, s", "took, s", *PARTS, metric):
         table.add_column(name, justify="right")
     for row in range(len(rounds["round"])):
-        missed = rounds["late"][row] + rounds["dropped"][row] > 0
+        missed = any(rounds[part][row] for part in PARTS if part != "arrived")
         table.add_row(
             str(rounds["round"][row]),
             f"{rounds['deadline_s'][row]:.4g}",
             f"{rounds['seconds'][row]:.2f}",
-            *(str(rounds[name][row]) for name in counts),
+            *(str(rounds[name][row]) for name in PARTS),
             written(metric, float(rounds["metric"][row])),
             style="yellow" if missed else "",
         )

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
-from codedfedl.runs.named import ended
+from codedfedl.runs.named import AT_DEADLINE, ended
 
 __all__ = ["Conduct", "advice", "client_advice"]
 
@@ -74,20 +74,39 @@ class Conduct:
         """The last round, counted from 1, in which each client was heard of; 0: never."""
         last = dict.fromkeys(range(len(self.names)), 0)
         for place, record in enumerate(self.rounds, start=1):
-            answered = {j for j, _ in (*record.late_answers, *record.refusals)}
-            for j in (*np.flatnonzero(record.arrived).tolist(), *answered):
-                last[j] = place
+            last |= dict.fromkeys(record.answered, place)
         return last
 
     @cached_property
+    def overdue(self) -> list[set[int]]:
+        """In each round, who had not answered a whole deadline after it was asked.
+
+        A round that ends with enough answers says nothing of the clients that it did not wait for.
+        """
+        waited, late = np.zeros(len(self.names)), []
+        for record in self.rounds:
+            asked_before = np.isin(np.arange(len(waited)), record.busy)
+            waited = np.where(asked_before, waited, 0.0) + record.seconds
+            over = (record.outcome == LATE) & (waited >= AT_DEADLINE * record.deadline)
+            late.append(set(np.flatnonzero(over).tolist()))
+        return late
+
+    @cached_property
     def missing(self) -> dict[int, int]:
-        """Clients from which nothing came in the last two rounds or more, and since which round."""
-        asked = np.any([record.loads > 0 for record in self.rounds], axis=0)
+        """Clients from which nothing came in two rounds or more, or never, and since which round.
+
+        Only rounds count in which an answer was due.
+        """
         return {
             j: last + 1
             for j, last in self.heard.items()
-            if asked[j] and (last == 0 or last < len(self.rounds) - 1 or self.is_gone(j))
+            if self._silent_rounds(j) >= (2 if last else 1) or self.is_gone(j)
         }
+
+    def _silent_rounds(self, j: int) -> int:
+        """Return in how many rounds since a client was last heard of its answer was due."""
+        rounds = list(zip(self.rounds, self.overdue, strict=True))[self.heard[j] :]
+        return sum(j in late or bool(record.outcome[j] == DROPPED) for record, late in rounds)
 
     def is_gone(self, j: int) -> bool:
         """Say whether a client was not connected any more in the last round."""
@@ -95,19 +114,19 @@ class Conduct:
 
     @cached_property
     def in_time(self) -> tuple[int, int]:
-        """How many answers came in time, and how many were expected.
+        """How many answers came in time, and how many came or were due.
 
         None is expected of a client after its last sign of life: whether it is slow or gone cannot
         be known. If no client ever showed one, all are expected.
         """
-        counts = [0, 0]
         somebody = any(self.heard.values())
-        for place, record in enumerate(self.rounds, start=1):
-            for j in np.flatnonzero(record.outcome != NOT_ASKED).tolist():
-                if place <= self.heard[j] or not somebody:
-                    counts[0] += int(record.outcome[j] == ARRIVED)
-                    counts[1] += 1
-        return counts[0], counts[1]
+        came = sum(len(record.part("arrived")) for record in self.rounds)
+        late = sum(
+            place <= self.heard[j] or not somebody
+            for place, clients in enumerate(self.overdue, start=1)
+            for j in clients
+        )
+        return came, came + late
 
     @cached_property
     def nine_in_ten(self) -> float:
@@ -136,9 +155,9 @@ class Conduct:
 
     def late_rounds(self, j: int) -> tuple[int, int]:
         """Return in how many rounds a client was late, and of how many, until it was last heard."""
-        there = self.rounds[: self.heard[j]]
-        asked = [record for record in there if record.outcome[j] != NOT_ASKED]
-        return sum(int(record.outcome[j] == LATE) for record in asked), len(asked)
+        last = self.heard[j]
+        asked = sum(int(record.outcome[j] != NOT_ASKED) for record in self.rounds[:last])
+        return sum(j in clients for clients in self.overdue[:last]), asked
 
 
 def advice(

@@ -28,7 +28,7 @@ from codedfedl.io.tables import write_table
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import check
-from codedfedl.runs.status import StatusFile, reason
+from codedfedl.runs.status import Status, StatusFile, reason
 
 __all__ = ["Checkpoint", "RunDirectory"]
 
@@ -45,6 +45,9 @@ _MAY_CHANGE = (
     "fall",
 )
 _STOP = "stop"  # the file that asks a run to end
+_LOCK = ".lock"  # of the process that works on the run
+_COMMAND = ".command"  # locked by a command that starts such a process
+_BEFORE = ("environment.json", _LOCK, _COMMAND)  # left by a run that was killed before it began
 _PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
 
 
@@ -66,31 +69,35 @@ class RunDirectory:
         if resume and self.is_run:
             self._check_same(experiment)
         elif self.path.exists() and (not self.path.is_dir() or self._in_use()):
-            raise InputError(
-                f"{self.path} is not empty: use --resume to continue its run, or choose another"
-            )
+            again = "use --resume to continue its run, or " if self.is_run else ""
+            raise InputError(f"{self.path} is not empty: {again}choose another --out")
 
-    def open(self, experiment: Experiment, *, resume: bool, threads: int | None = None) -> None:
-        """Make the directory for a new run, or check that it belongs to this one.
+    def open(self, experiment: Experiment, *, resume: bool) -> None:
+        """Make the directory for a new run, or check that it belongs to this one."""
+        with self._owned(experiment, resume):
+            pass
 
-        Parameters
-        ----------
-        threads
-            Of the linear algebra, as far as it is known.
-        """
+    @contextmanager
+    def _owned(
+        self, experiment: Experiment, resume: bool, threads: int | None = None
+    ) -> Iterator[None]:
+        """Make or check the directory, locked before anything in it is written."""
         self.check(experiment, resume=resume)
-        if self.is_run:
-            self._write_config(experiment)  # timeouts may have changed
-            return
         make_folder(self.path)
+        with self._locked():
+            self.check(experiment, resume=resume)  # again: it may have been made meanwhile
+            if not self.is_run:
+                self._write_environment(threads)
+            self._write_config(experiment)  # last: this makes it a run directory
+            yield
+
+    def _write_environment(self, threads: int | None) -> None:
         environment = {
             "python": platform.python_version(),
             "machine": platform.machine(),
             "packages": {name: _version(name) for name in _PACKAGES},
         } | ({} if threads is None else {"threads": threads})
-        text = json.dumps(environment, indent=2)
-        self._replace("environment.json", lambda p: p.write_text(text, "utf-8"))
-        self._write_config(experiment)  # last: this makes it a run directory
+        self.write_text("environment.json", json.dumps(environment, indent=2))
 
     @property
     def is_run(self) -> bool:
@@ -99,7 +106,7 @@ class RunDirectory:
 
     def _in_use(self) -> bool:
         """Whether it holds more than a run leaves that was killed before it began."""
-        return any(path.name not in ("environment.json", ".lock") for path in self.path.iterdir())
+        return any(path.name not in _BEFORE for path in self.path.iterdir())
 
     @property
     def status(self) -> StatusFile:
@@ -107,14 +114,30 @@ class RunDirectory:
         return StatusFile(self.path / "status.json")
 
     @contextmanager
-    def opened(self, experiment: Experiment) -> Iterator[StatusFile]:
-        """Begin or resume a run, locked against other processes; a kill releases the lock."""
-        self.check(experiment, resume=True)
+    def opened(
+        self, experiment: Experiment, *, resume: bool = True, threads: int | None = None
+    ) -> Iterator[StatusFile]:
+        """Begin or resume a run, locked against other processes; a kill releases the lock.
+
+        Parameters
+        ----------
+        threads
+            Of the linear algebra, as far as it is known.
+        """
+        with self._owned(experiment, resume, threads), self.status.tracked() as status:
+            yield status
+
+    @contextmanager
+    def commanded(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
+        """Begin or resume a run whose server this process starts, locked against others like it."""
+        self.check(experiment, resume=resume)
+        if self.is_worked_on:
+            raise self._busy()
         make_folder(self.path)
-        with self._locked():  # before anything is written: another's run stays as it is
-            self.open(experiment, resume=True)
-            with self.status.tracked() as status:
-                yield status
+        with self._locked(_COMMAND):
+            self.open(experiment, resume=resume)
+            self.announce("starting")  # replaces the status that an earlier run left
+            yield
 
     def announce(self, doing: str) -> None:
         """Write the first status on behalf of a process that is about to be started for the run."""
@@ -123,20 +146,27 @@ class RunDirectory:
 
     @contextmanager
     def failures_noted(self) -> Iterator[None]:
-        """Write why a run ended early: not if it is done, nor while another process works on it."""
+        """Write why a run ended early: not if that is written, nor while a process works on it."""
+        before = self._seen()
         try:
             yield
         except BaseException as error:
             if self.is_run:
                 with suppress(InputError), self._locked():
-                    before = self.status.read()
-                    if before is None or before.state != "done":
+                    now = self._seen()
+                    ended = now is not None and now.state != "running" and now != before
+                    if not ended and (now is None or now.state != "done"):
                         self.status.failed(reason(error))
             raise
 
+    def _seen(self) -> Status | None:
+        with suppress(InputError):  # a damaged status is replaced
+            return self.status.read()
+        return None
+
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.path / ".lock").open("w") as file:
+    def _locked(self, name: str = _LOCK) -> Iterator[None]:
+        with (self.path / name).open("a") as file:
             for patience in (0.1, 0.2, 0.4, 0.0):  # whoever only looks has it for an instant
                 try:
                     lock(file)
@@ -144,15 +174,18 @@ class RunDirectory:
                 except OSError:
                     time.sleep(patience)
             else:
-                raise InputError(
-                    f"{self.path} is being worked on by another process: wait for it, or end it"
-                )
+                raise self._busy()
             yield
+
+    def _busy(self) -> InputError:
+        return InputError(
+            f"{self.path} is being worked on by another process: wait for it, or end it"
+        )
 
     @property
     def is_worked_on(self) -> bool:
         """Whether a process works on this run; one that was killed does not."""
-        with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
+        with suppress(FileNotFoundError), (self.path / _LOCK).open("r") as file:
             try:
                 lock(file, shared=True)
             except OSError:
@@ -165,6 +198,8 @@ class RunDirectory:
             raise InputError(f"{self.path} is not a run directory: it has no config.toml")
         if not self.is_worked_on:
             raise InputError(f"no process is working on {self.path}: there is nothing to stop")
+        if self.experiment().federation is None:
+            raise InputError(f"{self.path} is a simulation: interrupt the command that runs it")
         (self.path / _STOP).touch()
 
     def stop_wanted(self) -> bool:

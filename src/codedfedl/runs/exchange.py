@@ -1,7 +1,7 @@
 """One exchange of a federation as the journal keeps it: a question, and what clients answered."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.core.protocol import Reply
-from codedfedl.core.record import SETUP, Record
+from codedfedl.core.record import DROPPED, REFUSED, SETUP, Record
 from codedfedl.fitting.drift import Timings
 
 __all__ = ["Exchange", "exchange_columns"]
@@ -81,15 +81,16 @@ class Exchange:
     @classmethod
     def of(cls, kept: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
         """Return the exchange from its `arrays`; from earlier versions, what a report needs."""
+        refusals = tuple((c, why) for c, why in json.loads(str(kept["refusals"])))
         record = Record(
             round=kept["round"].item(),
             deadline=kept["deadline"].item(),
             seconds=kept["seconds"].item(),
             loads=kept["loads"],
-            outcome=kept["outcome"],
+            outcome=_outcome(kept["outcome"], refusals),
             arrival_times=kept["arrival_times"] if "arrival_times" in kept else kept["when"],
             compute=kept["compute"],
-            refusals=tuple((c, why) for c, why in json.loads(str(kept["refusals"]))),
+            refusals=refusals,
             has_model=bool(kept.get("has_model", kept["round"] != SETUP)),
             metric=kept["metric"].item(),
             distances=kept.get("distances"),
@@ -123,6 +124,16 @@ def exchange_columns(file: BinaryIO, *, gradients: bool) -> dict[str, npt.NDArra
     large = () if gradients else ("sum/", "reply", "total")
     with np.load(file) as stored:
         return {name: stored[name] for name in stored.files if not name.startswith(large)}
+
+
+def _outcome(
+    outcome: npt.NDArray[np.int8], refusals: Iterable[tuple[int, str]]
+) -> npt.NDArray[np.int8]:
+    """Return outcomes in which refused clients are not dropped; earlier versions had both."""
+    outcome = outcome.copy()
+    refused = np.array([j for j, _ in refusals], dtype=np.int64)
+    outcome[refused[outcome[refused] == DROPPED]] = REFUSED
+    return outcome
 
 
 def _timings(columns: npt.NDArray[Any]) -> Timings:

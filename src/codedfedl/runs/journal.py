@@ -186,12 +186,10 @@ class Journal:
         return {path.stem: np.load(path, "r") for path in found}
 
     def parity(self, client: int, batch: int = 0) -> Parity | None:
-        """Return a client's parity of a mini-batch, memory-mapped, if it sent some."""
-        paths = [
-            self.parity_folder / str(client) / f"{name}{batch}.npy"
-            for name in ("features", "targets")
-        ]
-        if not all(path.is_file() for path in paths):
+        """Return a client's parity of a mini-batch, memory-mapped, if all of it is here."""
+        folder = self.parity_folder / str(client)
+        paths = [folder / f"{name}{batch}.npy" for name in ("features", "targets")]
+        if not all(path.is_file() for path in (*paths, folder / "points")):
             return None
         return Parity(*(np.load(path, "r") for path in paths))
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
+from codedfedl.core.record import DROPPED, PARTS, REFUSED, Record
 
-__all__ = ["NamedRound", "ended", "listed"]
+__all__ = ["AT_DEADLINE", "NamedRound", "ended", "listed"]
+
+AT_DEADLINE = 0.999
+"""The share of a deadline after which it counts as reached: clocks differ by less."""
 
 _MOST_NAMES = 8  # in a sentence
-_AT_DEADLINE = 0.999  # of the deadline: clocks differ by less
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,9 @@ class NamedRound:
     arrived
         Seconds until each answer that counts arrived.
     late, dropped
-        Clients that had not answered in time, and those that will not answer, refused answers
-        aside.
+        Clients that had not answered in time, and those from which no answer will come.
     refused
-        Clients whose answer does not count, and why.
+        Clients whose answer does not count, and why. Every client is in one of the four.
     suspected
         Clients whose answers are, on average, almost far enough from their parity to be refused.
     late_answers
@@ -56,20 +57,18 @@ class NamedRound:
     @classmethod
     def of(cls, record: Record, names: Sequence[str]) -> "NamedRound":
         """Give the clients of a record their names."""
-        refused = {names[j]: why for j, why in record.refusals}
-        dropped = [names[j] for j in np.flatnonzero(record.outcome == DROPPED).tolist()]
+        reasons = dict(record.refusals)
         times = np.zeros(len(names)) if record.arrival_times is None else record.arrival_times
-        there = np.flatnonzero(record.outcome == ARRIVED).tolist()
         metric = float(record.metric)
         return cls(
             round=record.round + 1,
             deadline_s=record.deadline,
             seconds=round(record.seconds, 3),
             ended=ended(record),
-            arrived={names[j]: round(float(times[j]), 3) for j in there},
-            late=[names[j] for j in np.flatnonzero(record.outcome == LATE).tolist()],
-            dropped=[name for name in dropped if name not in refused],
-            refused=refused,
+            arrived={names[j]: round(float(times[j]), 3) for j in record.part("arrived")},
+            late=[names[j] for j in record.part("late")],
+            dropped=[names[j] for j in record.part("dropped")],
+            refused={names[j]: reasons[j] for j in record.part("refused")},
             suspected=[names[j] for j in record.suspects],
             late_answers={names[j]: round(seconds, 3) for j, seconds in record.late_answers},
             metric=metric if np.isfinite(metric) else None,
@@ -90,32 +89,28 @@ class NamedRound:
             How many the run has.
         """
         where = f"round {self.round} of {rounds}" if self.round else "set-up"
-        groups = {
-            "arrived": self.arrived,
-            "late": self.late,
-            "dropped": self.dropped,
-            "refused": self.refused,
-        }
-        told = [
-            f"{len(who)} {what}" + (f" ({listed(list(who))})" if who else "")
-            for what, who in groups.items()
-            if who or what == "arrived"
+        groups = {part: list(getattr(self, part)) for part in PARTS}
+        parts = [
+            f"{len(who)} {part}" + (f" ({listed(who)})" if who else "")
+            for part, who in groups.items()
+            if who or part == "arrived"
         ]
         result = "" if self.metric is None else f"; {self.metric:.4f} on the test points"
         return (
             f"{where}: {self.seconds:.2f} s of {self.deadline_s:.4g} s, {self.ended}; "
-            f"{', '.join(told)}{result}"
+            f"{', '.join(parts)}{result}"
         )
 
 
 def ended(record: Record) -> str:
     """Say why the server waited no longer."""
-    if record.seconds >= _AT_DEADLINE * record.deadline:
+    if record.seconds >= AT_DEADLINE * record.deadline:
         return "until the deadline"
-    late = set(np.flatnonzero(record.outcome == LATE).tolist())
+    late = set(record.part("late"))
     if late - set(record.busy):
-        return f"ended early: {record.count(ARRIVED)} answers were enough"
-    if record.count(DROPPED) or late:
+        enough = len(record.part("arrived")) + len(record.late_answers)
+        return f"ended early: {enough} answers were enough"
+    if late or np.isin(record.outcome, (DROPPED, REFUSED)).any():
         return "ended early: nobody else could answer"
     return "ended early: every answer was in"
 

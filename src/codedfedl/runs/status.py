@@ -15,6 +15,7 @@ from codedfedl.io.files import replacing
 
 __all__ = ["Status", "StatusFile", "reason"]
 
+_BUG = "this is a bug: "
 _SECONDS_BETWEEN_UPDATES = 1.0
 
 
@@ -53,6 +54,11 @@ class Status:
     def details(self) -> str:
         """What it is doing, or why it failed."""
         return str(self.error) if self.state == "failed" else self.doing
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether it failed by a defect of ours, whose traceback is in the log."""
+        return self.state == "failed" and str(self.error).startswith(_BUG)
 
 
 class StatusFile:
@@ -139,4 +145,4 @@ def reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return "interrupted"
-    return f"this is a bug: {type(error).__name__}: {error}"
+    return f"{_BUG}{type(error).__name__}: {error}"

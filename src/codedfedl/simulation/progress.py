@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
+from codedfedl.core.record import Record
 from codedfedl.simulation.engine import Simulation
 from codedfedl.tracking import finite
 
@@ -55,9 +55,7 @@ class Played:
             "seconds": 0.0 if record.is_setup else record.seconds,
             "training_hours": self.training_hours,
             "total_hours": self.total_hours,
-            "arrived": record.count(ARRIVED),
-            "late": record.count(LATE),
-            "dropped": record.count(DROPPED),
+            **record.counts(),
         }
         return finite(self.metric, told)
 

@@ -93,14 +93,15 @@ def simulate(
                     entry.check()
         checkpoint |= _encoders(checkpoint, every)
         order = Order(every, device, threads)
-        with _workers(order, jobs, dask) as workers:
-            directory.open(experiment, resume=resume, threads=threads)
+        with (
+            _workers(order, jobs, dask) as workers,
+            directory.opened(experiment, resume=resume, threads=threads) as status,
+        ):
             write_privacy(directory, every)
-            with directory.status.tracked() as status:
-                sink = _Directory(directory, checkpoint, watch, status)
-                _play_all(order, sink, workers)
-                write_units(directory, every, checkpoint)
-                write_models(directory, every, checkpoint, model)
+            sink = _Directory(directory, checkpoint, watch, status)
+            _play_all(order, sink, workers)
+            write_units(directory, every, checkpoint)
+            write_models(directory, every, checkpoint, model)
 
 
 def _threads(directory: RunDirectory, wanted: int | None) -> int | None:

@@ -1,0 +1,155 @@
+"""Commands that messages tell people to run: they are parsed, and where possible run."""
+
+import re
+import shlex
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import tomli_w
+import typer
+from typer.testing import CliRunner
+
+from codedfedl.cli import app, following, operating
+from codedfedl.cli.following import LOCAL, continue_hint, server_check
+from codedfedl.cli.operating import follow_run, run_and_follow, submit
+from codedfedl.errors import InputError
+from codedfedl.federate.server import federate
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import read_experiment
+from tests.loopback import experiment_of, transport_of
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Return the commands that a message prints, each up to a bracket or the end of a line."""
+    found = re.findall(r"codedfedl (?:federate \w+|report) [^\n(]*", text)
+    return [shlex.split(command)[1:] for command in found]
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """Parse a command as the command line does; `click.UsageError` where it would fail."""
+    command: click.Command = typer.main.get_command(app)
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        _, found, words = command.resolve_command(context, words)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context)
+    return command.make_context("codedfedl", words).params
+
+
+class Link:
+    """A SuperLink that starts a run's server in a thread, when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.go = folder, threading.Event()
+        self.submitted: list[tuple[Path, Path]] = []
+        self.server = threading.Thread(target=lambda: None)
+
+    def submit(self, experiment: Path, out: Path) -> int:
+        self.submitted.append((experiment, out))
+        read = read_experiment(experiment)
+        self.server = threading.Thread(target=self._serve, args=(read, out), daemon=True)
+        self.server.start()
+        return len(self.submitted)
+
+    def status(self, _number: int) -> tuple[str, str]:
+        return "running", ""
+
+    def _serve(self, experiment: Experiment, out: Path) -> None:
+        self.go.wait(60)
+        grid = transport_of(experiment, self.folder / "nodes")
+        federate(grid, experiment, RunDirectory(out), lambda _: None)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "my experiment.toml"
+    path.write_text(tomli_w.dumps(experiment_of(rounds=2).model_dump(exclude_none=True)))
+    return path
+
+
+def test_a_run_can_be_followed_as_soon_as_it_is_submitted(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server has not begun: nothing is in the run directory but what the command wrote."""
+    out, link = tmp_path / "my run", Link(tmp_path)
+    monkeypatch.setattr("codedfedl.cli.federate.link_of", lambda *_: link)
+    done = CliRunner().invoke(app, ["federate", "run", str(written), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    [command] = commands_in(done.stderr)
+    assert parsed(command)["run"] == str(out)
+
+    def watch(*arguments: Any) -> None:
+        link.go.set()
+        following.watch(*arguments)
+
+    monkeypatch.setattr(operating, "watch", watch)
+    assert CliRunner().invoke(app, command).exit_code == 0
+    link.server.join()
+    assert (out / "report.html").is_file()
+
+
+def test_a_run_that_is_over_names_a_command_that_reports_it(tmp_path: Path) -> None:
+    experiment, directory = experiment_of(rounds=1), RunDirectory(tmp_path / "my run")
+    federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, lambda _: None)
+    with pytest.raises(InputError) as error:
+        follow_run(directory.path, None, [])
+    [command] = commands_in(str(error.value))
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert (directory.path / "report.html").is_file()
+
+
+class Stopping(Link):
+    """A SuperLink whose runs are stopped at once."""
+
+    def submit(self, experiment: Path, out: Path) -> int:
+        RunDirectory(out).status.stopped()
+        return 1
+
+
+def test_a_run_that_was_stopped_is_continued_with_the_printed_command(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out, stopping, link = tmp_path / "my run", Stopping(tmp_path), Link(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_and_follow(stopping, written, out, None)  # type: ignore[arg-type]
+    [command] = commands_in(capsys.readouterr().err)
+    link.go.set()
+    monkeypatch.setattr("codedfedl.cli.federate.link_of", lambda *_: link)
+    assert CliRunner().invoke(app, command).exit_code == 0
+    link.server.join()
+    status = RunDirectory(out).status.read()
+    assert status is not None
+    assert (status.state, status.round) == ("done", 2)
+
+
+def test_a_dead_server_names_a_command_that_continues_the_run(
+    written: Path, tmp_path: Path
+) -> None:
+    directory = RunDirectory(tmp_path / "my run")
+    directory.open(read_experiment(written), resume=False)
+    directory.announce("round 1 of 2")
+    with pytest.raises(InputError, match="is dead") as error:
+        server_check(directory)()
+    [command] = commands_in(str(error.value))
+    given = parsed(command)
+    assert given["out"] == str(directory.path)
+    assert read_experiment(given["experiment"]) == directory.experiment()
+    (directory.path / LOCAL).mkdir()  # which no other server continues
+    assert continue_hint(directory).endswith("same federate local command and --resume")
+
+
+def test_a_submission_that_fails_leaves_its_reason(written: Path, tmp_path: Path) -> None:
+    class Broken:
+        def submit(self, _experiment: Path, _out: Path) -> int:
+            raise InputError("the engine takes no runs")
+
+    link: Any = Broken()
+    with pytest.raises(InputError, match="takes no runs"):
+        submit(link, written, tmp_path / "run")
+    status = RunDirectory(tmp_path / "run").status.read()
+    assert status is not None
+    assert (status.state, status.error) == ("failed", "the engine takes no runs")

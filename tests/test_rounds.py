@@ -1,0 +1,360 @@
+"""The rounds of a federation: whose answer counts, for which question, and who is to blame."""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from codedfedl.cli.federating import local_results
+from codedfedl.core.client import BlockParity, Embedded, Gradient, LocalModel, Parity
+from codedfedl.core.protocol import Ask, Reply, Task
+from codedfedl.core.record import ARRIVED, LATE, PARTS, REFUSED, Record
+from codedfedl.core.waiting import Next
+from codedfedl.core.work import Work
+from codedfedl.errors import InputError
+from codedfedl.federate.checks import Bounds, RefusedError, checked_answer
+from codedfedl.federate.recalled import Recalled
+from codedfedl.federate.server import federate
+from codedfedl.federate.transport import Answered, Arrival
+from codedfedl.fleet.devices import Workload
+from codedfedl.learning.codes import GAUSSIAN
+from codedfedl.learning.training import Schedule
+from codedfedl.report.conduct import client_marks
+from codedfedl.report.live import LiveView
+from codedfedl.report.story import Story
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
+from codedfedl.runs.named import NamedRound
+from codedfedl.runs.watching import look
+from codedfedl.simulation.replay import replay
+from tests.loopback import FIRST_NODE, Loopback, Script, experiment_of, far, transport_of
+from tests.malformed import spoilt
+
+FEDBUFF = {"name": "fedbuff", "buffer": 2}
+DSAG = {"name": "dsag", "drop": 0.5}
+NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
+
+
+def run(
+    experiment: Experiment, tmp_path: Path, script: Script | None = None
+) -> tuple[Loopback, list[Exchange], list[str]]:
+    grid = transport_of(experiment, tmp_path / "nodes", script)
+    said: list[str] = []
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
+    return grid, list(Journal(tmp_path / "run").exchanges()), said
+
+
+# An answer is to its own question, however old.
+
+
+@pytest.mark.parametrize("scheme", [FEDBUFF, DSAG], ids=["fedbuff", "dsag"])
+def test_an_answer_of_thirty_rounds_ago_counts(scheme: dict[str, Any], tmp_path: Path) -> None:
+    """Rounds take 0.05 s and questions live for 16 s: client 3 answers its first after 2 s."""
+
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        return 2.0 if client == 3 and facts.get("round", -1) >= 0 else 0.0
+
+    experiment = experiment_of(4, 60, scheme)
+    _, exchanges, said = run(experiment, tmp_path, Script(delay=delay))
+    ages = [
+        exchange.record.round - reply.round
+        for exchange in exchanges
+        for reply in exchange.replies
+        if reply.client == 3
+    ]
+    assert max(ages) > 30
+    assert not [refusal for exchange in exchanges for refusal in exchange.record.refusals]
+    assert not any(line.startswith("refused") for line in said)
+    assert replay(RunDirectory(tmp_path / "run")).same
+    run(experiment_of(4, 61, scheme), tmp_path, Script(delay=delay))  # resumed, from the journal
+
+
+def _exchange(
+    round_: int, replies: list[tuple[int, int]], busy: tuple[int, ...] = ()
+) -> tuple[Exchange, Ask, Any, int]:
+    """Return a round of three clients, and the arguments beside it: who answers which round."""
+    fresh = {client for client, asked in replies if asked == round_}
+    record = Record(
+        round=round_,
+        deadline=1.0,
+        seconds=0.1,
+        loads=np.full(3, 5),
+        outcome=np.array([ARRIVED if j in fresh else LATE for j in range(3)], dtype=np.int8),
+        arrival_times=np.zeros(3),
+        busy=busy,
+        late_answers=tuple((j, 0.3) for j, asked in replies if asked != round_),
+    )
+    answers = tuple(Reply(client, asked, 5, {}) for client, asked in replies)
+    ask = Ask(Embedded(), Next(1), keep_late=True)
+    return Exchange(record, replies=answers), ask, np.full(2, round_), round_
+
+
+def test_a_journal_gives_old_answers_the_models_that_they_are_for() -> None:
+    """What is kept is bounded by the questions that are open, whatever the number of rounds."""
+    recalled = Recalled(["a", "b", "c"], Path("journal"))
+    recalled.with_models(*_exchange(0, [(0, 0), (1, 0)]))
+    for round_ in range(1, 50):
+        found = recalled.with_models(*_exchange(round_, [(0, round_), (1, round_)], busy=(2,)))
+        assert [reply.model[0] for reply in found.replies] == [round_, round_]
+        assert len(recalled) == 1
+    found = recalled.with_models(*_exchange(50, [(0, 50), (1, 50), (2, 0)], busy=(2,)))
+    assert [reply.model[0] for reply in found.replies] == [50, 50, 0]
+    assert len(recalled) == 0
+
+
+def test_an_answer_to_no_question_of_the_journal_is_an_error() -> None:
+    recalled = Recalled(["a", "b", "c"], Path("journal"))
+    recalled.with_models(*_exchange(0, [(0, 0), (1, 0), (2, 0)]))
+    with pytest.raises(InputError, match="c answers round 1, which it was not asked for"):
+        recalled.with_models(*_exchange(1, [(2, 0)]))
+
+
+def test_parity_that_was_not_written_to_the_end_is_none(tmp_path: Path) -> None:
+    """A kill may leave the arrays without the file that says that they are complete."""
+    run(experiment_of(3, 1), tmp_path)
+    journal = Journal(tmp_path / "run")
+    assert journal.parity(1) is not None
+    (journal.parity_folder / "1" / "points").unlink()
+    assert journal.parity(1) is None
+
+
+# Who is to blame.
+
+
+def test_a_defect_of_ours_is_not_blamed_on_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the run: its traceback is in the log, the status says so, and nobody is refused."""
+
+    def broken(*_: Any) -> None:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(Bounds, "check_gradient", broken)
+    experiment, directory = experiment_of(), RunDirectory(tmp_path / "run")
+    grid = transport_of(experiment, tmp_path / "nodes")
+    with pytest.raises(AttributeError), directory.logged() as say:
+        federate(grid, experiment, directory, say)
+    status = directory.status.read()
+    assert status is not None
+    assert (status.state, status.error) == (
+        "failed",
+        "this is a bug: AttributeError: no such thing",
+    )
+    log = directory.log.read_text("utf-8")
+    assert "Traceback" in log
+    assert "raise AttributeError" in log
+    assert "refused" not in log
+
+
+def test_a_full_disk_is_not_blamed_on_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "keep", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(experiment_of(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"), [({"name": "uncoded"}, "gradient"), (NEWTON, "embedded")]
+)
+def test_every_malformed_answer_is_refused(
+    scheme: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    """Four of five clients send 120 malformed answers: all are refused, and the run goes on."""
+    rng = np.random.default_rng(0)
+
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        return spoilt(rng, answer) if client and question == kind else answer
+
+    experiment = experiment_of(5, 30, scheme)
+    _, exchanges, _ = run(experiment, tmp_path, Script(change=change))
+    rounds = [e.record for e in exchanges if not e.record.is_setup]
+    assert [record.outcome.tolist() for record in rounds] == [[ARRIVED] + [REFUSED] * 4] * 30
+    assert all(len(record.refusals) == 4 for record in rounds)
+
+
+def test_parity_without_rows_is_refused(tmp_path: Path) -> None:
+    """Of fewer points than a row mixes, a client with nothing to send may claim to send parity."""
+
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        rogue = client == 1 and question == "block_parity"
+        return ({**answer[0], "points": 1}, {}) if rogue else answer
+
+    _, exchanges, _ = run(experiment_of(3, 2, NEWTON), tmp_path, Script(change=change))
+    [(client, why)] = exchanges[0].record.refusals
+    assert (client, why) == (1, "sends nothing for 1 points")
+
+
+TASK = Task(
+    workload=Workload(6, 3),
+    feature_macs=1,
+    points=np.array([[9, 12]]),
+    epochs=1,
+    schedule=Schedule(1.0),
+    ridge=0.0,
+)
+WORKS: tuple[Work, ...] = (
+    Gradient(0),
+    LocalModel(0, 1, 0.1, 0.0),
+    Embedded(),
+    BlockParity(GAUSSIAN, 3),
+    Parity([4], np.array([[4, 4]]), np.array([[0.5, 0.5]])),
+)
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.kind)
+def test_the_form_of_an_answer_is_checked_for_every_work(work: Work) -> None:
+    """An honest form is taken; of 3000 malformed ones each is refused, and none is an error."""
+    rng, load = np.random.default_rng(1), 9
+    shapes = work.shapes(TASK, load)
+    assert shapes is not None
+    arrays = {name: rng.random(shape, dtype=np.float32) for name, shape in shapes.items()}
+    honest: Answered = {"round": 2, "points": load, "seconds": 0.1}, arrays
+    checked_answer(Arrival(0, 0, "answer", 1.0, *honest), work, TASK, 2, load)
+    for _ in range(3000):
+        arrival = Arrival(0, 0, "answer", 1.0, *spoilt(rng, honest))
+        with pytest.raises(RefusedError) as refused:
+            checked_answer(arrival, work, TASK, 2, load)
+        assert len(str(refused.value)) <= 200
+
+
+# What is advised.
+
+
+@pytest.mark.parametrize(
+    "scheme", [{"name": "greedy", "drop": 0.25}, FEDBUFF, DSAG], ids=["greedy", "fedbuff", "dsag"]
+)
+def test_a_healthy_client_that_is_not_waited_for_is_left_in_peace(
+    scheme: dict[str, Any], tmp_path: Path
+) -> None:
+    """Client 3 takes 0.1 s more than the others, and rounds end without it: nothing is wrong."""
+
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        return 0.1 if client == 3 and facts.get("round", -1) >= 0 else 0.0
+
+    _, exchanges, said = run(experiment_of(4, 12, scheme), tmp_path, Script(delay=delay))
+    assert sum(e.record.outcome[3] == LATE for e in exchanges) > 6
+    assert not [line for line in said if line.startswith(("advice", "warning"))]
+
+
+# Every client is in one part of every round, wherever that is shown.
+
+
+KINDS = ("honest", "late", "silent", "problem", "malformed", "liar", "killed")
+SCHEMES: dict[str, dict[str, Any]] = {
+    "coded": {"name": "coded", "redundancy": 0.2},
+    "uncoded": {"name": "uncoded"},
+    "coded-newton": NEWTON,
+    "greedy": {"name": "greedy", "drop": 0.5},
+    "fedbuff": FEDBUFF,
+    "dsag": DSAG,
+}
+TIFL = {"name": "tifl", "tiers": 2}  # asks two of four clients
+CLIENTS, ROUNDS = 4, 3
+
+
+def misbehaving(experiment: Experiment, folder: Path, table: list[list[str]]) -> Loopback:
+    """Return nodes of which each behaves in each round as a table says."""
+
+    def kind(client: int, facts: dict[str, Any]) -> str:
+        asked = facts.get("round", -1)
+        return table[client][asked] if asked >= 0 else "honest"
+
+    def delay(client: int, question: str, facts: dict[str, Any]) -> float:
+        if kind(client, facts) == "killed":
+            grid.online.discard(FIRST_NODE + client)
+        return {"late": 1.0, "silent": np.inf, "killed": np.inf}.get(kind(client, facts), 0.0)
+
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        facts, arrays = answer
+        behaviour = kind(client, facts) if arrays else "honest"
+        if behaviour == "problem":
+            return {"problem": "the disk is full"}, {}
+        if behaviour == "malformed":
+            return {**facts, "points": "many"}, arrays
+        if behaviour == "liar":
+            return facts, {name: far(array) for name, array in arrays.items()}
+        return answer
+
+    grid = transport_of(experiment, folder, Script(delay, change))
+    return grid
+
+
+def shown_parts(directory: RunDirectory) -> dict[str, list[list[int]]]:
+    """Return how many clients are in each part of each round, everywhere that this is shown."""
+    sight, story = look(directory), Story("", directory)
+    table = pyarrow.parquet.read_table(directory.path / "rounds.parquet").to_pylist()
+    lines = (directory.path / "events.jsonl").read_text("utf-8").splitlines()
+    events = [event for line in lines if (event := json.loads(line))["event"] == "exchange"]
+    logged = [
+        {part: int(count) for count, part in re.findall(r"(\d+) (\w+)(?= \(|,|;|$)", line)}
+        for line in directory.log.read_text("utf-8").splitlines()
+        if re.search(r"Z? ?round \d+ of \d+: .* s of ", line)
+    ]
+    marks = client_marks(story.conduct)
+    return {
+        "journal": [_numbers(r.counts()) for r in sight.records if not r.is_setup],
+        "parquet": [_numbers(row) for row in table if row["round"]],
+        "json": [_numbers(row) for row in local_results(directory, {})["rounds"]],
+        "report": [
+            [sum(client["marks"][k]["kind"] == part for client in marks) for part in PARTS]
+            for k in range(ROUNDS)
+        ],
+        "names": [
+            [len(getattr(NamedRound.of(r, story.client_names), part)) for part in PARTS]
+            for r in story.records
+            if not r.is_setup
+        ],
+        "events": [[len(event[part]) for part in PARTS] for event in events if event["round"]],
+        "log": [[line.get(part, 0) for part in PARTS] for line in logged],
+        "live page": [[len(LiveView(directory).state()["last"][part]) for part in PARTS]],
+    }
+
+
+def _numbers(row: Mapping[str, Any]) -> list[int]:
+    return [row[part] for part in PARTS]
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    scheme=st.sampled_from(sorted(SCHEMES)),
+    table=st.lists(
+        st.lists(st.sampled_from(KINDS), min_size=ROUNDS, max_size=ROUNDS),
+        min_size=CLIENTS - 1,
+        max_size=CLIENTS - 1,
+    ),
+)
+@example(scheme="tifl", table=[["honest"] * 3] * 3)
+@example(scheme="greedy", table=[["honest"] * 3, ["liar"] * 3, ["killed"] * 3])
+@example(scheme="fedbuff", table=[["late"] * 3, ["malformed"] * 3, ["silent"] * 3])
+@example(scheme="coded", table=[["problem"] * 3, ["malformed"] * 3, ["late"] * 3])
+@example(scheme="coded-newton", table=[["late", "liar", "late"], ["malformed"] * 3, ["killed"] * 3])
+def test_the_parts_of_a_round_add_up(scheme: str, table: list[list[str]]) -> None:
+    """Client 0 is honest; of the others anything may come. Late ones may turn out to be gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = experiment_of(CLIENTS, ROUNDS, (SCHEMES | {"tifl": TIFL})[scheme])
+        grid = misbehaving(experiment, Path(folder) / "nodes", [["honest"] * ROUNDS, *table])
+        directory = RunDirectory(Path(folder) / "run")
+        with directory.logged() as say:
+            federate(grid, experiment, directory, say)
+        shown = shown_parts(directory)
+        for where, rounds in shown.items():
+            assert [sum(parts) for parts in rounds] == [CLIENTS] * len(rounds), where
+        assert all(len(shown[where]) == ROUNDS for where in shown if where != "live page")
+        for where in ("parquet", "json", "report", "names"):
+            assert shown[where] == shown["journal"], where
+        assert shown["log"] == shown["events"]
+        assert shown["live page"] == shown["events"][-1:]
