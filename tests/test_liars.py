@@ -1,5 +1,6 @@
 """Liars: what two of ten who know everything can do, and what honest clients have to bear."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,20 @@ def test_what_the_operator_states_is_believed(tmp_path: Path) -> None:
     right = experiment_of(2, rounds=1, points={"node-001": 719}, heaviest=1.0, classes=12)
     _, exchanges, _ = run(right, tmp_path / "right")
     assert exchanges[-1].sums["gradient"].shape[1] == 12
+
+
+def test_what_parity_stands_for_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for every client in every round, which is quadratic in the clients."""
+    reads: Counter[Path] = Counter()
+    read_text = Path.read_text
+
+    def counted(path: Path, *arguments: Any, **options: Any) -> str:
+        reads[path] += path.name == "points"
+        return read_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    exchanges, _ = lied_to(tmp_path, NEWTON, None, rounds=3)
+    assert len(exchanges) == 4
+    assert [count for path, count in reads.items() if path.name == "points"] == [1] * 10

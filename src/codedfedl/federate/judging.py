@@ -173,10 +173,9 @@ def coherent(
     alike = _ALIKE * _slack(measured, _THIN)
     limit = max(0.0, float(np.median(cosines[first, second]))) + alike
     found: dict[int, str] = {}
-    for a, b in zip(first.tolist(), second.tolist(), strict=True):
+    close = np.flatnonzero(cosines[first, second] > limit)
+    for a, b in zip(first[close].tolist(), second[close].tolist(), strict=True):
         one, other = clients[a], clients[b]
-        if cosines[a, b] <= limit:
-            continue
         labels = _cosine(measured[one].spread, measured[other].spread)
         if cosines[a, b] > limit + _CHANCE * np.sqrt(overlap(one, other) * labels):
             why = (

@@ -86,7 +86,7 @@ class Federation:
         self.task, self.journal, self.say = task, journal, say
         self.job = asdict(job)
         self.bounds = Bounds.of(task.largest_square, members.classes)
-        self.evidence = Evidence(task, journal.parity, lambda j: journal.kept()[j])
+        self.evidence = Evidence(task, journal.parity, journal.points_behind)
         self._without = {j for j, name in enumerate(members.names) if name in config.without}
         self.excluded = set(self._without)
         self.judge = Judge.of(task.held.tolist())

@@ -65,6 +65,7 @@ class Journal:
         self.folder = folder
         self.exchanges_folder, self.parity_folder = folder / "exchanges", folder / "parity"
         self._chain = Chain(self.exchanges_folder, self._beginning)
+        self._points_behind: dict[int, int] = {}
 
     @property
     def traces(self) -> Path:
@@ -164,8 +165,15 @@ class Journal:
 
     def kept(self) -> dict[int, int]:
         """Return who has sent such an answer, and for how many points it stands."""
-        found = self.parity_folder.glob("*/points")
-        return {int(path.parent.name): int(path.read_text().split()[0]) for path in sorted(found)}
+        clients = [int(path.parent.name) for path in sorted(self.parity_folder.glob("*/points"))]
+        return {client: self.points_behind(client) for client in clients}
+
+    def points_behind(self, client: int) -> int:
+        """Return how many points a client's answer stands for; its file is read once."""
+        if client not in self._points_behind:
+            path = self.parity_folder / str(client) / "points"
+            self._points_behind[client] = int(path.read_text().split()[0])
+        return self._points_behind[client]
 
     def check_kept(self) -> None:
         """Refuse parity that is not what the clients sent."""
