@@ -229,6 +229,29 @@ def fresh_lies() -> dict[str, Lie]:
     }
 
 
+def false_parity(features: float, targets: float, *, silent: bool = False) -> Script:
+    """Let the liars send parity of rotated labels, stretched, then useless gradients or none."""
+
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        facts, arrays = answer
+        if client not in LIARS or not arrays:
+            return answer
+        if question in ("parity", "block_parity"):
+            rotated_labels = np.roll(arrays["targets0"], 1, axis=1).astype(np.float32)
+            stretched = np.float32(features) * arrays["features0"].astype(np.float32)
+            false = {"features0": stretched, "targets0": np.float32(targets) * rotated_labels}
+            return facts, false
+        if question in ("gradient", "embedded"):
+            return facts, {"gradient": -3 * arrays["gradient"]}
+        return answer
+
+    def delay(client: int, question: str, _facts: dict[str, Any]) -> float:
+        lost = silent and client in LIARS and question in ("gradient", "embedded")
+        return np.inf if lost else 0.0
+
+    return Script(delay, change)
+
+
 def lied_to(
     folder: Path,
     scheme: dict[str, Any],

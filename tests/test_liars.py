@@ -18,7 +18,7 @@ from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
-from tests.liars import CODED, LIARS, NEWTON, fresh_lies, lied_to
+from tests.liars import CODED, LIARS, NEWTON, false_parity, fresh_lies, lied_to
 from tests.loopback import Script, experiment_of, transport_of
 from tests.test_federate import run
 
@@ -99,6 +99,43 @@ def test_honest_clients_with_unlike_data_lose_nothing(
     monkeypatch.setattr("codedfedl.federate.runtime.coherent", lambda *_: {})
     trusted, _ = lied_to(tmp_path / "trusted", scheme, None, **like)
     assert last(exchanges) >= last(trusted) - 1 / 360  # a test point
+
+
+def test_parity_that_answers_contradict_does_not_count(
+    scheme: dict[str, Any], honest: float, tmp_path: Path
+) -> None:
+    """As long as the norm allows; with that parity `coded` ends at 0.905, `coded-newton` at 0.933.
+
+    From the first answer on it is left out, and the same after a resume.
+    """
+    script = false_parity(1.55, 1.1)
+    exchanges, _ = lied_to(tmp_path / "whole", scheme, None, script, rounds=10)
+    assert refused(exchanges) == set(LIARS)
+    assert set(range(10)) - set(exchanges[1].revised or ()) == set(LIARS)
+    assert last(exchanges) >= honest - 0.005
+    assert replay(RunDirectory(tmp_path / "whole" / "run")).same
+    lied_to(tmp_path / "parts", scheme, None, script, rounds=4)
+    resumed, _ = lied_to(tmp_path / "parts", scheme, None, script, rounds=10)
+    assert last(resumed) == last(exchanges)
+
+
+def test_parity_is_no_longer_than_its_weights_allow(tmp_path: Path) -> None:
+    """Points that are likely to return weigh little in parity; longer rows gave 0.847, unheard."""
+    script = false_parity(7.0, 5.0, silent=True)
+    exchanges, _ = lied_to(tmp_path, CODED, None, script, rounds=10)
+    assert "longer than" in " ".join(why for _, why in exchanges[0].record.refusals)
+    assert last(exchanges) >= 0.90
+
+
+def test_a_client_that_mends_its_ways_counts_again() -> None:
+    judge = Judge.of([100] * 8)
+    judge.hear(dict.fromkeys(range(7), 1.0) | {7: 1e9})
+    assert judge.contradicting == {7}
+    for _ in range(10):
+        judge.hear(dict.fromkeys(range(8), 1.0))
+    assert judge.contradicting == set()
+    judge.hear(dict.fromkeys(range(4), 1.0) | dict.fromkeys(range(4, 8), 1e9))
+    assert len(judge.contradicting) <= 4  # never the majority
 
 
 def test_thin_parity_does_not_widen_the_limits(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Every honest gradient is about one expected error away from its parity (`evidenc
 factor is common to all clients: it grows when the model was fitted to the parity. So a distance is
 measured in units of the round's median, and a client is an outlier if it exceeds both a fixed
 multiple and five times the spread of the others. A single outlying answer is refused; if the
-running mean exceeds the limit, all answers are refused until it has come down. The errors of
+running mean exceeds the limit, all answers are refused until it has come down, and so long the
+parity does not count either: one of the two is false, and nobody can say which. The errors of
 different sketches are independent, so answers that deviate in the same direction are refused too.
 """
 
@@ -16,13 +17,14 @@ import numpy as np
 from codedfedl._types import FloatArray
 from codedfedl.federate.evidence import Measured
 
-__all__ = ["Judge", "coherent", "suspects_of"]
+__all__ = ["Judge", "coherent", "intolerable", "suspects_of"]
 
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
 _SPREADS = 5.0  # so many median absolute deviations are allowed, too
 _WIDEST = 1.6  # but never more medians than this
 _CLOSE = 0.9  # share of the limit of the running mean from which a client is pointed out
 _NEWEST = 0.25  # the weight of the newest answer in the running mean
+_FURTHEST = 4.0  # medians that an answer counts for at most in the running mean
 _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
 _GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
 _UNSURE = 3.0  # no client's expected error counts for more, in medians at its size
@@ -76,6 +78,17 @@ class Judge:
         return [int(j) for j in np.flatnonzero(close)]
 
     @property
+    def contradicting(self) -> frozenset[int]:
+        """Clients whose answers contradict their parity, on average over the rounds.
+
+        Where they are the majority, nobody can say who lies.
+        """
+        beyond = np.nan_to_num(self.means, nan=0.0) > self.lasting_limit
+        if 2 * beyond.sum() > (~np.isnan(self.means)).sum():
+            return frozenset()
+        return frozenset(np.flatnonzero(beyond).tolist())
+
+    @property
     def _slack(self) -> float:
         """By how much limits are wider for few clients, and for few rows of parity."""
         return self.slack * max(1.0, _ENOUGH / self.compared)
@@ -125,10 +138,8 @@ class Judge:
         median = min(median, _GROWTH_OF_MEDIAN * self.calmest)
         found = {j: distance / median for j, distance in distances.items()}
         for j, ratio in found.items():
-            before = self.means[j]
-            self.means[j] = (
-                ratio if np.isnan(before) else before + _NEWEST * (float(ratio) - before)
-            )
+            before, now = self.means[j], min(float(ratio), _FURTHEST)
+            self.means[j] = now if np.isnan(before) else before + _NEWEST * (now - before)
         self.compared = len(distances)
         if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
             return {}
@@ -147,6 +158,15 @@ class Judge:
                     f"those of others on average ({lasting:.3g} at most)"
                 )
         return refused
+
+
+def intolerable(measured: Mapping[int, Measured], tolerance: float) -> dict[int, str]:
+    """Return the clients too far from their parity, whatever the others sent, and why."""
+    return {
+        j: f"gradient lies {one.distance:.3g} times its expected error from the client's parity"
+        for j, one in measured.items()
+        if not one.distance <= tolerance
+    }
 
 
 def coherent(

@@ -24,7 +24,7 @@ from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checke
 from codedfedl.federate.evidence import Evidence, Expected, Expecting, Measured, squared_weights
 from codedfedl.federate.failures import check_ask, check_setup, check_somebody, refusals_noted
 from codedfedl.federate.job import Job
-from codedfedl.federate.judging import Judge, coherent
+from codedfedl.federate.judging import Judge, coherent, intolerable
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.tally import Tally
 from codedfedl.federate.transport import Arrays, Arrival, Transport
@@ -97,6 +97,7 @@ class Federation:
         self._sent: dict[int, Array] = {}
         self._setup: Ask | None = None
         self._delivered: set[int] = set()
+        self._contradicting: frozenset[int] = frozenset()  # their parity does not count
 
     @property
     def everyone(self) -> range:
@@ -226,8 +227,14 @@ class Federation:
         here = self.transport.nodes()
         gone = [j for j in self.everyone if self.members.nodes[j] not in here]
         known = self._delivered
-        stored = {j: n for j, n in self.journal.kept().items() if j not in known}
+        kept = self.journal.kept()
+        stored = {j: n for j, n in kept.items() if j not in known}
         self._delivered |= set(stored)
+        revised = None
+        if self._contradicting != (now := self.judge.contradicting):
+            revised = {j: n for j, n in kept.items() if j in self._delivered - now}
+            names = ", ".join(self.members.names[j] for j in sorted(now)) or "nobody any more"
+            self.say(f"gradients contradict the parity, which does not count, of {names}")
         self.last = Exchange(
             tally.record(round_, deadline, self.transport.now(), gone),
             points + sum(n for j, n in stored.items() if tally.when[j] == 0.0),
@@ -236,6 +243,7 @@ class Federation:
             stored,
             excluded=tuple(sorted(self.excluded - self._without)),
             timings=timings,
+            revised=revised,
         )
         return self._inbox(ask, self.last)
 
@@ -244,6 +252,7 @@ class Federation:
         measured = {one.reply.client: one.measured for one in taken if one.measured is not None}
         distances = self.judge.distances(measured)
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
+        refused |= intolerable(measured, self.config.tolerance)
         for j, distance in distances.items():
             tally.distances[:, j] = distance, measured[j].error
         tally.suspects = tuple(self.judge.close_to_refused)
@@ -259,6 +268,8 @@ class Federation:
     def _inbox(self, ask: Ask, exchange: Exchange) -> Inbox:
         """Return what the scheme receives, each reply with the model that it is for."""
         self._delivered |= set(exchange.stored)
+        if exchange.revised is not None:
+            self._contradicting = frozenset(self._delivered - set(exchange.revised))
         inbox = self.journal.inbox(exchange, summed=ask.combine is SUM)
         return replace(
             inbox,
@@ -319,11 +330,10 @@ class Federation:
             self.bounds.check_gradient(arrays["gradient"], model, about)
             if expected is not None:
                 measured = expected.measure(arrays["gradient"])
-                measured.check(self.config.tolerance)
         elif isinstance(work, Parity | BlockParity):
             own = cast("Parity | BlockParity", work.for_client(client))
             weights = squared_weights(own, self.task.points[:, client])
-            self.bounds.check_parity(arrays, held, weights, self.config.tolerance)
+            self.bounds.check_parity(arrays, weights, self.config.tolerance)
         if work.needs_model:
             self._answered[client] = points
         if work.once:  # on the disk: it may be large

@@ -248,28 +248,36 @@ class Journal:
         summed
             Whether answers that lie beside the journal are added up, one in memory at a time.
         """
-        sums, replies = exchange.sums, exchange.replies
-        if summed and exchange.stored:
-            total = RunningSum()
-            for client in sorted(exchange.stored):
-                total.add(self.answer(client))
-            sums = total.result()
-        elif exchange.stored:
-            replies = (
-                tuple(
-                    Reply(client, SETUP, points, self.answer(client))
-                    for client, points in sorted(exchange.stored.items())
-                )
-                + replies
-            )
+        sums, replies = self._stored(exchange.stored, summed=summed)
         return Inbox(
             exchange.record.arrived,
             exchange.points,
-            sums,
-            replies,
+            sums or exchange.sums,
+            replies + exchange.replies,
             loads=exchange.counted,
             timings=exchange.timings,
+            revised=self._revised(exchange, summed=summed),
         )
+
+    def _revised(self, exchange: Exchange, *, summed: bool) -> Inbox | None:
+        """Return the stored answers that count from an exchange on, where that has changed."""
+        if (counted := exchange.revised) is None:
+            return None
+        clients = np.arange(len(exchange.record.loads))
+        sums, replies = self._stored(counted, summed=summed)
+        return Inbox(np.isin(clients, list(counted)), float(sum(counted.values())), sums, replies)
+
+    def _stored(
+        self, stored: Mapping[int, int], *, summed: bool
+    ) -> tuple[Mapping[str, Any], tuple[Reply, ...]]:
+        """Return the sums of stored answers, or each of them."""
+        if summed:
+            total = RunningSum()
+            for client in sorted(stored):
+                total.add(self.answer(client))
+            return total.result(), ()
+        each = sorted(stored.items())
+        return {}, tuple(Reply(j, SETUP, points, self.answer(j)) for j, points in each)
 
     def count(self) -> int:
         """Return how many exchanges are finished."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray
+from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
 from codedfedl.core.descent import Descent
@@ -41,6 +41,8 @@ class CodedState(Descent):
         Hours and excess, where the plan is for hours.
     drift
         What the rounds have shown of the delays, where the plans follow them.
+    counted : array of shape (n,), optional
+        Clients whose points count; all by default.
     current
         The plans that the rounds follow: `plans`, for which the parity was made, until the delays
         turn out to be others.
@@ -52,6 +54,7 @@ class CodedState(Descent):
     promised: tuple[float, float] = (np.nan, np.nan)
     drift: Drift | None = None
     current: tuple[Plan, ...] = ()
+    counted: Mask | None = None
 
     @property
     def checkpointed(self) -> bool:
@@ -263,16 +266,25 @@ class Coded(Scheme):
         """
         task = state.task
         if not state.parity:
-            names = [(f"features{b}", f"targets{b}") for b in range(task.batches)]
-            parts = [(inbox.total(x), inbox.total(y)) for x, y in names]
-            sure = [p.server_return_probability for p in state.plans]
-            made = (Quadratic.of(*part) for part in parts)
-            parity = tuple(one if p == 1 else one / p for one, p in zip(made, sure, strict=True))
-            return replace(state, parity=parity)
+            return self._with_parity(state, inbox)
+        if inbox.revised is not None:
+            state = self._with_parity(state, inbox.revised)
+            state = replace(state, counted=inbox.revised.arrived)
         batch = task.batch(state.round)
         total = inbox.plus(state.parity[batch], state.asked) if inbox.server_done else inbox.total()
-        state = state.descended(total, self.divisor(task, batch, inbox.points))
+        points = self.divisor(task, batch, inbox.points)
+        if state.counted is not None:
+            points -= float(task.points[batch][~state.counted].sum())
+        state = state.descended(total, points)
         return state if state.drift is None else self._followed(state, state.drift, inbox)
+
+    def _with_parity(self, state: CodedState, inbox: Inbox) -> CodedState:
+        """Return the state with the composite parity of some clients."""
+        names = [(f"features{b}", f"targets{b}") for b in range(state.task.batches)]
+        made = (Quadratic.of(inbox.total(x), inbox.total(y)) for x, y in names)
+        sure = [p.server_return_probability for p in state.plans]
+        parity = tuple(one if p == 1 else one / p for one, p in zip(made, sure, strict=True))
+        return replace(state, parity=parity)
 
     def is_steady(self, state: CodedState) -> bool:
         """Return whether the plan stays, steps are plain, and the server's gradient is there."""
