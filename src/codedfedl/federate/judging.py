@@ -4,8 +4,10 @@ Every honest gradient is about one expected error away from its parity (`evidenc
 factor is common to all clients: it grows when the model was fitted to the parity. So a distance is
 measured in units of the round's median, and a client is an outlier if it exceeds both a fixed
 multiple and five times the spread of the others. A single outlying answer is refused; if the
-running mean exceeds the limit, all answers are refused until it has come down, and so long the
-parity does not count either: one of the two is false, and nobody can say which. The errors of
+running mean exceeds the limit, all answers are refused until it has come down. Then the parity or
+the answers are false, and the parity does not count either, if the model fits it much worse than
+that of others, or if the mean exceeds the limit by more than the parity's randomness explains; thin
+parity of an honest client has neither. The errors of
 different sketches are independent, so answers that deviate in the same direction are refused too.
 """
 
@@ -24,6 +26,8 @@ _SPREADS = 5.0  # so many median absolute deviations are allowed, too
 _WIDEST = 1.6  # but never more medians than this
 _CLOSE = 0.9  # share of the limit of the running mean from which a client is pointed out
 _NEWEST = 0.25  # the weight of the newest answer in the running mean
+_DOUBT = 3.0  # standard deviations of a length in u rows, √(2/u), before parity is doubted
+_MISFIT = 1.5  # times the usual error, from which the model does not fit a client's parity
 _FURTHEST = 4.0  # medians that an answer counts for at most in the running mean
 _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
 _GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
@@ -53,6 +57,10 @@ class Judge:
         The smallest median distance of a round so far.
     slack
         Factor that widens the limits if parity has too few rows to judge by.
+    misfits : array of shape (n,)
+        Each client's last expected error, in units of the usual one for as many points.
+    doubt
+        How many times the limit the running mean must be to refute parity that the model fits.
     compared
         How many clients were compared in the last round.
     """
@@ -60,8 +68,10 @@ class Judge:
     held: Sequence[int]
     means: FloatArray
     errors: FloatArray
+    misfits: FloatArray
     calmest: float = np.inf
     slack: float = 1.0
+    doubt: float = 1.0
     compared: int = 0
 
     @property
@@ -79,11 +89,12 @@ class Judge:
 
     @property
     def contradicting(self) -> frozenset[int]:
-        """Clients whose answers contradict their parity, on average over the rounds.
+        """Clients whose parity does not count, since their answers contradict it.
 
         Where they are the majority, nobody can say who lies.
         """
-        beyond = np.nan_to_num(self.means, nan=0.0) > self.lasting_limit
+        factor = np.where(self.misfits > _MISFIT, 1.0, self.doubt)
+        beyond = np.nan_to_num(self.means, nan=0.0) > factor * self.lasting_limit
         if 2 * beyond.sum() > (~np.isnan(self.means)).sum():
             return frozenset()
         return frozenset(np.flatnonzero(beyond).tolist())
@@ -97,7 +108,7 @@ class Judge:
     def of(cls, held: Sequence[int]) -> "Judge":
         """Begin without any knowledge."""
         n = len(held)
-        return cls(held, np.full(n, np.nan), np.full(n, np.inf))
+        return cls(held, np.full(n, np.nan), np.full(n, np.inf), np.ones(n))
 
     def distances(self, measured: Mapping[int, Measured]) -> dict[int, float]:
         """Return how many expected errors each client's answer lies off.
@@ -110,21 +121,32 @@ class Judge:
         """
         if not measured:
             return {}
-        points = {j: float(max(self.held[j], 1)) for j in measured}
-        usual = {
-            power: _low_median([one.error / points[j] ** power for j, one in measured.items()])
-            for power in (0.5, 1.0)
-        }
+        usual = self._usual({j: one.error for j, one in measured.items()})
         found = {}
         for j, one in measured.items():
-            most = _UNSURE * max(each * points[j] ** power for power, each in usual.items())
+            most = _UNSURE * usual[j]
             found[j] = one.off / min(one.error, most, _GROWTH * float(self.errors[j]))
             self.errors[j] = min(self.errors[j], one.error)
         self.slack = _slack(measured, _FEW_ROWS)
+        self.doubt = 1 + _DOUBT * float(np.sqrt(2 / _median_rows(measured)))
         return found
+
+    def _usual(self, errors: Mapping[int, float]) -> dict[int, float]:
+        """Return the usual error for as many points as each client has; note the misfits."""
+        points = {j: float(max(self.held[j], 1)) for j in errors}
+        medians = {
+            power: _low_median([error / points[j] ** power for j, error in errors.items()])
+            for power in (0.5, 1.0)
+        }
+        usual = {j: max(m * points[j] ** power for power, m in medians.items()) for j in errors}
+        for j, error in errors.items():
+            self.misfits[j] = error / usual[j]
+        return usual
 
     def recall(self, distances: Mapping[int, float], errors: Mapping[int, float]) -> None:
         """Restore the findings of an earlier round."""
+        if errors:
+            self._usual(errors)
         for j, error in errors.items():
             self.errors[j] = min(self.errors[j], error)
         self.hear(distances)
@@ -226,7 +248,11 @@ def _limit(ratios: Sequence[float], always: float) -> float:
 
 def _slack(measured: Mapping[int, Measured], few: int) -> float:
     """Return the factor that widens a limit when parity has few rows."""
-    return 1 + (few / float(np.median([one.rows for one in measured.values()]))) ** 2
+    return 1 + (few / _median_rows(measured)) ** 2
+
+
+def _median_rows(measured: Mapping[int, Measured]) -> float:
+    return float(np.median([one.rows for one in measured.values()]))
 
 
 def _low_median(values: Sequence[float]) -> float:
