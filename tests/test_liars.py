@@ -9,7 +9,6 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl.core.record import DROPPED
-from codedfedl.errors import InputError
 from codedfedl.federate.evidence import Measured, Metric
 from codedfedl.federate.failures import Watch
 from codedfedl.federate.judging import Judge, coherent, suspects_of
@@ -18,7 +17,7 @@ from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
-from tests.liars import CODED, LIARS, NEWTON, false_parity, fresh_lies, lied_to
+from tests.liars import CODED, LIARS, NEWTON, false_parity, fresh_lies, lied_to, points_of
 from tests.loopback import Script, experiment_of, transport_of
 from tests.test_federate import run
 
@@ -90,7 +89,8 @@ def test_honest_clients_with_unlike_data_lose_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of eight seeds and two partitions, one answer of 800 was refused, by a hair."""
-    like: dict[str, Any] = {"partition": partition, "seed": seed, "rounds": 5, "heaviest": 1e3}
+    like: dict[str, Any] = {"partition": partition, "seed": seed, "rounds": 5}
+    like["points"] = points_of(partition, seed)
     exchanges, _ = lied_to(tmp_path, scheme, None, **like)
     assert sum(len(e.record.refusals) for e in exchanges) <= 1
     assert not any(e.excluded for e in exchanges)
@@ -284,39 +284,6 @@ def test_accuracy_may_fall_by_the_share_of_those_who_are_missing() -> None:
     other = Watch(0.1, np.array([5, 5, 5]))
     assert not other.fell(0.9, ALL)
     assert [other.fell(0.4, BUT_ONE) for _ in range(3)] == [False, False, True]
-
-
-# What nodes say of themselves.
-
-
-@pytest.mark.parametrize(
-    ("claim", "more", "reason"),
-    [
-        ({"points": 360_000}, {}, "more than 5 times the median of 359"),
-        ({"columns": 200_000}, {}, "200000 label columns, which is many more than the median"),
-        ({"columns": 11}, {"classes": 10}, "where federation.classes is 10"),
-        ({"points": 500}, {"points": {"node-001": 360}}, "federation.points says 360"),
-    ],
-)
-def test_a_claim_is_no_weight(
-    claim: dict[str, Any], more: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    def change(client: int, question: str, answer: Answered) -> Answered:
-        return ({**answer[0], **claim}, {}) if question == "hello" and client == 1 else answer
-
-    with pytest.raises(InputError, match="3 of 4 nodes") as error:
-        run(experiment_of(4, ready_timeout=1.2, **more), tmp_path, Script(change=change))
-    assert reason in str(error.value)
-
-
-def test_what_the_operator_states_is_believed(tmp_path: Path) -> None:
-    points = {"node-001": 600}
-    experiment = experiment_of(2, rounds=1, points=points, heaviest=1.0, classes=12)
-    with pytest.raises(InputError, match="node-001 has 719 points where"):
-        run(experiment, tmp_path / "wrong")
-    right = experiment_of(2, rounds=1, points={"node-001": 719}, heaviest=1.0, classes=12)
-    _, exchanges, _ = run(right, tmp_path / "right")
-    assert exchanges[-1].sums["gradient"].shape[1] == 12
 
 
 def test_what_parity_stands_for_is_read_once(

@@ -121,7 +121,8 @@ class _Desk:
 
     def __init__(self, job: Job, node: Node) -> None:
         self.job, self.node = job, node
-        self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock)
+        most = max(job.points, node.least) if job.points else 0
+        self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock, most)
         self.given = Nested(self.cache.record, node.least)
 
     @cached_property

@@ -115,8 +115,10 @@ class Federation:
         **arrays: npt.NDArray[Any],
     ) -> dict[int, int]:
         """Ask some clients for `largest` bytes at most; return the client of every question."""
+        nodes, points = self.members.nodes, self.members.points
         questions = {
-            j: (self.members.nodes[j], {"job": self.job, **own}) for j, own in facts.items()
+            j: (nodes[j], {"job": {**self.job, "points": points[j]}, **own})
+            for j, own in facts.items()
         }
         most = _SLACK * largest + _HEADERS
         return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once, largest=most)

@@ -41,6 +41,8 @@ class Members:
         The federation's own name.
     nodes
         The engine's number of each node.
+    points, claims
+        Points of each that count, and that it says it has; empty if all count.
     columns, classes
         Label columns, and whether they are classes.
     scaling
@@ -55,7 +57,13 @@ class Members:
     columns: int
     classes: bool
     scaling: Mapping[str, list[float]] = field(default_factory=dict)
+    claims: list[int] = field(default_factory=list)
     format: int = _FORMAT
+
+    @property
+    def claimed(self) -> list[int]:
+        """Points that each says it has."""
+        return self.claims or self.points
 
 
 class Journal:
