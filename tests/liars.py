@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codedfedl.data import load_dataset
+from codedfedl.data.partitions import partition as deal_rows
+from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate import runtime
 from codedfedl.federate.evidence import Expected, Measured
 from codedfedl.federate.server import federate
+from codedfedl.federate.shards import node_name
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
@@ -25,6 +29,7 @@ from tests.loopback import Loopback, Script, experiment_of, named, transport_of
 
 LIARS = (3, 7)
 _HIDDEN = 0.15  # a cosine that is let pass
+UNCODED = {"name": "uncoded"}
 CODED = {"name": "coded", "redundancy": 0.2}
 NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
 
@@ -229,6 +234,43 @@ def fresh_lies() -> dict[str, Lie]:
     }
 
 
+def false_parity(features: float, targets: float, *, silent: bool = False) -> Script:
+    """Let the liars send parity of rotated labels, stretched, then useless gradients or none."""
+
+    def change(client: int, question: str, answer: Answered) -> Answered:
+        facts, arrays = answer
+        if client not in LIARS or not arrays:
+            return answer
+        if question in ("parity", "block_parity"):
+            rotated_labels = np.roll(arrays["targets0"], 1, axis=1).astype(np.float32)
+            stretched = np.float32(features) * arrays["features0"].astype(np.float32)
+            false = {"features0": stretched, "targets0": np.float32(targets) * rotated_labels}
+            return facts, false
+        if question in ("gradient", "embedded"):
+            return facts, {"gradient": -3 * arrays["gradient"]}
+        return answer
+
+    def delay(client: int, question: str, _facts: dict[str, Any]) -> float:
+        lost = silent and client in LIARS and question in ("gradient", "embedded")
+        return np.inf if lost else 0.0
+
+    return Script(delay, change)
+
+
+def claim_more(shards: list[Path], times: int = 5) -> None:
+    """Give each liar its points several times, with rotated labels."""
+    for path in (shards[j] for j in LIARS):
+        shard = read_shard(path)
+        labels = np.repeat((shard.labels + 1) % 10, times)
+        np.savez(path, inputs=np.repeat(shard.inputs, times, axis=0), labels=labels)
+
+
+def points_of(partition: str, seed: int) -> dict[str, int]:
+    """Return the points of ten nodes, by name, as an operator states them."""
+    rows = deal_rows(load_dataset("digits").labels, 10, partition, seed=seed)
+    return {node_name(j): len(each) for j, each in enumerate(rows)}
+
+
 def lied_to(
     folder: Path,
     scheme: dict[str, Any],
@@ -239,9 +281,16 @@ def lied_to(
     rounds: int = 15,
     seed: int = 0,
     components: int = 300,
+    deal: Callable[[list[Path]], None] | None = None,
     **more: Any,
 ) -> tuple[list[Exchange], list[str]]:
-    """Run a federation of ten nodes with two liars; return what happened and what was said."""
+    """Run a federation of ten nodes with two liars; return what happened and what was said.
+
+    Parameters
+    ----------
+    deal
+        Changes the files of the nodes' data.
+    """
     base = experiment_of(10, rounds, scheme, **more)
     changes = {
         "data.partition": partition,
@@ -250,6 +299,8 @@ def lied_to(
     }
     experiment = changed(base.model_dump(), changes, "a test")
     ordinary = transport_of(experiment, folder / "nodes", script)
+    if deal is not None:
+        deal(ordinary.shards)
     grid: Loopback = ordinary
     if lie is not None:
         grid = Lying(ordinary.folder, ordinary.shards, script)

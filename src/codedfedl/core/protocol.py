@@ -198,6 +198,9 @@ class Inbox:
         Whether the server finished the ask's `server_work`; True if there was none.
     timings
         How long clients took, as far as the server saw it.
+    revised
+        What clients sent once, as it counts from now on, if that has changed: without those whose
+        later answers contradict it.
     """
 
     arrived: Mask
@@ -207,6 +210,7 @@ class Inbox:
     loads: IntArray | None = None
     server_done: bool = True
     timings: Timings | None = None
+    revised: "Inbox | None" = None
 
     def total(self, name: str = "gradient") -> Array:
         """Return the sum of an array over the clients that arrived; 0 if none did."""

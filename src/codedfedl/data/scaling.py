@@ -42,6 +42,10 @@ class Moments:
     squares: FloatArray
     labels: FloatArray
 
+    def times(self, weight: float) -> "Moments":
+        """Return the sums times a weight."""
+        return Moments(weight * self.sums, weight * self.squares, weight * self.labels)
+
 
 def moments(shard: Shard, about: npt.ArrayLike = 0.0) -> Moments:
     """Sum a client's columns and their squares about some values, some rows at a time."""

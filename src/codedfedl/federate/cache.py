@@ -39,6 +39,8 @@ class Cache:
         Returns the client's data; only called where the folder does not hold what is needed.
     clock
         Returns seconds.
+    most
+        Points that are used, the first in the order of processing; 0: all.
 
     Attributes
     ----------
@@ -50,10 +52,15 @@ class Cache:
     """
 
     def __init__(
-        self, folder: Path, name: str, load: Callable[[], Shard], clock: Callable[[], float]
+        self,
+        folder: Path,
+        name: str,
+        load: Callable[[], Shard],
+        clock: Callable[[], float],
+        most: int = 0,
     ) -> None:
         self.folder, self.name, self.load, self.clock = folder, name, load, clock
-        self.records = folder.parent / _RECORDS
+        self.most, self.records = most, folder.parent / _RECORDS
         self.record = self.records / folder.name
 
     def embed(
@@ -92,7 +99,8 @@ class Cache:
         rows_of_features, targets = arrays
         wanted = len(targets) if points is None else min(points, len(targets))
         if embedded < wanted:
-            shard, order = self.load(), processing_order(len(targets), seed)
+            shard = self.load()
+            order = processing_order(len(shard.inputs), seed)
         while embedded < wanted and self.clock() < until:
             some = getattr(features, "rows_at_once", _ROWS_AT_ONCE)
             rows = slice(embedded, min(embedded + some, wanted))
@@ -162,7 +170,8 @@ class Cache:
             np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
 
     def _allocate(self, paths: list[Path], features: FeatureMap, columns: int) -> None:
-        points, width = self.load().inputs.shape
+        held, width = self.load().inputs.shape
+        points = min(held, self.most or held)
         make_folder(self.folder, private=True)
         for path, size in zip(paths, (features.size(width), columns), strict=True):
             np.lib.format.open_memmap(path, "w+", np.float32, (points, size)).flush()

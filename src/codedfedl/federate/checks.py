@@ -53,25 +53,29 @@ class Bounds:
     def check_parity(
         self,
         arrays: Mapping[str, npt.NDArray[np.float32]],
-        points: int,
-        weights: Sequence[float],
+        squares: Sequence[float],
         tolerance: float,
     ) -> None:
-        """Refuse rows longer than `points` points with weights of at most 1 allow.
+        """Refuse rows longer than the client's points allow with their weights.
 
-        Labels of known length also give a lower bound: `weights` is Σ w² of every mini-batch.
+        Labels of known length also give a lower bound.
+
+        Parameters
+        ----------
+        squares
+            Σ w² over the points of every mini-batch.
         """
         limits = {"features": self.squared_features, "targets": self.squared_targets}
         for name, array in arrays.items():
             kind = name.rstrip("0123456789")
             spread = 1 + tolerance * np.sqrt(2 / len(array))  # randomness of the code
-            length = norm(array) ** 2
-            if not length <= limits[kind] * points * spread:
-                raise RefusedError(f"{name} of parity is longer than {points} points allow")
-            if kind == "targets" and np.isfinite(limits[kind]):
-                least = limits[kind] * weights[int(name.removeprefix(kind))] / spread**2
-                if not length >= least:
-                    raise RefusedError(f"{name} of parity is shorter than {points} points allow")
+            if not np.isfinite(limits[kind]):
+                continue
+            length, expected = norm(array) ** 2, squares[int(name.removeprefix(kind))]
+            if not length <= limits[kind] * expected * spread:
+                raise RefusedError(f"{name} of parity is longer than the client's points allow")
+            if kind == "targets" and not length >= limits[kind] * expected / spread**2:
+                raise RefusedError(f"{name} of parity is shorter than the client's points allow")
 
 
 def answer_bytes(work: Work, task: Task) -> int:

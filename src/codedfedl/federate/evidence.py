@@ -94,14 +94,6 @@ class Measured:
         """Distance in expected errors."""
         return self.off / self.error
 
-    def check(self, tolerance: float) -> None:
-        """Refuse a gradient too far from its parity, whatever the other clients sent."""
-        if not self.distance <= tolerance:
-            raise RefusedError(
-                f"gradient lies {self.distance:.3g} times its expected error from the client's "
-                "parity"
-            )
-
 
 @dataclass(frozen=True, eq=False)
 class Expected:

@@ -25,6 +25,8 @@ class Job:
         How images are cut into patches, where the feature map does that: `Tiles` as a mapping.
     scaling
         How inputs and targets are scaled, where the clients have agreed on that: `Scaling`.
+    points
+        How many of its points a node takes part with, drawn at random; 0: with all.
     encoder
         How the encoder is used, where the features are one's: `text` and `normalise`. Which it is
         never travels: each node has its own, and answers with a fingerprint.
@@ -40,6 +42,7 @@ class Job:
     tiles: Mapping[str, Any] = field(default_factory=dict)
     scaling: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, bool] = field(default_factory=dict)
+    points: int = 0
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{32}", self.key):  # it becomes part of a path

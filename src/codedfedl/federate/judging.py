@@ -4,7 +4,10 @@ Every honest gradient is about one expected error away from its parity (`evidenc
 factor is common to all clients: it grows when the model was fitted to the parity. So a distance is
 measured in units of the round's median, and a client is an outlier if it exceeds both a fixed
 multiple and five times the spread of the others. A single outlying answer is refused; if the
-running mean exceeds the limit, all answers are refused until it has come down. The errors of
+running mean exceeds the limit, all answers are refused until it has come down. Then the parity or
+the answers are false, and the parity does not count either, if the model fits it much worse than
+that of others, or if the mean exceeds the limit by more than the parity's randomness explains; thin
+parity of an honest client has neither. The errors of
 different sketches are independent, so answers that deviate in the same direction are refused too.
 """
 
@@ -16,13 +19,16 @@ import numpy as np
 from codedfedl._types import FloatArray
 from codedfedl.federate.evidence import Measured
 
-__all__ = ["Judge", "coherent", "suspects_of"]
+__all__ = ["Judge", "coherent", "intolerable", "suspects_of"]
 
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
 _SPREADS = 5.0  # so many median absolute deviations are allowed, too
 _WIDEST = 1.6  # but never more medians than this
 _CLOSE = 0.9  # share of the limit of the running mean from which a client is pointed out
 _NEWEST = 0.25  # the weight of the newest answer in the running mean
+_DOUBT = 3.0  # standard deviations of a length in u rows, √(2/u), before parity is doubted
+_MISFIT = 1.5  # times the usual error, from which the model does not fit a client's parity
+_FURTHEST = 4.0  # medians that an answer counts for at most in the running mean
 _GROWTH_OF_MEDIAN = 1.15  # of the smallest so far: a model that is led astray counts for no more
 _GROWTH = 1.3  # how much larger than its smallest so far an expected error may count
 _UNSURE = 3.0  # no client's expected error counts for more, in medians at its size
@@ -51,6 +57,10 @@ class Judge:
         The smallest median distance of a round so far.
     slack
         Factor that widens the limits if parity has too few rows to judge by.
+    misfits : array of shape (n,)
+        Each client's last expected error, in units of the usual one for as many points.
+    doubt
+        How many times the limit the running mean must be to refute parity that the model fits.
     compared
         How many clients were compared in the last round.
     """
@@ -58,8 +68,10 @@ class Judge:
     held: Sequence[int]
     means: FloatArray
     errors: FloatArray
+    misfits: FloatArray
     calmest: float = np.inf
     slack: float = 1.0
+    doubt: float = 1.0
     compared: int = 0
 
     @property
@@ -76,6 +88,18 @@ class Judge:
         return [int(j) for j in np.flatnonzero(close)]
 
     @property
+    def contradicting(self) -> frozenset[int]:
+        """Clients whose parity does not count, since their answers contradict it.
+
+        Where they are the majority, nobody can say who lies.
+        """
+        factor = np.where(self.misfits > _MISFIT, 1.0, self.doubt)
+        beyond = np.nan_to_num(self.means, nan=0.0) > factor * self.lasting_limit
+        if 2 * beyond.sum() > (~np.isnan(self.means)).sum():
+            return frozenset()
+        return frozenset(np.flatnonzero(beyond).tolist())
+
+    @property
     def _slack(self) -> float:
         """By how much limits are wider for few clients, and for few rows of parity."""
         return self.slack * max(1.0, _ENOUGH / self.compared)
@@ -84,7 +108,7 @@ class Judge:
     def of(cls, held: Sequence[int]) -> "Judge":
         """Begin without any knowledge."""
         n = len(held)
-        return cls(held, np.full(n, np.nan), np.full(n, np.inf))
+        return cls(held, np.full(n, np.nan), np.full(n, np.inf), np.ones(n))
 
     def distances(self, measured: Mapping[int, Measured]) -> dict[int, float]:
         """Return how many expected errors each client's answer lies off.
@@ -97,21 +121,32 @@ class Judge:
         """
         if not measured:
             return {}
-        points = {j: float(max(self.held[j], 1)) for j in measured}
-        usual = {
-            power: _low_median([one.error / points[j] ** power for j, one in measured.items()])
-            for power in (0.5, 1.0)
-        }
+        usual = self._usual({j: one.error for j, one in measured.items()})
         found = {}
         for j, one in measured.items():
-            most = _UNSURE * max(each * points[j] ** power for power, each in usual.items())
+            most = _UNSURE * usual[j]
             found[j] = one.off / min(one.error, most, _GROWTH * float(self.errors[j]))
             self.errors[j] = min(self.errors[j], one.error)
         self.slack = _slack(measured, _FEW_ROWS)
+        self.doubt = 1 + _DOUBT * float(np.sqrt(2 / _median_rows(measured)))
         return found
+
+    def _usual(self, errors: Mapping[int, float]) -> dict[int, float]:
+        """Return the usual error for as many points as each client has; note the misfits."""
+        points = {j: float(max(self.held[j], 1)) for j in errors}
+        medians = {
+            power: _low_median([error / points[j] ** power for j, error in errors.items()])
+            for power in (0.5, 1.0)
+        }
+        usual = {j: max(m * points[j] ** power for power, m in medians.items()) for j in errors}
+        for j, error in errors.items():
+            self.misfits[j] = error / usual[j]
+        return usual
 
     def recall(self, distances: Mapping[int, float], errors: Mapping[int, float]) -> None:
         """Restore the findings of an earlier round."""
+        if errors:
+            self._usual(errors)
         for j, error in errors.items():
             self.errors[j] = min(self.errors[j], error)
         self.hear(distances)
@@ -125,10 +160,8 @@ class Judge:
         median = min(median, _GROWTH_OF_MEDIAN * self.calmest)
         found = {j: distance / median for j, distance in distances.items()}
         for j, ratio in found.items():
-            before = self.means[j]
-            self.means[j] = (
-                ratio if np.isnan(before) else before + _NEWEST * (float(ratio) - before)
-            )
+            before, now = self.means[j], min(float(ratio), _FURTHEST)
+            self.means[j] = now if np.isnan(before) else before + _NEWEST * (now - before)
         self.compared = len(distances)
         if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
             return {}
@@ -147,6 +180,15 @@ class Judge:
                     f"those of others on average ({lasting:.3g} at most)"
                 )
         return refused
+
+
+def intolerable(measured: Mapping[int, Measured], tolerance: float) -> dict[int, str]:
+    """Return the clients too far from their parity, whatever the others sent, and why."""
+    return {
+        j: f"gradient lies {one.distance:.3g} times its expected error from the client's parity"
+        for j, one in measured.items()
+        if not one.distance <= tolerance
+    }
 
 
 def coherent(
@@ -173,10 +215,9 @@ def coherent(
     alike = _ALIKE * _slack(measured, _THIN)
     limit = max(0.0, float(np.median(cosines[first, second]))) + alike
     found: dict[int, str] = {}
-    for a, b in zip(first.tolist(), second.tolist(), strict=True):
+    close = np.flatnonzero(cosines[first, second] > limit)
+    for a, b in zip(first[close].tolist(), second[close].tolist(), strict=True):
         one, other = clients[a], clients[b]
-        if cosines[a, b] <= limit:
-            continue
         labels = _cosine(measured[one].spread, measured[other].spread)
         if cosines[a, b] > limit + _CHANCE * np.sqrt(overlap(one, other) * labels):
             why = (
@@ -207,7 +248,11 @@ def _limit(ratios: Sequence[float], always: float) -> float:
 
 def _slack(measured: Mapping[int, Measured], few: int) -> float:
     """Return the factor that widens a limit when parity has few rows."""
-    return 1 + (few / float(np.median([one.rows for one in measured.values()]))) ** 2
+    return 1 + (few / _median_rows(measured)) ** 2
+
+
+def _median_rows(measured: Mapping[int, Measured]) -> float:
+    return float(np.median([one.rows for one in measured.values()]))
 
 
 def _low_median(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
 from codedfedl.federate.checks import RefusedError
-from codedfedl.federate.claims import unbelieved
+from codedfedl.federate.claims import advice_on_claims, counted_points, unbelieved
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import NAME
 from codedfedl.federate.transport import Arrival, Transport
@@ -86,18 +86,23 @@ def meet(
                 lost = arrival.status in ("late", "gone")
                 not_before[arrival.client] = now + (0.0 if lost else _AGAIN)  # it may be mended
         transport.sleep(0.0 if asked else _LOOK)
-    return _members(job.key, ready, config)
+    members = _members(job.key, ready, config)
+    if advice := advice_on_claims(members.names, members.claims, members.points):
+        say(f"advice: {advice}")
+    return members
 
 
 def _members(key: str, ready: Mapping[int, dict[str, Any]], config: FederationConfig) -> Members:
     """Return the first nodes by name as members."""
     chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[: config.clients]
     facts = [ready[node] for node in chosen]
+    claims = {fact["name"]: fact["points"] for fact in facts}
     return Members(
         key=key,
-        names=[fact["name"] for fact in facts],
+        names=list(claims),
         nodes=chosen,
-        points=[fact["points"] for fact in facts],
+        points=counted_points(claims, config),
+        claims=list(claims.values()),
         inputs=facts[0]["inputs"],
         columns=config.classes or max(fact["columns"] for fact in facts),
         classes=facts[0]["classes"],
@@ -251,7 +256,7 @@ def _met_again(
         if place is None or nodes[place] in here:  # a stranger, or somebody else's name
             continue
         form = (facts["points"], facts["inputs"], facts["classes"])
-        if form != (members.points[place], members.inputs, members.classes):
+        if form != (members.claimed[place], members.inputs, members.classes):
             say(f"refused: {facts['name']} has other data than before")
             continue
         nodes[place] = arrival.client

@@ -152,7 +152,8 @@ class _Desk:
 
     def __init__(self, job: Job, node: Node) -> None:
         self.job, self.node = job, node
-        self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock)
+        most = max(job.points, node.least) if job.points else 0
+        self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock, most)
 
     @cached_property
     def features(self) -> FeatureMap:
@@ -171,7 +172,8 @@ class _Desk:
     def sizes(self) -> Sizes:
         """The sizes that numbers of an ask are checked against."""
         shard, job = self.node.load(), self.job
-        points, inputs = shard.inputs.shape
+        held, inputs = shard.inputs.shape
+        points = min(held, self.cache.most or held)
         fewest = shard.columns if shard.is_classification else 1
         if job.columns < fewest or (not shard.is_classification and job.columns != shard.columns):
             raise InputError(

@@ -5,6 +5,7 @@ import numpy as np
 from codedfedl.errors import InputError
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Arrival
+from codedfedl.fitting.minority import slow_minority
 from codedfedl.fitting.traces import Traces
 
 __all__ = ["probe"]
@@ -37,7 +38,13 @@ def probe(federation: Federation) -> Traces:
         )
     client, load, compute, total = zip(*sorted(rows), strict=True)  # in the members' order
     names = [federation.members.names[j] for j in client]
-    return Traces(names, load, compute=compute, total=total, waited=np.full(len(load), seconds))
+    traces = Traces(names, load, compute=compute, total=total, waited=np.full(len(load), seconds))
+    for name, times in slow_minority(traces).items():
+        federation.say(
+            f"advice: {name} takes {times:.3g} times as long as all others, and a planned deadline "
+            "does not wait for it: give federation.deadline if rounds should"
+        )
+    return traces
 
 
 def _measured(federation: Federation, arrival: Arrival, took: float) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checke
 from codedfedl.federate.evidence import Evidence, Expected, Expecting, squared_weights
 from codedfedl.federate.failures import check_ask, check_setup, check_somebody, refusals_noted
 from codedfedl.federate.job import Job
-from codedfedl.federate.judging import Judge, coherent
+from codedfedl.federate.judging import Judge, coherent, intolerable
 from codedfedl.federate.meeting import Say
 from codedfedl.federate.recalled import Recalled
 from codedfedl.federate.tally import Pending, Taken, Tally
@@ -67,7 +67,7 @@ class Federation:
         self.task, self.journal, self.say = task, journal, say
         self.job = asdict(job)
         self.bounds = Bounds.of(task.largest_square, members.classes)
-        self.evidence = Evidence(task, journal.parity, lambda j: journal.kept()[j])
+        self.evidence = Evidence(task, journal.parity, journal.points_behind)
         self._without = {j for j, name in enumerate(members.names) if name in config.without}
         self.excluded = set(self._without)
         self.judge = Judge.of(task.held.tolist())
@@ -78,6 +78,7 @@ class Federation:
         self._recalled = Recalled(members.names, journal.exchanges_folder)
         self._setup: tuple[Ask, Array] | None = None
         self._delivered: set[int] = set()
+        self._contradicting: frozenset[int] = frozenset()  # their parity does not count
 
     @property
     def everyone(self) -> range:
@@ -95,8 +96,10 @@ class Federation:
         **arrays: npt.NDArray[Any],
     ) -> dict[int, int]:
         """Ask some clients for `largest` bytes at most; return the client of every question."""
+        nodes, points = self.members.nodes, self.members.points
         questions = {
-            j: (self.members.nodes[j], {"job": self.job, **own}) for j, own in facts.items()
+            j: (nodes[j], {"job": {**self.job, "points": points[j]}, **own})
+            for j, own in facts.items()
         }
         most = _SLACK * largest + _HEADERS
         return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once, largest=most)
@@ -210,8 +213,14 @@ class Federation:
         here = self.transport.nodes()
         gone = [j for j in self.everyone if self.members.nodes[j] not in here]
         known = self._delivered
-        stored = {j: n for j, n in self.journal.kept().items() if j not in known}
+        kept = self.journal.kept()
+        stored = {j: n for j, n in kept.items() if j not in known}
         self._delivered |= set(stored)
+        revised = None
+        if self._contradicting != (now := self.judge.contradicting):
+            revised = {j: n for j, n in kept.items() if j in self._delivered - now}
+            names = ", ".join(self.members.names[j] for j in sorted(now)) or "nobody any more"
+            self.say(f"gradients contradict the parity, which does not count, of {names}")
         self.last = Exchange(
             tally.record(round_, deadline, self.transport.now(), gone),
             points + sum(n for j, n in stored.items() if tally.when[j] == 0.0),
@@ -220,6 +229,7 @@ class Federation:
             stored,
             excluded=tuple(sorted(self.excluded - self._without)),
             timings=timings,
+            revised=revised,
         )
         return self._inbox(ask, self.last)
 
@@ -228,6 +238,7 @@ class Federation:
         measured = {one.reply.client: one.measured for one in taken if one.measured is not None}
         distances = self.judge.distances(measured)
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
+        refused |= intolerable(measured, self.config.tolerance)
         for j, distance in distances.items():
             tally.distances[:, j] = distance, measured[j].error
         tally.suspects = tuple(self.judge.close_to_refused)
@@ -243,6 +254,8 @@ class Federation:
     def _inbox(self, ask: Ask, exchange: Exchange) -> Inbox:
         """Return what the scheme receives."""
         self._delivered |= set(exchange.stored)
+        if exchange.revised is not None:
+            self._contradicting = frozenset(self._delivered - set(exchange.revised))
         return self.journal.inbox(exchange, summed=ask.combine is SUM)
 
     def _ask(
@@ -297,11 +310,10 @@ class Federation:
             self.bounds.check_gradient(arrays["gradient"], model, about)
             if expected is not None:
                 measured = expected.measure(arrays["gradient"])
-                measured.check(self.config.tolerance)
         elif isinstance(work, Parity | BlockParity):
             own = cast("Parity | BlockParity", work.for_client(client))
             weights = squared_weights(own, self.task.points[:, client])
-            self.bounds.check_parity(arrays, held, weights, self.config.tolerance)
+            self.bounds.check_parity(arrays, weights, self.config.tolerance)
         if work.needs_model:
             self._answered[client] = points
         if work.once:  # on the disk: it may be large

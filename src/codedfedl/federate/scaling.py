@@ -51,7 +51,8 @@ def _asked(
             "scale is agreed on by all; look at their logs, raise federation.probe_timeout, or "
             "name them in federation.without"
         )
-    return [found[j] for j in range(len(members.names))]
+    shares = np.array(members.points) / members.claimed
+    return [found[j].times(share) for j, share in enumerate(shares.tolist())]
 
 
 def _checked(client: int, arrays: Any, inputs: int, columns: int) -> dict[int, Moments]:

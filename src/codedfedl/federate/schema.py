@@ -133,6 +133,7 @@ _JOB: Rules = {
     "sigma": real(1e-9, 1e9),
     "seed": whole(0, 2**63),
     "batches": whole(1),
+    "points": whole(),
     "columns": whole(0, MAX_COLUMNS),
     "tiles": record(
         {

@@ -166,11 +166,13 @@ class FederationConfig(_Table):
     scale
         Whether the nodes agree on means and spreads of their columns, by sums, and scale with them.
     points
-        Number of points of a node, by its name: a node that reports another number is refused.
+        Number of points of a node, by its name: they count in full, and a node that reports
+        another number is refused.
     classes
         Number of label columns; by default the largest number that nodes report.
     heaviest
-        Largest claim of a node, as a multiple of the median points or label columns.
+        How many times the median a node's unstated points count at most; a node with more label
+        columns than that is refused.
     fall
         How far accuracy or R² on the test points may fall below its best before the run stops.
     """

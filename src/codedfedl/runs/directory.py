@@ -72,9 +72,9 @@ class RunDirectory:
             again = "use --resume to continue its run, or " if self.is_run else ""
             raise InputError(f"{self.path} is not empty: {again}choose another --out")
 
-    def open(self, experiment: Experiment, *, resume: bool) -> None:
+    def open(self, experiment: Experiment, *, resume: bool, threads: int | None = None) -> None:
         """Make the directory for a new run, or check that it belongs to this one."""
-        with self._owned(experiment, resume):
+        with self._owned(experiment, resume, threads):
             pass
 
     @contextmanager

@@ -38,6 +38,8 @@ class Exchange:
         Clients that are left out from then on.
     timings
         How long clients took, for schemes that follow it.
+    revised
+        Clients whose stored answers count from now on, and their points, where that has changed.
     """
 
     record: Record
@@ -49,6 +51,7 @@ class Exchange:
     excluded: tuple[int, ...] = ()
     counted: npt.NDArray[np.int64] | None = None
     timings: Timings | None = None
+    revised: Mapping[int, int] | None = None
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
@@ -71,6 +74,8 @@ class Exchange:
         for k, reply in enumerate(self.replies):
             kept |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
         kept["stored"] = np.array(list(self.stored.items()), dtype=np.int64).reshape(-1, 2)
+        if self.revised is not None:
+            kept["revised"] = np.array(list(self.revised.items()), np.int64).reshape(-1, 2)
         kept["excluded"] = np.array(self.excluded, dtype=np.int64)
         if self.counted is not None:
             kept["counted"] = self.counted
@@ -116,6 +121,7 @@ class Exchange:
             excluded=tuple(kept.get("excluded", np.empty(0, np.int64)).tolist()),
             counted=kept.get("counted"),
             timings=_timings(kept["timings"]) if "timings" in kept else None,
+            revised=dict(kept["revised"].tolist()) if "revised" in kept else None,
         )
 
 

@@ -14,6 +14,7 @@ from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
+from codedfedl.fitting.minority import without_minority
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Workload
@@ -117,16 +118,29 @@ def start(
 
     An engine's own delays follow no formula, so a scheme plans with the measurements if it can. A
     scheme that uses late answers may plan rounds in which hardly any client answers in time; these
-    are made long enough for most clients.
+    are made long enough for most clients. A slow minority sets no deadline (`fitting.minority`).
     """
-    state = _started(scheme, experiment, members, found, model)
-    config = federation_config(experiment)
-    least = config.margin * _typical_seconds(found)
-    planned = getattr(scheme.plan(state), "round_deadline", np.inf)
-    if not scheme.plans_deadline or planned >= least:
+    if not scheme.plans_deadline:
+        return _started(scheme, experiment, members, found, model)
+    by_most, config = _by_most(found), federation_config(experiment)
+    state = _started(scheme, experiment, members, by_most, model)
+    chosen = scheme.plan(state)
+    planned = getattr(chosen, "round_deadline", getattr(chosen, "deadline", None))
+    if planned is None:  # a scheme of somebody else, whose plan is unknown
+        return _started(scheme, experiment, members, found, model)
+    deadline = planned
+    if hasattr(chosen, "round_deadline"):
+        deadline = max(planned, config.margin * _typical_seconds(found))
+    if by_most is found and deadline == planned:
         return state
-    limits = Limits(least, config.setup_timeout, config.rounds, config.availability)
+    limits = Limits(deadline, config.setup_timeout, config.rounds, config.availability)
     return _started(scheme.within(limits), experiment, members, found, model)
+
+
+def _by_most(found: Fit) -> Fit:
+    """Return the fit as if no minority were much slower than all others."""
+    traces = without_minority(found.traces)
+    return found if traces is found.traces else fit(traces, found.fleet.points)
 
 
 def _typical_seconds(found: Fit) -> float:

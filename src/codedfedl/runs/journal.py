@@ -41,6 +41,8 @@ class Members:
         The federation's own name.
     nodes
         The engine's number of each node.
+    points, claims
+        Points of each that count, and that it says it has; empty if all count.
     columns, classes
         Label columns, and whether they are classes.
     scaling
@@ -55,7 +57,13 @@ class Members:
     columns: int
     classes: bool
     scaling: Mapping[str, list[float]] = field(default_factory=dict)
+    claims: list[int] = field(default_factory=list)
     format: int = _FORMAT
+
+    @property
+    def claimed(self) -> list[int]:
+        """Points that each says it has."""
+        return self.claims or self.points
 
 
 class Journal:
@@ -65,6 +73,7 @@ class Journal:
         self.folder = folder
         self.exchanges_folder, self.parity_folder = folder / "exchanges", folder / "parity"
         self._chain = Chain(self.exchanges_folder, self._beginning)
+        self._points_behind: dict[int, int] = {}
 
     @property
     def traces(self) -> Path:
@@ -164,8 +173,15 @@ class Journal:
 
     def kept(self) -> dict[int, int]:
         """Return who has sent such an answer, and for how many points it stands."""
-        found = self.parity_folder.glob("*/points")
-        return {int(path.parent.name): int(path.read_text().split()[0]) for path in sorted(found)}
+        clients = [int(path.parent.name) for path in sorted(self.parity_folder.glob("*/points"))]
+        return {client: self.points_behind(client) for client in clients}
+
+    def points_behind(self, client: int) -> int:
+        """Return how many points a client's answer stands for; its file is read once."""
+        if client not in self._points_behind:
+            path = self.parity_folder / str(client) / "points"
+            self._points_behind[client] = int(path.read_text().split()[0])
+        return self._points_behind[client]
 
     def check_kept(self) -> None:
         """Refuse parity that is not what the clients sent."""
@@ -238,28 +254,36 @@ class Journal:
         summed
             Whether answers that lie beside the journal are added up, one in memory at a time.
         """
-        sums, replies = exchange.sums, exchange.replies
-        if summed and exchange.stored:
-            total = RunningSum()
-            for client in sorted(exchange.stored):
-                total.add(self.answer(client))
-            sums = total.result()
-        elif exchange.stored:
-            replies = (
-                tuple(
-                    Reply(client, SETUP, points, self.answer(client))
-                    for client, points in sorted(exchange.stored.items())
-                )
-                + replies
-            )
+        sums, replies = self._stored(exchange.stored, summed=summed)
         return Inbox(
             exchange.record.arrived,
             exchange.points,
-            sums,
-            replies,
+            sums or exchange.sums,
+            replies + exchange.replies,
             loads=exchange.counted,
             timings=exchange.timings,
+            revised=self._revised(exchange, summed=summed),
         )
+
+    def _revised(self, exchange: Exchange, *, summed: bool) -> Inbox | None:
+        """Return the stored answers that count from an exchange on, where that has changed."""
+        if (counted := exchange.revised) is None:
+            return None
+        clients = np.arange(len(exchange.record.loads))
+        sums, replies = self._stored(counted, summed=summed)
+        return Inbox(np.isin(clients, list(counted)), float(sum(counted.values())), sums, replies)
+
+    def _stored(
+        self, stored: Mapping[int, int], *, summed: bool
+    ) -> tuple[Mapping[str, Any], tuple[Reply, ...]]:
+        """Return the sums of stored answers, or each of them."""
+        if summed:
+            total = RunningSum()
+            for client in sorted(stored):
+                total.add(self.answer(client))
+            return total.result(), ()
+        each = sorted(stored.items())
+        return {}, tuple(Reply(j, SETUP, points, self.answer(j)) for j, points in each)
 
     def count(self) -> int:
         """Return how many exchanges are finished."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray
+from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
 from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
@@ -45,6 +45,8 @@ class CodedState(Descent):
         Hours and excess, where the plan is for hours.
     drift
         What the rounds have shown of the delays, where the plans follow them.
+    counted : array of shape (n,), optional
+        Clients whose points count; all by default.
     current
         The plans that the rounds follow: `plans`, for which the parity was made, until the delays
         turn out to be others.
@@ -57,6 +59,7 @@ class CodedState(Descent):
     promised: tuple[float, float] = (np.nan, np.nan)
     drift: Drift | None = None
     current: tuple[Plan, ...] = ()
+    counted: Mask | None = None
 
     @property
     def checkpointed(self) -> bool:
@@ -287,20 +290,27 @@ class Coded(Scheme):
         task = state.task
         if not state.set_up:
             return self._with_parity(state, inbox)
+        if inbox.revised is not None:
+            state = replace(state, counted=inbox.revised.arrived)
+            state = state if self.stand_in else self._with_parity(state, inbox.revised)
         batch = task.batch(state.round)
         if self.stand_in:
             known = list(state.stand_ins)
             known[batch] = known[batch].after(inbox.replies, state.asked)
-            total = known[batch].gradient(state.asked)
+            total = known[batch].gradient(state.asked, state.counted)
             state = replace(state, stand_ins=tuple(known))
         elif inbox.server_done:
             total = inbox.plus(state.parity[batch], state.asked)
         else:
             total = inbox.total()
-        state = state.descended(total, self.divisor(task, batch, inbox.points))
+        points = self.divisor(task, batch, inbox.points)
+        if state.counted is not None:
+            points -= float(task.points[batch][~state.counted].sum())
+        state = state.descended(total, points)
         return state if state.drift is None else self._followed(state, state.drift, inbox)
 
     def _with_parity(self, state: CodedState, inbox: Inbox) -> CodedState:
+        """Return the state with the parity of some clients: each by itself, or their composite."""
         if self.stand_in:
             return replace(state, stand_ins=StandIns.of(state.plans, inbox.replies))
         names = [(f"features{b}", f"targets{b}") for b in range(state.task.batches)]

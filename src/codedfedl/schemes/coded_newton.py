@@ -215,6 +215,9 @@ class CodedNewton(Scheme):
         started = state.sketch is not None
         if blocks := blocks_of(inbox.replies, state.task):
             state = self._with_parity(state, blocks)
+        if inbox.revised is not None:
+            counted = blocks_of(inbox.revised.replies, state.task)
+            state = self._with_parity(state.without_clients(state.blocks.keys() - counted), counted)
         if not started:
             state = self._start_from_parity(state)
             state = self._followed(state, state.setup_timings(inbox.timings))

@@ -1,9 +1,9 @@
 """What `coded-newton` remembers of every client, and the step that it takes from it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ __all__ = [
     "newton_step",
     "total_ridge",
 ]
+
+_T = TypeVar("_T")
 
 _TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
 
@@ -153,6 +155,21 @@ class NewtonState(State):
         """Return the state with the parity of these clients."""
         state = replace(self, blocks=blocks, sketch=sketch)
         return replace(state, moment=state._moment_from(0))
+
+    def without_clients(self, clients: Collection[int]) -> Self:
+        """Return the state without any parity, and without the answers of some clients."""
+
+        def others(known: Mapping[int, _T]) -> dict[int, _T]:
+            return {j: value for j, value in known.items() if j not in clients}
+
+        return replace(
+            self,
+            blocks={},
+            sketch=None,
+            anchors=others(self.anchors),
+            gradients=others(self.gradients),
+            raised=others(self.raised),
+        )
 
     def with_late(self, late: Mapping[int, Block]) -> Self:
         """Return the state with the parity of further clients.

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl._types import FloatArray, Mask
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.disclosure import Disclosed, needs_helper
@@ -126,10 +126,17 @@ class StandIns:
             known[j] = Known(total, model)
         return replace(self, known=known)
 
-    def gradient(self, model: Array) -> Array:
-        """Return the gradient over all points of all clients, as a sum; 0 if none is known."""
+    def gradient(self, model: Array, counted: Mask | None = None) -> Array:
+        """Return the gradient over all points of all clients that count, as a sum.
+
+        Parameters
+        ----------
+        counted : array of shape (n,)
+            The clients whose answers do not contradict their parity; all of them, if None.
+        """
         clients = sorted({*self.parity, *self.known})
-        return sum((self._of(j, model) for j in clients), start=0.0)
+        counting = (j for j in clients if counted is None or counted[j])
+        return sum((self._of(j, model) for j in counting), start=0.0)
 
     def _of(self, j: int, model: Array) -> Array:
         """Return client j's gradient: its newest, carried on by its parity."""

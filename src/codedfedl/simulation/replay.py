@@ -132,15 +132,15 @@ def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list
     """Embed every client's points, in the order in which it processes them."""
     seed = experiment.seeds[0]
     shards = experiment.deal(dataset.labels, len(members.names), seed)
-    if [len(rows) for rows in shards] != members.points:
+    if [len(rows) for rows in shards] != members.claimed:
         raise InputError(
             f"{experiment.data.name} does not give the clients the points that they had "
-            f"({members.points[:5]} …): only a federation of such data can be replayed"
+            f"({members.claimed[:5]} …): only a federation of such data can be replayed"
         )
     features = experiment.feature_map(seed, experiment.schemes[0])
     clients, scaling = [], Scaling(**members.scaling)
     for j, rows in enumerate(shards):
-        order = rows[processing_order(len(rows), seed)]
+        order = rows[processing_order(len(rows), seed)][: members.points[j]]
         targets = Shard(dataset.inputs, dataset.labels).targets(order, members.columns)
         targets = scaling.targets(targets)
         embedded = features.transform(scaling.inputs(dataset.inputs[order])).astype(np.float32)
