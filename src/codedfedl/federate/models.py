@@ -10,6 +10,7 @@ from codedfedl.federate.evaluation import Evaluation
 from codedfedl.models.files import map_settings
 from codedfedl.models.model import Model
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.ending import Ending
 from codedfedl.runs.journal import Journal
 
@@ -45,6 +46,12 @@ def trained_model(
     )
 
 
+def _guarantee(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return what the run's account guarantees, and against whom; None if it promises nothing."""
+    document = directory.privacy()
+    return {"holds": document["holds"], **document["runs"][0]} if document else None
+
+
 def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str, Any]:
     members, scheme = ending.members, experiment.schemes[0]
     records = journal.records()
@@ -64,6 +71,7 @@ def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str,
         "metric": metric_name(members.classes),
         "test_metric": metric if np.isfinite(metric) else None,
         "epsilon": ending.facts.get("epsilon"),
+        "privacy": _guarantee(RunDirectory(journal.folder)),
         "calibrated_on": None,
         "temperature": None,
     }

@@ -293,7 +293,8 @@ class _Desk:
             from codedfedl.federate.vault import SumQuestion
 
             question = SumQuestion(self.job.key, asked, load, model, sum)
-            return vault.answer(question, self.node.data, self.sizes, wanted)
+            data = (self.node.data, self.node.fingerprint)
+            return vault.answer(question, data, self.sizes, wanted)
         if isinstance(asked, PrivateSum | Masked):
             raise InputError(
                 f"{asked.kind} is for sums under masks: start {self.node.name} with --helper and "

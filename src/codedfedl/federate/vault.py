@@ -106,13 +106,15 @@ class Vault:
         """Return the node's public key, and the helper's that it has pinned."""
         return {"key": public_digits(self._key), "helper": self.pinned}
 
-    def answer(self, asked: SumQuestion, data: str, sizes: Sizes, make: Make) -> Answered:
+    def answer(
+        self, asked: SumQuestion, data: tuple[str, str], sizes: Sizes, make: Make
+    ) -> Answered:
         """Return an answer under its mask, once everything is checked and written down.
 
         Parameters
         ----------
         data
-            Name of the node's data set, which is charged.
+            Name of the node's data set, which is charged, and the hash of its content.
         """
         if isinstance(asked.work, PrivateSum):
             return self._noisy(asked, asked.work, data, sizes, make)
@@ -134,7 +136,12 @@ class Vault:
         return facts, arrays
 
     def _noisy(
-        self, asked: SumQuestion, work: PrivateSum, data: str, sizes: Sizes, make: Make
+        self,
+        asked: SumQuestion,
+        work: PrivateSum,
+        data: tuple[str, str],
+        sizes: Sizes,
+        make: Make,
     ) -> Answered:
         """Return an answer for a sum with noise, which is charged before it is computed."""
         contract, number, attempt = self._contract(asked)
@@ -146,10 +153,11 @@ class Vault:
         size = work.numbers(sizes.features, sizes.columns)
         _check_release(work, contract, number)
         _refuse_sensitive(work, contract, number, size)
-        self.ledger.check(data, contract)
+        name, content = data
+        self.ledger.check(name, contract)
 
         def charged() -> Answered:
-            facts, arrays = make(lambda: self.ledger.charge(data, contract, number))
+            facts, arrays = make(lambda: self.ledger.charge(name, contract, number, content))
             if arrays:
                 arrays = {work.name: arrays[work.name].ravel() + own_noise(work.noise, size)}
             return facts, arrays

@@ -65,13 +65,20 @@ def node_from(config: Mapping[str, Any], number: str) -> Node:
         name,
         load,
         cache,
-        data=str(config.get("dataset") or config.get("data") or config.get("loader") or name),
+        data=_dataset_of(config) or name,
         least=least,
         accepted=[digest.strip() for digest in accepted],
         works=works,
         encoder=_text(config, "encoder"),
         vault=_vault_of(config, name),
     )
+
+
+def _dataset_of(config: Mapping[str, Any]) -> str:
+    """Return the name of a node's data: its own, or that of their file or loader."""
+    if "dataset" in config or "data" not in config:
+        return str(config.get("dataset") or config.get("loader") or "")
+    return Path(str(config["data"])).name
 
 
 def _text(config: Mapping[str, Any], key: str) -> str | None:
