@@ -73,6 +73,8 @@ class Chain:
     def links(self) -> Iterator[Link]:
         """Read all files in order; what is missing, doubled or changed is an error."""
         (paths, count, last), before = self._files(), self._first()
+        if len(paths) > 1 and not self.head.is_file():
+            raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
         if len(paths) < count:
             raise InputError(
                 f"{self.folder} holds {len(paths)} exchanges where {self.head.name} says {count}: "
@@ -124,8 +126,6 @@ class Chain:
         """Return the files, how many the head counts, and the hash of the last of those."""
         count, last = self._said()  # first: another process may be adding files
         files = sorted(self.folder.glob("[0-9]*-*.npz"))
-        if len(files) > 1 and not self.head.is_file():
-            raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
         if len(files) > count and not self._is_whole(files[-1].read_bytes()):
             files.pop()
         return files, count, last

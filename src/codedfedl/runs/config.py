@@ -211,6 +211,10 @@ class SchemeConfig(BaseModel):
     @property
     def label(self) -> str:
         """A label that distinguishes settings of one scheme."""
+        return self.labelled(self.plain_name)
+
+    def labelled(self, name: str) -> str:
+        """Return the label with a name for the scheme."""
         shares = ("redundancy", "drop")  # what a percentage says by itself
         values = [
             f"{100 * value:.4g}%"
@@ -222,7 +226,7 @@ class SchemeConfig(BaseModel):
         code = [str(self.settings[key]) for key in ("code", "nonzeros") if key in self.settings]
         values += [word for word in (" ".join(code), self.features) if word]
         values += ["secure sums"] if self.secure else []
-        return ", ".join([" ".join([self.plain_name, *values[:1]]), *values[1:]])
+        return ", ".join([" ".join([name, *values[:1]]), *values[1:]])
 
 
 class Experiment(_Table):

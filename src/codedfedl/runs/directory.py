@@ -27,7 +27,9 @@ from codedfedl.io.locks import lock
 from codedfedl.io.tables import write_table
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.described import CELLS, cells_text, described
 from codedfedl.runs.documents import check
+from codedfedl.runs.grid import cells
 from codedfedl.runs.status import StatusFile, reason
 
 __all__ = ["Checkpoint", "RunDirectory"]
@@ -99,7 +101,9 @@ class RunDirectory:
 
     def _in_use(self) -> bool:
         """Whether it holds more than a run leaves that was killed before it began."""
-        return any(path.name not in ("environment.json", ".lock") for path in self.path.iterdir())
+        return any(
+            path.name not in ("environment.json", ".lock", CELLS) for path in self.path.iterdir()
+        )
 
     @property
     def status(self) -> StatusFile:
@@ -209,6 +213,8 @@ class RunDirectory:
     def _write_config(self, experiment: Experiment) -> None:
         unused = set() if experiment.grid else {"grid"}
         document = experiment.model_dump(exclude_none=True, exclude=unused)
+        every = [described(cell) for cell in cells(experiment)]
+        self._replace(CELLS, lambda p: p.write_text(cells_text(every), "utf-8"))
         self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
 
     def experiment(self) -> Experiment:

@@ -14,13 +14,15 @@ from codedfedl.io.names import nearest
 from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.runs.overrides import set_key
 
-__all__ = ["changed", "check", "read_experiment", "table_keys"]
+__all__ = ["changed", "check", "check_trusted", "modules_of", "read_experiment", "table_keys"]
 
 
 def read_experiment(
     path: str | Path,
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
+    *,
+    trust: bool = False,
 ) -> Experiment:
     """Read a TOML file, with some values changed.
 
@@ -30,6 +32,9 @@ def read_experiment(
         Values by their keys, such as ``{"training.epochs": 7}``.
     options
         The option by which a user gave a key, for errors.
+    trust
+        Whether a run's own ``config.toml``, which may be somebody else's, may name Python modules.
+        Any other file is the user's own experiment, and may.
     """
     path = Path(path)
     if not path.is_file():
@@ -38,7 +43,27 @@ def read_experiment(
         document = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
+    if path.name == "config.toml" and (path.parent / "environment.json").is_file():
+        check_trusted(check(dict(document), str(path)), path.parent, trust=trust)
     return changed(document, changes or {}, str(path), options)
+
+
+def modules_of(experiment: Experiment) -> list[str]:
+    """Return the Python code that an experiment would import, as ``module:member``."""
+    named = [scheme.name for scheme in experiment.schemes] + [experiment.features.encoder]
+    for key, values in experiment.grid.items():
+        if key.rpartition(".")[2] in ("scheme", "encoder"):
+            named += [str(value) for value in values]
+    return [name for name in named if name is not None and ":" in name]
+
+
+def check_trusted(experiment: Experiment, run: Path, *, trust: bool) -> None:
+    """Refuse to import what a run directory names, unless its user trusts it."""
+    if (modules := modules_of(experiment)) and not trust:
+        raise InputError(
+            f"{run} names the Python code {', '.join(modules)}, which would be imported "
+            "and run: read it, and if you trust it, add --trust"
+        )
 
 
 def changed(

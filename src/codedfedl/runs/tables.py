@@ -18,8 +18,8 @@ from codedfedl.core.record import (
     timeline_columns,
 )
 from codedfedl.io.tables import repeated
+from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import Cell
 
 __all__ = ["CellRun", "planned_share", "tables_of", "write_tables"]
 
@@ -38,7 +38,7 @@ class CellRun:
         By the names in `core.record.FACTS` and `RUN_FACTS`, as far as they apply.
     """
 
-    cell: Cell
+    cell: KnownCell
     seed: int
     metric: str
     records: Sequence[Record]
@@ -83,8 +83,8 @@ def _columns(run: CellRun) -> dict[str, dict[str, Any]]:
         "cell": cell.id,
         "setting": cell.label,
         "group": cell.group,
-        "scheme": cell.scheme.plain_name,
-        "redundancy": float(cell.scheme.settings.get("redundancy", np.nan)),
+        "scheme": cell.scheme,
+        "redundancy": np.nan if cell.redundancy is None else float(cell.redundancy),
         "as_in_paper": cell.as_in_paper,
         "seed": run.seed,
     }
