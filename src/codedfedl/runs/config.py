@@ -30,7 +30,8 @@ from codedfedl.learning.features import (
 )
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
-from codedfedl.schemes import Scheme, make_scheme, scheme_class
+from codedfedl.runs.settings import checked_scheme
+from codedfedl.schemes import Scheme, scheme_class
 
 __all__ = ["Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
 
@@ -42,6 +43,8 @@ def _known_features(kind: str) -> str:
 
 
 FeatureKind = Annotated[str, AfterValidator(_known_features)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy's RandomState takes it
+_MOST_ROUNDS = 10_000_000
 
 
 class _Table(BaseModel):
@@ -90,7 +93,7 @@ class FeaturesConfig(_Table):
 
     kind: FeatureKind = "fourier"
     n_components: int = Field(500, ge=1)
-    sigma: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    sigma: Annotated[float, Field(gt=0, le=1e100)] | Literal["auto"] = "auto"
     image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     patch: PositiveInt | None = None
     stride: PositiveInt | None = None
@@ -121,12 +124,12 @@ class TrainingConfig(_Table):
     at its minimum; if it is false, of none, which saves the Gram matrix of all points.
     """
 
-    epochs: int = Field(100, ge=1)
-    step: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    epochs: int = Field(100, ge=1, le=_MOST_ROUNDS)
+    step: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
     decay: float = Field(0.8, gt=0, le=1)
-    decay_epochs: list[int] = []
-    ridge: float = Field(1e-4, ge=0)
-    target: float | None = None
+    decay_epochs: list[NonNegativeInt] = []
+    ridge: float = Field(1e-4, ge=0, allow_inf_nan=False)
+    target: float | None = Field(None, allow_inf_nan=False)
     objective: bool | None = None
 
 
@@ -168,7 +171,7 @@ class FederationConfig(_Table):
     """
 
     clients: int = Field(ge=1)
-    rounds: int = Field(10, ge=1)
+    rounds: int = Field(10, ge=1, le=_MOST_ROUNDS)
     deadline: float | None = Field(None, gt=0)
     test: str | None = None
     ready_timeout: float = Field(180.0, gt=0)
@@ -237,7 +240,7 @@ class Experiment(_Table):
     """
 
     title: str = ""
-    seeds: list[NonNegativeInt] = Field([0], min_length=1)
+    seeds: list[Seed] = Field([0], min_length=1)
     data: DataConfig = DataConfig()
     fleet: FleetConfig = FleetConfig()
     features: FeaturesConfig = FeaturesConfig()
@@ -334,13 +337,13 @@ class Experiment(_Table):
 
     def build_schemes(self) -> dict[str, Scheme]:
         """Return the schemes by their labels."""
-        if not self.schemes:
+        given = self.schemes
+        if not given:
             raise InputError("schemes: there is none; add a [[schemes]] table")
-        if any(config in self.schemes[:place] for place, config in enumerate(self.schemes)):
+        if len({config.model_dump_json() for config in given}) < len(given):
             raise InputError("schemes: two have the same name and settings; remove one")
-        built = [make_scheme(config.name, config.settings) for config in self.schemes]
+        built = [checked_scheme(config.name, config.settings) for config in given]
         labels = distinct_labels(
-            [config.label for config in self.schemes],
-            [config.model_dump() for config in self.schemes],
+            [config.label for config in given], [config.model_dump() for config in given]
         )
         return dict(zip(labels, built, strict=True))

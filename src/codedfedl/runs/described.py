@@ -18,7 +18,7 @@ from codedfedl.errors import InputError
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import modules_of
 from codedfedl.runs.grid import Cell, cells
-from codedfedl.schemes import make_scheme
+from codedfedl.runs.settings import checked_scheme
 from codedfedl.schemes.on_sums import on_sums
 
 __all__ = ["CELLS", "KnownCell", "cells_text", "described", "known_cells"]
@@ -79,7 +79,7 @@ class KnownCell:
 def described(cell: Cell) -> KnownCell:
     """Describe a setting; its scheme is made for that."""
     config, experiment = cell.scheme, cell.experiment
-    scheme = make_scheme(config.name, config.settings)
+    scheme = checked_scheme(config.name, config.settings)
     disclosed = (on_sums(scheme) if config.secure else scheme).disclosure
     return KnownCell(
         id=cell.id,

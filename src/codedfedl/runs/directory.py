@@ -7,7 +7,6 @@ disk, leaves the last good one.
 import json
 import platform
 import time
-import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.locks import lock
 from codedfedl.io.tables import write_table
+from codedfedl.io.toml import read_toml
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.described import CELLS, cells_text, described
@@ -222,10 +222,7 @@ class RunDirectory:
         path = self.path / "config.toml"
         if not path.is_file():
             raise InputError(f"{self.path} is not a run directory: it has no config.toml")
-        try:
-            return check(tomllib.loads(path.read_text("utf-8")), str(path))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"cannot read {path}: {error}") from None
+        return check(read_toml(path), str(path))
 
     def environment(self) -> dict[str, Any]:
         """Read what the run ran on."""

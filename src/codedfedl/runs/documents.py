@@ -1,6 +1,5 @@
 """A TOML file turned into an experiment, or an error that says what is wrong and where."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from pydantic_core import ErrorDetails
 
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
-from codedfedl.io.names import nearest
+from codedfedl.io.names import nearest, shortened
+from codedfedl.io.toml import read_toml
 from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.runs.overrides import set_key
 
@@ -37,12 +37,7 @@ def read_experiment(
         Any other file is the user's own experiment, and may.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"cannot read {path}: there is no such file")
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+    document = read_toml(path)
     if path.name == "config.toml" and (path.parent / "environment.json").is_file():
         check_trusted(check(dict(document), str(path)), path.parent, trust=trust)
     return changed(document, changes or {}, str(path), options)
@@ -131,14 +126,14 @@ def check(
             hint = nearest(str(first["loc"][-1]), list(table.model_fields))
             below = (known for known in options or {} if known.startswith(f"{key}."))
             option = option or (options or {}).get(next(below, ""), "")
-            raise InputError(f"{option or where}: unknown key {key!r}: {hint}") from None
+            raise InputError(f"{option or where}: unknown key {shortened(key)}: {hint}") from None
         same = [one for one in error.errors() if one["input"] is first["input"]]
         first_wanted, *others = dict.fromkeys(_wanted(one) for one in same)
         wanted = ", or ".join([first_wanted, *(word.removeprefix("must be ") for word in others)])
         if first["type"] == "missing":
             raise InputError(f"{where}: {key} is missing: add it") from None
         given = first["input"]
-        raise InputError(f"{option or f'{where}: {key}'} is {given!r}: {wanted}") from None
+        raise InputError(f"{option or f'{where}: {key}'} is {shortened(given)}: {wanted}") from None
 
 
 _WANTED = {

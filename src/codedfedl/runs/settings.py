@@ -1,0 +1,34 @@
+"""Settings of built-in schemes as a file gives them: numbers of the right kind, none below zero."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_args
+
+from codedfedl.errors import InputError
+from codedfedl.io.names import shortened
+from codedfedl.schemes import SCHEMES, Scheme, make_scheme
+
+__all__ = ["checked_scheme"]
+
+
+def checked_scheme(name: str, settings: Mapping[str, Any]) -> Scheme:
+    """Return the scheme that a table describes; a scheme of the user's own checks its settings."""
+    if name in SCHEMES:
+        kinds = {field.name: field.type for field in fields(SCHEMES[name])}  # type: ignore[arg-type]
+        for key, value in settings.items():
+            if wanted := _wanted(kinds.get(key), value):
+                raise InputError(f"scheme {name!r}: {key} is {shortened(value)}: must be {wanted}")
+    return make_scheme(name, dict(settings))
+
+
+def _wanted(kind: Any, value: Any) -> str:
+    """Say what a setting must be; nothing if it is that, or if numbers are not all it may be."""
+    kinds = set(get_args(kind) or (kind,)) - {type(None)}
+    if kinds == {bool}:
+        return "" if isinstance(value, bool) else "true or false"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kinds == {int}:
+        return "" if isinstance(value, int) and number and value >= 0 else "a whole number from 0"
+    if kinds == {float}:
+        return "" if number and value >= 0 else "a number from 0"
+    return ""
