@@ -35,7 +35,7 @@ def refused(run: Run, *words: object) -> str:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.npz"
-    weights = np.ones((FEATURES, 2), dtype=np.float32)
+    weights = np.ones((FEATURES, 2))
     known = RandomFourier(FEATURES, 1.0, 0)
     classes, ones = np.array(["a", "b"]), np.ones(INPUTS)
     columns = ("p", "q", "r", "s")

@@ -30,7 +30,7 @@ from codedfedl.learning.features import (
 )
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
-from codedfedl.runs.settings import checked_scheme
+from codedfedl.runs.settings import checked_scheme, table_key
 from codedfedl.schemes import Scheme, scheme_class
 
 __all__ = ["Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
@@ -340,7 +340,7 @@ class Experiment(_Table):
         given = self.schemes
         if not given:
             raise InputError("schemes: there is none; add a [[schemes]] table")
-        if len({config.model_dump_json() for config in given}) < len(given):
+        if len({table_key(config) for config in given}) < len(given):
             raise InputError("schemes: two have the same name and settings; remove one")
         built = [checked_scheme(config.name, config.settings) for config in given]
         labels = distinct_labels(

@@ -1,14 +1,15 @@
 """Settings of built-in schemes as a file gives them: numbers of the right kind, none below zero."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from types import NoneType
 from typing import Any, get_args
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import shortened
 from codedfedl.schemes import SCHEMES, Scheme, make_scheme
 
-__all__ = ["checked_scheme"]
+__all__ = ["checked_scheme", "table_key"]
 
 
 def checked_scheme(name: str, settings: Mapping[str, Any]) -> Scheme:
@@ -19,6 +20,12 @@ def checked_scheme(name: str, settings: Mapping[str, Any]) -> Scheme:
             if wanted := _wanted(kinds.get(key), value):
                 raise InputError(f"scheme {name!r}: {key} is {shortened(value)}: must be {wanted}")
     return make_scheme(name, dict(settings))
+
+
+def table_key(table: Iterable[tuple[str, Any]]) -> frozenset[tuple[str, Any]]:
+    """Return what is the same for two tables that say the same: 0 and 0.0 do."""
+    plain = (bool, int, float, str, NoneType)
+    return frozenset((key, v if isinstance(v, plain) else repr(v)) for key, v in table)
 
 
 def _wanted(kind: Any, value: Any) -> str:
