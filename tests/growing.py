@@ -39,7 +39,8 @@ class GrowingRun:
         self.paths = Journal(source.path).paths()
         self.exchanges, self.rounds = path / "exchanges", 0
         self.exchanges.mkdir(parents=True)
-        for name in ("config.toml", "environment.json", "members.json", "traces.parquet"):
+        begun = ("cells.json", "config.toml", "environment.json", "members.json", "traces.parquet")
+        for name in begun:
             shutil.copy(source.path / name, path / name)
         self.lock = (path / ".lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)

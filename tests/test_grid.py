@@ -269,7 +269,7 @@ class TestSweep:
         )
         assert document["best"]["total_hours"] == fewest[1]
         directory = RunDirectory(out)
-        sentences = sweep_verdict(directory.experiment(), outcomes(directory))
+        sentences = sweep_verdict(outcomes(directory))
         assert sentences[-1].startswith("The best redundancy is 0.3")  # so much slower are some
         assert run("sweep", "--out", out)[0] == 2  # which is not empty
 
@@ -315,13 +315,13 @@ class TestSweep:
     def test_words_on_an_axis(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
         simulate(gridded({"data.partition": ["iid", "sorted"]}), directory)
-        experiment, found = directory.experiment(), outcomes(directory)
-        columns = sweep_columns(experiment, found)
+        found = outcomes(directory)
+        columns = sweep_columns(found)
         assert columns["partition"] == ["iid", "iid", "sorted", "sorted"]
-        figure = sweep_figure(experiment, found)
+        figure = sweep_figure(found)
         labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
         assert labels == ["iid", "sorted"]
-        minutes = sweep_figure(experiment, found, UNITS[1]).axes[0]
+        minutes = sweep_figure(found, UNITS[1]).axes[0]
         assert minutes.get_ylabel() == "minutes to the target"
         heights = [line.get_ydata() for line in figure.axes[0].lines]
         assert any(np.size(height) for height in heights)
@@ -332,9 +332,9 @@ class TestSweep:
         directory = RunDirectory(tmp_path / "run")
         training = {"epochs": 2, "step": 2.0, "target": 0.999}
         simulate(gridded({"data.partition": ["iid", "sorted"]}, training=training), directory)
-        experiment, found = directory.experiment(), outcomes(directory)
-        save_figure(sweep_figure(experiment, found), tmp_path / "sweep.png")
-        assert sweep_verdict(experiment, found) == ["No setting met the target on every seed."]
+        found = outcomes(directory)
+        save_figure(sweep_figure(found), tmp_path / "sweep.png")
+        assert sweep_verdict(found) == ["No setting met the target on every seed."]
 
     def test_targets_and_data_are_axes(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
@@ -346,7 +346,7 @@ class TestSweep:
         assert early is not None
         assert late is not None
         assert early < late
-        sentences = sweep_verdict(directory.experiment(), list(found.values()))
+        sentences = sweep_verdict(list(found.values()))
         assert [s.partition(":")[0] for s in sentences[::2]] == [
             "On digits, to 30.00%",
             "On digits, to 88.00%",
@@ -357,7 +357,7 @@ class TestSweep:
         grid = {"step": [0.25, 0.5], "training.step": [1.0, 2.0]}
         directory = RunDirectory(tmp_path / "run")
         simulate(small(schemes=schemes, grid=grid), directory)
-        columns = sweep_columns(directory.experiment(), outcomes(directory))
+        columns = sweep_columns(outcomes(directory))
         assert columns["step"] == [0.25, 0.5, 0.25, 0.5]
         assert columns["training.step"] == [1.0, 1.0, 2.0, 2.0]
 

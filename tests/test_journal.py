@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow.parquet
@@ -15,18 +17,20 @@ import pytest
 import typer
 
 from codedfedl.cli.operating import finish
-from codedfedl.core.record import ARRIVED, LATE, REFUSED
+from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
 from codedfedl.federate.failures import nobody_arrived
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered
+from codedfedl.io import files
 from codedfedl.report.federation import federation_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
 from codedfedl.runs.chain import digest
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, transport_of
@@ -127,6 +131,105 @@ def test_a_kill_between_a_round_and_the_head_loses_nothing(finished: Path, tmp_p
     head |= {"count": 4, "last": digest(last)}
     (exchanges / "head.json").write_text(json.dumps(head))
     assert len(list(Journal(tmp_path / "run").exchanges())) == 5
+
+
+class _Killed(BaseException):
+    """The process ends here."""
+
+
+_MOMENTS = ("before the write", "in the middle of the write", "after the write")
+
+
+def _killed_at(write: int, moment: str) -> Callable[[Path], Any]:
+    """Return a writer of files that ends the process at its nth file, and on no other."""
+    writes = iter(range(write + 1))
+
+    @contextmanager
+    def durable(path: Path) -> Iterator[BinaryIO]:
+        doomed = next(writes, -1) == write
+        if doomed and moment == "before the write":
+            raise _Killed
+        with files.durable(path) as file:
+            yield file
+        if doomed:
+            if moment == "in the middle of the write" and path.suffix == ".npz":
+                os.truncate(path, path.stat().st_size // 2)
+            raise _Killed
+
+    return durable
+
+
+def _exchange(round_: int) -> Exchange:
+    return Exchange(
+        Record(
+            round=round_,
+            deadline=1.0,
+            seconds=0.5,
+            loads=np.ones(2, dtype=np.int64),
+            outcome=np.full(2, ARRIVED),
+            arrival_times=np.ones(2),
+        )
+    )
+
+
+def _continued(folder: Path, rounds: int) -> list[int]:
+    """Resume a journal and fill it; note how many rounds are certainly kept."""
+    journal = Journal(folder)
+    done = [exchange.record.round for exchange in journal.exchanges()]
+    (folder / "returned").write_text(str(len(done)))
+    for round_ in range(len(done), rounds):
+        journal.append(_exchange(round_))
+        done.append(round_)
+        (folder / "returned").write_text(str(len(done)))
+    return done
+
+
+@pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.parametrize("second", _MOMENTS)
+def test_two_kills_at_any_write_lose_at_most_the_exchange_in_flight(
+    moment: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, (i, j) in enumerate(product(range(6), range(4))):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        for write, when in ((i, moment), (j, second)):
+            with monkeypatch.context() as patch:
+                patch.setattr("codedfedl.runs.chain.durable", _killed_at(write, when))
+                with suppress(_Killed):
+                    _continued(folder, 4)
+            kept = [exchange.record.round for exchange in Journal(folder).exchanges()]
+            assert kept == list(range(len(kept)))
+            assert len(kept) - int((folder / "returned").read_text()) in (0, 1)
+            assert Journal(folder).count() == len(kept)
+        assert _continued(folder, 4) == [0, 1, 2, 3]
+        assert len(list(Journal(folder).exchanges())) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 30, 3))
+def test_a_federation_is_resumed_after_two_kills(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill at a wait for the disk: before a file has its name, or after; 30 are in two rounds."""
+    real, kills = os.fsync, 0
+    for place in (first, 3):
+        waits = iter(range(place + 1))
+
+        def fsync(descriptor: int, waits: Any = waits, place: int = place) -> None:
+            if next(waits, -1) == place:
+                raise _Killed
+            real(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("codedfedl.io.files.os.fsync", fsync)
+            try:
+                run(experiment_of(rounds=2), tmp_path)
+            except _Killed:
+                kills += 1
+    _, exchanges, _ = run(experiment_of(rounds=2), tmp_path)
+    assert [record.round for record in rounds_of(exchanges)] == [0, 1]
+    assert replay(RunDirectory(tmp_path / "run")).same
+    assert kills > 0
 
 
 def test_every_file_and_its_folder_are_synced(

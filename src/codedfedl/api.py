@@ -22,9 +22,12 @@ from codedfedl.tracking import Broadcast, Tracker
 __all__ = ["read_experiment", "simulate", "tracked"]
 
 
-def read_experiment(name: str | Path) -> Experiment:
-    """Return a built-in experiment by its name, or read one from a TOML file."""
-    return built_in(str(name)) if str(name) in BUILT_IN else read_file(name)
+def read_experiment(name: str | Path, *, trust: bool = False) -> Experiment:
+    """Return a built-in experiment by its name, or read one from a TOML file.
+
+    With `trust`, the ``config.toml`` of a run may name Python modules, which are imported.
+    """
+    return built_in(str(name)) if str(name) in BUILT_IN else read_file(name, trust=trust)
 
 
 def simulate(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Data, Json, Overrides, known_experiments
+from codedfedl.cli.options import Data, Json, Overrides, Trust, known_experiments
 
 __all__ = ["audit_command"]
 
@@ -30,6 +30,7 @@ def audit_command(
     records: Annotated[int, typer.Option(help="Number of real records to test.")] = 36_000,
     overrides: Overrides = None,
     data: Data = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Attack what the server receives, to test whether a record was used.
@@ -44,4 +45,4 @@ def audit_command(
     """
     from codedfedl.cli.auditing import show_audit
 
-    show_audit(audited, setting, seed, canaries, records, overrides, data, as_json)
+    show_audit(audited, setting, seed, canaries, records, overrides, data, trust, as_json)

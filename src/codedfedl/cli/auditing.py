@@ -13,6 +13,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import check_trusted
 from codedfedl.runs.grid import cells
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.simulation.engine import Entry
@@ -30,6 +31,7 @@ def show_audit(
     records: int,
     overrides: list[str] | None,
     data: str | None,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Attack the settings of a run or an experiment, and print what was found."""
@@ -40,7 +42,7 @@ def show_audit(
             f"--records is {records}: half of them are non-members, and 0.1% of false positives "
             f"needs {LEAST_NON_MEMBERS}: must be at least {2 * LEAST_NON_MEMBERS}"
         )
-    experiment = _experiment(audited, parse_overrides(overrides or []))
+    experiment = _experiment(audited, parse_overrides(overrides or []), trust)
     found, skipped = _audited(experiment, setting, seed, canaries, records, data)
     if as_json:
         rows = [one.document() for one in found]
@@ -53,11 +55,11 @@ def show_audit(
         raise typer.Exit(1)
 
 
-def _experiment(name: str, changes: dict[str, Any]) -> Experiment:
+def _experiment(name: str, changes: dict[str, Any], trust: bool) -> Experiment:
     """Return the experiment of a run, or of a file."""
     directory = RunDirectory(Path(name))
     if not directory.is_run:  # a folder may have the name of a built-in experiment
-        return named_experiment(name, changes)
+        return named_experiment(name, changes, trust)
     experiment = directory.experiment()
     if experiment.federation is not None:
         raise InputError(
@@ -69,6 +71,7 @@ def _experiment(name: str, changes: dict[str, Any]) -> Experiment:
             f"{', '.join(set_options(changes).values())}: {name} is a run, which has its settings; "
             "audit its experiment instead"
         )
+    check_trusted(experiment, directory.path, trust=trust)
     return experiment
 
 

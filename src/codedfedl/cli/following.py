@@ -15,7 +15,6 @@ from codedfedl.cli.output import messages
 from codedfedl.errors import InputError
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.federation import federation_config
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.watching import Sight, look
 
@@ -114,7 +113,8 @@ def _sentences(sight: Sight, told: int) -> list[str]:
     """Return a sentence for every exchange after the first `told`, as the server words it."""
     if len(sight.happened) <= told:
         return []
-    rounds = federation_config(sight.directory.experiment()).rounds
+    settings = sight.directory.experiment().federation
+    rounds = 0 if settings is None else settings.rounds
     return [one.sentence(rounds) for one in sight.named(told)]
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "Resume",
     "Serve",
     "Track",
+    "Trust",
     "Workers",
     "grouped",
     "known_experiments",
@@ -107,6 +108,13 @@ Track = Annotated[
         "=WHERE names a folder, a tracking URI or a project. Repeat it for more.",
         metavar="TRACKER[=WHERE]",
         show_default=False,
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Import and run the Python code that the run directory names (module:Class).",
     ),
 ]
 Serve = Annotated[

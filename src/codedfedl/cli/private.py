@@ -46,7 +46,7 @@ def _rows(found: list[Outcome]) -> list[dict[str, Any]]:
     """Return the rows of every simulation, with ε and δ."""
     rows = []
     for outcome, row in zip(found, outcome_rows(found), strict=True):
-        settings = outcome.known.scheme.settings if outcome.known else {}
+        settings = outcome.known.scheme_settings if outcome.known else {}
         made = make_scheme(outcome.scheme, settings)
         epsilon, delta = (getattr(made, name, None) for name in ("epsilon", "delta"))
         own = {"epsilon": epsilon, "delta": delta}

@@ -22,7 +22,7 @@ from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import read_experiment
+from codedfedl.runs.documents import check_trusted, read_experiment
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.simulation.progress import Progress, Watch, silent
 from codedfedl.simulation.replay import replay as replay_federation
@@ -44,16 +44,16 @@ __all__ = [
 _ALONE = Workers()
 
 
-def chosen_experiment(name: str, overrides: list[str] | None) -> Experiment:
+def chosen_experiment(name: str, overrides: list[str] | None, trust: bool = False) -> Experiment:
     """Read an experiment with the changes of --set, to be simulated."""
-    chosen = named_experiment(name, parse_overrides(overrides or []))
+    chosen = named_experiment(name, parse_overrides(overrides or []), trust)
     return chosen.model_copy(update={"federation": None})
 
 
-def named_experiment(name: str, changes: Mapping[str, Any]) -> Experiment:
+def named_experiment(name: str, changes: Mapping[str, Any], trust: bool = False) -> Experiment:
     """Read a TOML file, or a built-in experiment where there is no such file.
 
-    The changes are those of --set.
+    The changes are those of --set; `trust` is as in `read_experiment`.
     """
     if not Path(name).is_file() and name in BUILT_IN:
         return built_in(name, changes, set_options(changes))
@@ -61,7 +61,7 @@ def named_experiment(name: str, changes: Mapping[str, Any]) -> Experiment:
         raise InputError(
             f"{name!r} is neither a TOML file nor a built-in experiment: {nearest(name, BUILT_IN)}"
         )
-    return read_experiment(name, changes, set_options(changes))
+    return read_experiment(name, changes, set_options(changes), trust=trust)
 
 
 def set_options(changes: Mapping[str, Any]) -> dict[str, str]:
@@ -69,9 +69,11 @@ def set_options(changes: Mapping[str, Any]) -> dict[str, str]:
     return {key: f"--set {key}" for key in changes}
 
 
-def replay(run: Path, data: str | None, as_json: bool) -> None:
+def replay(run: Path, data: str | None, trust: bool, as_json: bool) -> None:
     """Recompute a federation's model from its recorded arrivals; exit with 1 if it differs."""
-    found = replay_federation(RunDirectory(run), data)
+    directory = RunDirectory(run)
+    check_trusted(directory.experiment(), run, trust=trust)
+    found = replay_federation(directory, data)
     if as_json:
         print_json({"run": str(run), **asdict(found), "same": found.same})
     else:

@@ -12,6 +12,7 @@ from codedfedl.cli.options import (
     Overrides,
     Resume,
     Track,
+    Trust,
     Workers,
     grouped,
     known_experiments,
@@ -50,6 +51,7 @@ def simulate_command(
         ),
     ] = None,
     track: Track = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML file.
@@ -66,14 +68,14 @@ def simulate_command(
     from codedfedl.cli import running
 
     if replay is not None:
-        running.replay(replay, data, as_json)
+        running.replay(replay, data, trust, as_json)
         return
     if experiment is None:
         raise InputError(
             "name an experiment: a TOML file, a built-in's name such as 'demo', or --replay with "
             "a federation's run"
         )
-    chosen = running.chosen_experiment(experiment, overrides)
+    chosen = running.chosen_experiment(experiment, overrides, trust)
     running.run_and_report(chosen, out, data, device, resume, model, as_json, workers, track or [])
 
 

@@ -12,6 +12,7 @@ from codedfedl.cli.options import (
     Overrides,
     Resume,
     Track,
+    Trust,
     Workers,
     grouped,
     known_experiments,
@@ -50,6 +51,7 @@ def sweep_command(
     device: Device = "cpu",
     resume: Resume = False,
     track: Track = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Run every combination of some settings, and find the best.
@@ -66,5 +68,5 @@ def sweep_command(
     """
     from codedfedl.cli.sweeping import sweep, with_grid
 
-    chosen = with_grid(experiment, overrides, vary, seeds, fleet)
+    chosen = with_grid(experiment, overrides, vary, seeds, fleet, trust)
     sweep(chosen, out, data, device, resume, as_json, workers, track or [])

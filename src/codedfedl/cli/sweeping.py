@@ -31,10 +31,11 @@ def with_grid(
     vary: list[str] | None,
     seeds: int | None,
     fleet: Path | None,
+    trust: bool = False,
 ) -> Experiment:
     """Read an experiment with the command line's changes, grid, seeds and fleet."""
     changes = parse_overrides(overrides or [])
-    named = _for_own_data(named_experiment(experiment, changes), experiment, changes)
+    named = _for_own_data(named_experiment(experiment, changes, trust), experiment, changes)
     return _with_grid(named, vary, seeds, fleet)
 
 
@@ -53,14 +54,14 @@ def sweep(
     with with_resume_hint(out, resume), tracked_by(track, chosen, directory) as also:
         run_experiment(chosen, directory, data, device, resume, workers=workers, also=also)
         found = outcomes(directory)
-        directory.write("sweep.parquet", sweep_columns(chosen, found))
-        save_figure(sweep_figure(chosen, found), out / "sweep.png")
+        directory.write("sweep.parquet", sweep_columns(found))
+        save_figure(sweep_figure(found), out / "sweep.png")
         page = directory.write_text("report.html", render_report(directory))
     if as_json:
         print_json({"run": str(out), "best": _winners(found), "rows": outcome_rows(found)})
     else:
         results.print(outcome_view(found, results.width))
-        results.print("\n" + "\n".join(sweep_verdict(chosen, found)), soft_wrap=True)
+        results.print("\n" + "\n".join(sweep_verdict(found)), soft_wrap=True)
     for path in (out / "sweep.parquet", out / "sweep.png", page):
         wrote(path)
 

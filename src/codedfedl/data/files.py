@@ -1,11 +1,9 @@
 """The user's own data: arrays in `.npz` files, tables in `.csv` and `.parquet` files."""
 
-import zlib
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +12,8 @@ import pyarrow as pa
 from codedfedl._types import FloatArray
 from codedfedl.data.dataset import check_finite, real_numbers, texts
 from codedfedl.errors import InputError
-from codedfedl.io.names import nearest
+from codedfedl.io.archives import array_names, read_arrays
+from codedfedl.io.names import listed, nearest
 from codedfedl.io.tables import check_columns, load_table
 
 __all__ = [
@@ -46,16 +45,13 @@ def read_npz(path: Path, *, text: bool = False) -> tuple[dict[str, Array], Image
     """
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
-        raise InputError(f"cannot read {path}: {error}; write it with numpy.savez") from None
-    if set(arrays) not in (set(_ARRAYS[:2]), set(_ARRAYS)):
+    names = array_names(path)
+    if set(names) not in (set(_ARRAYS[:2]), set(_ARRAYS)):
         raise InputError(
-            f"{path} holds {', '.join(arrays) or 'nothing'}: it needs the arrays inputs and "
+            f"{path} holds {listed(names) or 'nothing'}: it needs the arrays inputs and "
             "labels, and may have both test_inputs and test_labels"
         )
+    arrays = read_arrays(path, names)
     image = _image(arrays["inputs"])
     for part in [name.removesuffix("labels") for name in arrays if name.endswith("labels")]:
         inputs, labels = f"{part}inputs", f"{part}labels"

@@ -1,17 +1,15 @@
 """Points to predict for, from a file that may or may not have labels."""
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
-import numpy as np
 import numpy.typing as npt
 
 from codedfedl.data.files import TABLES, input_columns, label_column, label_names, number_columns
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.errors import InputError
+from codedfedl.io.archives import read_arrays
 from codedfedl.io.names import nearest
 from codedfedl.io.tables import load_table
 
@@ -72,18 +70,14 @@ def read_unlabelled(
 def _npz(path: Path) -> Unlabelled:
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files if key in ("inputs", "labels")}
-    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
-        raise InputError(f"cannot read {path}: {error}; write it with numpy.savez") from None
-    if "inputs" not in arrays:
+    arrays = read_arrays(path, ("inputs", "labels"))
+    if "inputs" not in arrays or not arrays["inputs"].ndim:
         raise InputError(f"{path} has no array inputs: write one with a row for every point")
     inputs, labels = arrays["inputs"], arrays.get("labels")
-    if labels is not None and len(labels) != len(inputs):
+    if labels is not None and labels.shape[:1] != inputs.shape[:1]:
         raise InputError(
-            f"{path}: inputs has {len(inputs)} rows and labels has {len(labels)}: give every point "
-            "one label, or leave the labels out"
+            f"{path}: inputs has {len(inputs)} rows and labels has shape {labels.shape}: give "
+            "every point one label, or leave the labels out"
         )
     return Unlabelled(inputs, labels)
 

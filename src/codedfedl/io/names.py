@@ -1,15 +1,34 @@
-"""Suggestions for misspelt names."""
+"""Names in sentences, and suggestions for misspelt ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["nearest"]
+__all__ = ["listed", "nearest", "shortened"]
+
+_MOST_NAMES = 20  # in a sentence
+_LONGEST = 40  # characters of one
+_MOST_COMPARED = 1000
+_LONGEST_VALUE = 200
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """Suggest the known name closest to a misspelt one, as the end of a sentence."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1)
-    listed = ", ".join(repr(one) for one in known) if len(known) == 1 else ", ".join(known)
-    verb = "is" if len(known) == 1 else "are"
-    return f"did you mean {close[0]!r}?" if close else f"known {verb} {listed}"
+    close = difflib.get_close_matches(name[:_LONGEST], known[:_MOST_COMPARED], n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known is {known[0]!r}" if len(known) == 1 else f"known are {listed(known)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write names in a sentence: of many the first, of a long one its beginning."""
+    shown = [name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names]
+    more = len(names) - _MOST_NAMES
+    return ", ".join(shown[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def shortened(value: Any) -> str:
+    """Return a value as Python writes it, of a long one the beginning: a sentence has one line."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

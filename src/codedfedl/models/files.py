@@ -2,19 +2,18 @@
 
 import json
 import platform
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
 from codedfedl.errors import InputError
+from codedfedl.io.archives import array_names, read_arrays
 from codedfedl.io.files import replacing
 from codedfedl.learning.features import (
     FEATURES,
@@ -26,12 +25,15 @@ from codedfedl.learning.features import (
     fingerprint,
     same_map,
 )
+from codedfedl.models.facts import checked_arrays, read_facts
 from codedfedl.models.model import Model
 
 __all__ = ["FORMAT", "load_model", "map_settings", "save_model"]
 
 FORMAT = 1
 _KIND = "codedfedl model"
+_MOST_TEXT = 1 << 28  # bytes; a character has four
+_FACTS = ("inputs", "columns", "labels", "temperature", "card")
 _OPTIONAL = ("classes", "low", "span", "center", "offset", "scale")
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -108,26 +110,15 @@ def load_model(path: str | Path, encoder: Any = None) -> Model:
     >>> model.predict(points)  # doctest: +SKIP
     """
     path = Path(path)
-    arrays = _read(path)
+    texts = _read_texts(path)
     try:
-        facts = json.loads(str(arrays["facts"]))
-        how = facts["features"]
-        return Model(
-            features=_features(how, encoder, int(facts["inputs"])),
-            weights=_floats(arrays["weights"]),
-            inputs=int(facts["inputs"]),
-            columns=tuple(facts["columns"]),
-            labels=tuple(facts["labels"]),
-            temperature=facts["temperature"],
-            card=_card(arrays),
-            **{name: arrays[name] for name in _OPTIONAL if name in arrays},
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise InputError(f"{path}: {error}") from None
-        raise InputError(
-            f"{path} is a model that lacks or garbles {error}: copy it again, or train it again"
-        ) from None
+        facts = read_facts(texts["facts"], texts.get("card"))
+        features = _features(facts.features, encoder, facts.inputs)
+        known = {name: getattr(facts, name) for name in _FACTS}
+        arrays = read_arrays(path, ("weights", *_OPTIONAL))
+        return Model(features=features, **known, **checked_arrays(arrays, facts.inputs))
+    except InputError as error:
+        raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def _features(how: Mapping[str, Any], encoder: Any, inputs: int) -> FeatureMap:
@@ -144,7 +135,7 @@ def _features(how: Mapping[str, Any], encoder: Any, inputs: int) -> FeatureMap:
         )
     settings = {name: how[name] for name in ("text", "normalise", "operations")}
     found = encoder_of(encoder, **settings)
-    wanted = np.array(how["fingerprint"])
+    wanted = np.array(how["fingerprint"], dtype=np.float64)
     if found.digest != how["digest"] or not same_map(fingerprint(found, inputs), wanted):
         raise InputError(
             f"the encoder {found.source!r} is not the one that the model was trained on, "
@@ -153,43 +144,26 @@ def _features(how: Mapping[str, Any], encoder: Any, inputs: int) -> FeatureMap:
     return found
 
 
-def _read(path: Path) -> Arrays:
-    """Return a file's arrays, if it is a model of a format that is known."""
+def _read_texts(path: Path) -> Arrays:
+    """Return what a file says of itself, if it is a model of a format that is known."""
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise InputError(f"cannot read {path}: {what}; a run leaves its model in model.npz")
-    try:
-        with path.open("rb") as stream:
-            stored = np.load(stream, allow_pickle=False)
-            arrays = dict(stored) if isinstance(stored, Mapping) else {}  # else one bare array
-    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
-        # NumPy takes any bytes that it does not know for a pickle, and says how to load it.
-        why = "it is not an .npz file" if isinstance(error, ValueError) else error
-        raise InputError(
-            f"cannot read {path}: {why}; it may be truncated: copy it again, or train it again"
-        ) from None
-    if str(arrays.get("kind")) != _KIND:
-        held = ", ".join(list(arrays)[:5]) or "no named arrays"
+    texts = read_arrays(path, ("kind", "format", "facts", "card"), _MOST_TEXT)
+    if str(texts.get("kind")) != _KIND:
+        held = ", ".join(array_names(path)[:5]) or "nothing"
         raise InputError(
             f"{path} is not a model (it holds {held}): give the model.npz of a run, or a file of "
             "its models folder"
         )
-    if arrays["format"].tolist() != FORMAT:
-        card = _card(arrays)
-        by = card.get("versions", {}).get("codedfedl", "unknown")
+    written = texts.get("format")
+    if written is None or written.shape or written.tolist() != FORMAT:
         raise InputError(
-            f"{path} has the format {arrays['format']} of codedfedl {by}, and {__version__} reads "
+            f"{path} has the format {written} of another codedfedl, and {__version__} reads "
             f"format {FORMAT}: install that version, or train it again"
         )
-    return arrays
-
-
-def _card(arrays: Arrays) -> dict[str, Any]:
-    card = json.loads(str(arrays["card"])) if "card" in arrays else {}
-    return card if isinstance(card, dict) else {}
-
-
-def _floats(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if weights.dtype.kind != "f":
-        raise InputError(f"weights holds {weights.dtype}, not floating point: train it again")
-    return weights
+    if "facts" not in texts:
+        raise InputError(
+            f"{path} is a model that lacks its facts: copy it again, or train it again"
+        )
+    return texts

@@ -34,7 +34,7 @@ def _flat(experiment: Experiment) -> dict[str, str]:
             flat |= {f"{key}.{name}": _written(below) for name, below in value.items()}
         else:
             flat[key] = _written(value)
-    labels = [scheme.label for scheme in experiment.schemes]
+    labels = [scheme.labelled(scheme.name) for scheme in experiment.schemes]
     return flat | {"schemes": ", ".join(labels)}
 
 

@@ -29,7 +29,7 @@ from codedfedl.report.federation import (
 )
 from codedfedl.report.figures import INK, save_figure
 from codedfedl.report.race import comparable, race_rows
-from codedfedl.report.results import Outcome, baseline_of, written
+from codedfedl.report.results import Outcome, written
 from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, distinct
 from codedfedl.report.sweep import sweep_figure
 from codedfedl.report.timeline import TIMELINE, timeline_figure
@@ -133,9 +133,9 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
         stories=stories,
         panels={metric: _panels(some, target, unit) for metric, target, some in by_metric},
         grids={
-            story.name: _svg(sweep_figure(story.experiment, story.outcomes, unit))
+            story.name: _svg(sweep_figure(story.outcomes, unit))
             for story in stories
-            if story.experiment.grid
+            if story.experiment.grid and story.tables.cells
         },
         timelines={story.name: _timelines(story, unit) for story in stories},
         median=lambda values: float(np.median(values)),
@@ -180,8 +180,8 @@ def main_figure(directory: RunDirectory) -> Figure:
     story = Story("", directory)
     if story.records:
         return federation_figure(story.records, story.curves[0].metric_name)
-    if story.experiment.grid:
-        return sweep_figure(story.experiment, story.outcomes, _unit([story]))
+    if story.experiment.grid and story.tables.cells:
+        return sweep_figure(story.outcomes, _unit([story]))
     return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
 
 
@@ -253,7 +253,8 @@ def _timelines(story: Story, unit: Unit) -> dict[str, str]:
     for cell, rows in timelines.items():
         clients = int((rows["round"] == rows["round"][0]).sum())
         lengths[cell] = float(rows["round_seconds"][::clients].sum())
-    others = [c for c, rows in timelines.items() if not baseline_of(str(rows["scheme"][0]))]
+    baselines = [outcome.cell for outcome in story.outcomes if outcome.baseline]
+    others = [cell for cell in timelines if cell not in baselines]
     longest = max((lengths[cell] for cell in others or lengths), default=0.0)
     return {
         str(rows["setting"][0]): _svg(timeline_figure(rows, longest, unit))

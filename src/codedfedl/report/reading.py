@@ -12,8 +12,8 @@ import pyarrow.parquet
 from codedfedl.core.record import CLIENT_COLUMNS, FACTS, RUN_FACTS
 from codedfedl.errors import InputError
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.described import KnownCell, known_cells
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import Cell, cells
 from codedfedl.runs.tables import COMMON
 from codedfedl.runs.watching import Sight, look
 
@@ -108,9 +108,9 @@ class RunTables:
         return self.directory.experiment()
 
     @cached_property
-    def cells(self) -> dict[str, Cell]:
-        """The settings by their ids."""
-        return {cell.id: cell for cell in cells(self.experiment)}
+    def cells(self) -> dict[str, KnownCell]:
+        """The settings by their ids, as far as they are known."""
+        return {cell.id: cell for cell in known_cells(self.directory.path, self.experiment)}
 
     @cached_property
     def sight(self) -> Sight | None:
@@ -179,8 +179,8 @@ class RunTables:
         }
 
     def _read(self, name: str) -> Columns:
-        known_cells = list(self.cells.values())  # first: it refuses what is not a run directory
-        return upgraded(name, self._table(name), known_cells)
+        every = list(self.cells.values())  # first: it refuses what is not a run directory
+        return upgraded(name, self._table(name), every)
 
     def _table(self, name: str) -> Columns:
         """Return a table as it was written, or as it would be if the run ended now."""
@@ -229,7 +229,7 @@ def _columns(directory: RunDirectory, name: str) -> Columns:
 
 
 def upgraded(
-    name: str, columns: Mapping[str, npt.NDArray[Any]], known_cells: Sequence[Cell]
+    name: str, columns: Mapping[str, npt.NDArray[Any]], every: Sequence[KnownCell]
 ) -> Columns:
     """Return a table with today's columns, whichever version wrote it.
 
@@ -237,8 +237,8 @@ def upgraded(
     the label leads to the cell.
     """
     rows, new = len(columns["setting"]), dict(columns)
-    if "cell" not in new or not set(new["cell"]) <= {cell.id for cell in known_cells}:
-        ids = {cell.label: cell.id for cell in known_cells}
+    if "cell" not in new or not set(new["cell"]) <= {cell.id for cell in every}:
+        ids = {cell.label: cell.id for cell in every}
         new["cell"] = np.array([ids.get(label, label) for label in new["setting"]])
     if name == "clients" and "rate" not in new:  # only the order of the clients was known
         with np.errstate(divide="ignore"):

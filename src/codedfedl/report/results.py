@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.record import FACTS, RUN_FACTS
 from codedfedl.fleet.paper import paper_result
 from codedfedl.report.reading import Curve, RunTables
+from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import Cell
-from codedfedl.schemes import SCHEMES, Scheme, make_scheme
-from codedfedl.schemes.on_sums import on_sums
+from codedfedl.schemes import SCHEMES
 
-__all__ = ["Outcome", "baseline_of", "median_of_all", "outcomes", "outcomes_of", "written"]
+__all__ = ["Outcome", "median_of_all", "outcomes", "outcomes_of", "written"]
 
 
 _NINE_IN_TEN = 1.645  # standard errors
@@ -32,12 +30,14 @@ class Outcome:
         ∞ without a target in the experiment, or exact ridge or a reference above chance to set one.
     target_source
         What set the target, in words; empty where somebody gave it.
+    reference_baseline
+        What the reference is called as a baseline; empty if it is not one.
     seeds, reference_seeds
         The curves of the setting, and of the one that gains are over.
     run
         The name of the run, where several are compared.
     known
-        What the setting is, where its id is still known.
+        What the run directory says of the setting; None in some runs of earlier versions.
     """
 
     dataset: str
@@ -45,8 +45,9 @@ class Outcome:
     seeds: Sequence[Curve]
     reference_seeds: Sequence[Curve]
     run: str = ""
-    known: Cell | None = None
+    known: KnownCell | None = None
     target_source: str = ""
+    reference_baseline: str = ""
 
     @property
     def cell(self) -> str:
@@ -71,24 +72,22 @@ class Outcome:
     @property
     def fleet(self) -> str | None:
         """The fleet that it ran on."""
-        return None if self.known is None else self.known.experiment.fleet.name
+        return None if self.known is None else self.known.fleet
 
-    @cached_property
+    @property
     def optimiser(self) -> str | None:
         """Its optimiser: the setting of that name, or the scheme's own."""
-        if self.known is None:
-            return None
-        scheme = make_scheme(self.known.scheme.name, self.known.scheme.settings)
-        return str(getattr(scheme, "optimiser", scheme.solver))
+        return None if self.known is None else self.known.optimiser
 
     @property
     def disclosure(self) -> list[str]:
-        """What leaves a client, the most telling first."""
-        known: type[Scheme] | Scheme | None = SCHEMES.get(self.scheme)
-        if self.known is not None and (known is None or self.known.scheme.secure):
-            known = make_scheme(self.known.scheme.name, self.known.scheme.settings)
-            known = on_sums(known) if self.known.scheme.secure else known
-        return [] if known is None else [kind for kind in Disclosure if kind in known.disclosure]
+        """What leaves a client, the most telling first; nothing if it is not known."""
+        return [] if self.known is None else self.known.disclosure
+
+    @property
+    def baseline(self) -> str:
+        """What it is called as a baseline of gains; empty if it is not one."""
+        return "" if self.known is None else self.known.baseline
 
     @cached_property
     def hours_interval(self) -> list[tuple[float | None, float | None]]:
@@ -121,7 +120,7 @@ class Outcome:
     @property
     def reference_name(self) -> str:
         """What sentences about gains call the reference."""
-        return baseline_of(self.reference_seeds[0].scheme) or self.reference
+        return self.reference_baseline or self.reference
 
     @property
     def is_reference(self) -> bool:
@@ -214,12 +213,6 @@ class Outcome:
         return _gain(self.target, self.seeds, self.reference_seeds, clock)
 
 
-def baseline_of(scheme: str) -> str:
-    """Return what a scheme is called as a baseline of gains; empty if it is not one."""
-    known = SCHEMES.get(scheme)
-    return "" if known is None else str(known.baseline)
-
-
 def median_of_all(values: Sequence[float | None]) -> float | None:
     """Return the median; None where a seed has no value."""
     met = [value for value in values if value is not None]
@@ -247,14 +240,22 @@ def outcomes_of(tables: RunTables, target: float | None = None) -> list[Outcome]
     summary = []
     for cell, seeds in by_cell.items():
         known = tables.cells.get(cell)
-        config = tables.experiment if known is None else known.experiment
-        reference = by_cell[references[seeds[0].group]]
-        wanted = config.training.target if target is None else target
+        where = references[seeds[0].group]
+        reference = by_cell[where]
+        planned = tables.experiment.training.target if known is None else known.target
+        wanted = planned if target is None else target
         source = ""
         if wanted is None:
             wanted, source = _automatic_target(reference)
+        compared = tables.cells.get(where)
         made = Outcome(
-            config.data.name, wanted, seeds, reference, known=known, target_source=source
+            tables.experiment.data.name if known is None else known.dataset,
+            wanted,
+            seeds,
+            reference,
+            known=known,
+            target_source=source,
+            reference_baseline="" if compared is None else compared.baseline,
         )
         summary.append(made)
     return summary
@@ -262,13 +263,10 @@ def outcomes_of(tables: RunTables, target: float | None = None) -> list[Outcome]
 
 def _reference(rivals: Sequence[Curve], tables: RunTables) -> str:
     """Return the cell that gains are over: a baseline in its plainest setting, or the first."""
-    baselines = dict.fromkeys(curve.cell for curve in rivals if baseline_of(curve.scheme))
-
-    def settings(cell: str) -> int:
-        known = tables.cells.get(cell)
-        return 0 if known is None else len(known.scheme.model_dump(exclude_none=True))
-
-    return min(baselines, key=settings, default=rivals[0].cell)
+    known = {curve.cell: tables.cells.get(curve.cell) for curve in rivals}
+    baselines = [cell for cell in known.values() if cell is not None and cell.baseline]
+    plainest = min(baselines, key=lambda cell: len(cell.scheme_settings), default=None)
+    return rivals[0].cell if plainest is None else plainest.id
 
 
 def _automatic_target(reference: Sequence[Curve]) -> tuple[float, str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import cells
 from codedfedl.tracking import Broadcast, Tracker, finite
 
 __all__ = ["Sender", "send_run"]
@@ -36,7 +35,7 @@ class Sender:
         self, directory: RunDirectory, trackers: Iterable[Tracker], say: Callable[[str], object]
     ) -> None:
         self.directory, self._sent = directory, 0
-        settings = {cell.label: cell.settings for cell in cells(directory.experiment())}
+        settings = {cell.label: cell.settings for cell in RunTables(directory).cells.values()}
         self.broadcast = Broadcast(trackers, directory.path.name, settings, say)
 
     def send(self) -> None:

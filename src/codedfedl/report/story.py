@@ -12,7 +12,7 @@ from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.report.federation import distance_rows
 from codedfedl.report.reading import Columns, Curve, RunTables
-from codedfedl.report.results import Outcome, baseline_of, median_of_all, outcomes_of
+from codedfedl.report.results import Outcome, median_of_all, outcomes_of
 from codedfedl.report.verdict import best
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
@@ -20,7 +20,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.status import Status
 from codedfedl.runs.watching import probed_seconds
-from codedfedl.schemes import SCHEMES
 
 __all__ = ["PARTS", "SHOWN_CLIENTS", "Story", "distinct"]
 
@@ -135,12 +134,11 @@ class Story:
     @cached_property
     def shown(self) -> list[str]:
         """The cells whose rounds and clients are shown: the best of each featured scheme."""
-        names = [name for name, scheme in SCHEMES.items() if scheme.featured]
-        best_cells = []
-        for scheme in sorted(names, key=lambda name: not baseline_of(name)):
-            same = [o for o in self.outcomes if o.scheme == scheme]
-            if same:
-                best_cells.append((best(same, "total_hours") or same[0]).cell)
+        featured = [o for o in self.outcomes if o.known is not None and o.known.featured]
+        by_scheme: dict[str, list[Outcome]] = {}
+        for outcome in sorted(featured, key=lambda o: (not o.baseline, o.scheme)):
+            by_scheme.setdefault(outcome.scheme, []).append(outcome)
+        best_cells = [(best(same, "total_hours") or same[0]).cell for same in by_scheme.values()]
         return best_cells or [self.outcomes[0].cell]
 
     @property

@@ -14,8 +14,8 @@ from codedfedl.report.figures import PAGE
 from codedfedl.report.results import Outcome, median_of_all
 from codedfedl.report.units import UNITS, Unit
 from codedfedl.report.verdict import CLOCKS, best, races, span, verdict
-from codedfedl.runs.config import Experiment
-from codedfedl.runs.grid import RESULTS, SCHEME, Cell, cells, names
+from codedfedl.runs.described import KnownCell
+from codedfedl.runs.grid import RESULTS, SCHEME, names
 from codedfedl.runs.labels import distinct_labels
 
 __all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
@@ -25,7 +25,7 @@ __all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
 class _Place:
     """A setting, where it is in the grid, and its results."""
 
-    cell: Cell
+    cell: KnownCell
     outcome: Outcome
 
     @property
@@ -34,19 +34,18 @@ class _Place:
         return self.cell.values
 
 
-def _placed(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[_Place]:
-    by_cell = {outcome.cell: outcome for outcome in outcomes}
-    return [_Place(cell, by_cell[cell.id]) for cell in cells(experiment)]
+def _placed(outcomes: Sequence[Outcome]) -> list[_Place]:
+    return [_Place(o.known, o) for o in outcomes if o.known is not None]
 
 
-def sweep_columns(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+def sweep_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     """Return the grid as a table: a row per setting and seed, with its place on every axis."""
-    placed = _placed(experiment, outcomes)
+    placed = _placed(outcomes)
     words = names(placed[0].values)
     columns: dict[str, list[Any]] = {}
     for place in placed:
         o = place.outcome
-        for s, seed in enumerate(experiment.seeds):
+        for s, seed in enumerate(curve.seed for curve in o.seeds):
             axes = {words[key]: value for key, value in place.values.items() if key != SCHEME}
             results = (
                 o.setting,
@@ -62,9 +61,9 @@ def sweep_columns(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[s
     return columns
 
 
-def sweep_verdict(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[str]:
+def sweep_verdict(outcomes: Sequence[Outcome]) -> list[str]:
     """Say which setting is fastest, and the best value of each axis that not all schemes have."""
-    sentences, placed = verdict(outcomes), _placed(experiment, outcomes)
+    sentences, placed = verdict(outcomes), _placed(outcomes)
     words = names(placed[0].values)
     for key in placed[0].values:
         having = [place for place in placed if place.values[key] is not None]
@@ -81,11 +80,9 @@ def sweep_verdict(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[s
     return sentences
 
 
-def sweep_figure(
-    experiment: Experiment, outcomes: Sequence[Outcome], unit: Unit = UNITS[0]
-) -> Figure:
+def sweep_figure(outcomes: Sequence[Outcome], unit: Unit = UNITS[0]) -> Figure:
     """Draw the time to the target against the grid's first axis, a line for all else."""
-    placed = _placed(experiment, outcomes)
+    placed = _placed(outcomes)
     axes = {key: dict.fromkeys(p.values[key] for p in placed) for key in placed[0].values}
     chosen = next((key for key, values in axes.items() if len(values) > 1), next(iter(axes)))
     lines = _lines(placed, chosen)

@@ -2,7 +2,8 @@
 
 Each file holds its number and the hash of the file before it; the first holds the hash of what the
 run began with. `head.json` holds the number and hash of the last file, and is written after it: a
-kill between the two leaves one file more than it says, never one less.
+kill between the two leaves one file more than it says, never one less. That file is adopted if it
+is whole, and the head is written again before the next file; if it is torn, it never was.
 """
 
 import hashlib
@@ -49,11 +50,16 @@ class Chain:
     ----------
     first
         Returns the hash that the first file holds in place of a previous file's.
+    is_whole
+        Says whether the content of a file was written to its end.
     """
 
-    def __init__(self, folder: Path, first: Callable[[], str]) -> None:
-        self.folder, self._first = folder, first
+    def __init__(
+        self, folder: Path, first: Callable[[], str], is_whole: Callable[[bytes], bool]
+    ) -> None:
+        self.folder, self._first, self._is_whole = folder, first, is_whole
         self._last: tuple[int, str] | None = None  # how many files, and the hash of the last
+        self._in_head: tuple[int, str] = (0, "")
 
     @property
     def head(self) -> Path:
@@ -61,13 +67,14 @@ class Chain:
         return self.folder / "head.json"
 
     def paths(self) -> list[Path]:
-        """Return the files by their names, unchecked."""
-        return sorted(self.folder.glob("[0-9]*-*.npz"))
+        """Return the files by their names; without a last one that is torn."""
+        return self._files()[0]
 
     def links(self) -> Iterator[Link]:
         """Read all files in order; what is missing, doubled or changed is an error."""
-        paths, before = self.paths(), self._first()
-        count, last = self._said(len(paths))
+        (paths, count, last), before = self._files(), self._first()
+        if len(paths) > 1 and not self.head.is_file():
+            raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
         if len(paths) < count:
             raise InputError(
                 f"{self.folder} holds {len(paths)} exchanges where {self.head.name} says {count}: "
@@ -84,7 +91,7 @@ class Chain:
             before = digest(content)
             if number == count - 1 and last and before != last:
                 raise self.damaged(path, "was changed since it was written")
-        self._last = len(paths), before
+        self._last, self._in_head = (len(paths), before), (count, last)
 
     def damaged(self, path: Path, why: str) -> InputError:
         """Return the error for a file that cannot be used."""
@@ -98,22 +105,35 @@ class Chain:
                 pass
         assert self._last is not None
         number, before = self._last
+        if number and self._in_head != self._last:  # a kill came between the last file and it
+            self._write_head()
+        for torn in self.folder.glob(f"{number:06d}-*.npz"):
+            torn.unlink()
         content = make(number, before)
         with durable(self.folder / f"{number:06d}-{kind}.npz") as file:
             file.write(content)
         self._last = number + 1, digest(content)
+        self._write_head()
+
+    def _write_head(self) -> None:
+        assert self._last is not None
         with durable(self.head) as file:
             document = {"count": self._last[0], "last": self._last[1]}
             file.write(json.dumps(document).encode())
+        self._in_head = self._last
 
-    def _said(self, found: int) -> tuple[int, str]:
+    def _files(self) -> tuple[list[Path], int, str]:
+        """Return the files, how many the head counts, and the hash of the last of those."""
+        count, last = self._said()  # first: another process may be adding files
+        files = sorted(self.folder.glob("[0-9]*-*.npz"))
+        if len(files) > count and not self._is_whole(files[-1].read_bytes()):
+            files.pop()
+        return files, count, last
+
+    def _said(self) -> tuple[int, str]:
         """Return how many files there must be at least, and the hash of the last of those."""
-        if not self.head.is_file():
-            if found > 1:
-                raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
-            return 0, ""
-        text = self.head.read_text("utf-8", errors="replace")
-        if not text:  # emptied by the operator: the files that exist are all
+        text = self.head.read_text("utf-8", errors="replace") if self.head.is_file() else ""
+        if not text:  # not yet written, or emptied by the operator: the files that exist are all
             return 0, ""
         try:
             document = json.loads(text)

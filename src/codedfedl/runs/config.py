@@ -30,7 +30,8 @@ from codedfedl.learning.features import (
 )
 from codedfedl.learning.training import Schedule
 from codedfedl.runs.labels import distinct_labels
-from codedfedl.schemes import Scheme, make_scheme, scheme_class
+from codedfedl.runs.settings import checked_scheme, table_key
+from codedfedl.schemes import Scheme, scheme_class
 
 __all__ = ["Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
 
@@ -42,6 +43,8 @@ def _known_features(kind: str) -> str:
 
 
 FeatureKind = Annotated[str, AfterValidator(_known_features)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy's RandomState takes it
+_MOST_ROUNDS = 10_000_000
 
 
 class _Table(BaseModel):
@@ -98,7 +101,7 @@ class FeaturesConfig(_Table):
 
     kind: FeatureKind = "fourier"
     n_components: int = Field(500, ge=1)
-    sigma: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    sigma: Annotated[float, Field(gt=0, le=1e100)] | Literal["auto"] = "auto"
     image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     patch: PositiveInt | None = None
     stride: PositiveInt | None = None
@@ -129,12 +132,12 @@ class TrainingConfig(_Table):
     at its minimum; if it is false, of none, which saves the Gram matrix of all points.
     """
 
-    epochs: int = Field(100, ge=1)
-    step: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    epochs: int = Field(100, ge=1, le=_MOST_ROUNDS)
+    step: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
     decay: float = Field(0.8, gt=0, le=1)
-    decay_epochs: list[int] = []
-    ridge: float = Field(1e-4, ge=0)
-    target: float | None = None
+    decay_epochs: list[NonNegativeInt] = []
+    ridge: float = Field(1e-4, ge=0, allow_inf_nan=False)
+    target: float | None = Field(None, allow_inf_nan=False)
     objective: bool | None = None
 
 
@@ -178,7 +181,7 @@ class FederationConfig(_Table):
     """
 
     clients: int = Field(ge=1)
-    rounds: int = Field(10, ge=1)
+    rounds: int = Field(10, ge=1, le=_MOST_ROUNDS)
     deadline: float | None = Field(None, gt=0)
     test: str | None = None
     ready_timeout: float = Field(180.0, gt=0)
@@ -221,6 +224,10 @@ class SchemeConfig(BaseModel):
     @property
     def label(self) -> str:
         """A label that distinguishes settings of one scheme."""
+        return self.labelled(self.plain_name)
+
+    def labelled(self, name: str) -> str:
+        """Return the label with a name for the scheme."""
         shares = ("redundancy", "drop")  # what a percentage says by itself
         values = [
             f"{100 * value:.4g}%"
@@ -232,7 +239,7 @@ class SchemeConfig(BaseModel):
         code = [str(self.settings[key]) for key in ("code", "nonzeros") if key in self.settings]
         values += [word for word in (" ".join(code), self.features) if word]
         values += ["secure sums"] if self.secure else []
-        return ", ".join([" ".join([self.plain_name, *values[:1]]), *values[1:]])
+        return ", ".join([" ".join([name, *values[:1]]), *values[1:]])
 
 
 class Experiment(_Table):
@@ -243,7 +250,7 @@ class Experiment(_Table):
     """
 
     title: str = ""
-    seeds: list[NonNegativeInt] = Field([0], min_length=1)
+    seeds: list[Seed] = Field([0], min_length=1)
     data: DataConfig = DataConfig()
     fleet: FleetConfig = FleetConfig()
     features: FeaturesConfig = FeaturesConfig()
@@ -340,13 +347,13 @@ class Experiment(_Table):
 
     def build_schemes(self) -> dict[str, Scheme]:
         """Return the schemes by their labels."""
-        if not self.schemes:
+        given = self.schemes
+        if not given:
             raise InputError("schemes: there is none; add a [[schemes]] table")
-        if any(config in self.schemes[:place] for place, config in enumerate(self.schemes)):
+        if len({table_key(config) for config in given}) < len(given):
             raise InputError("schemes: two have the same name and settings; remove one")
-        built = [make_scheme(config.name, config.settings) for config in self.schemes]
+        built = [checked_scheme(config.name, config.settings) for config in given]
         labels = distinct_labels(
-            [config.label for config in self.schemes],
-            [config.model_dump() for config in self.schemes],
+            [config.label for config in given], [config.model_dump() for config in given]
         )
         return dict(zip(labels, built, strict=True))

@@ -7,7 +7,6 @@ disk, leaves the last good one.
 import json
 import platform
 import time
-import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,9 +24,12 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.locks import lock
 from codedfedl.io.tables import write_table
+from codedfedl.io.toml import read_toml
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.described import CELLS, cells_text, described
 from codedfedl.runs.documents import check
+from codedfedl.runs.grid import cells
 from codedfedl.runs.status import Status, StatusFile, reason
 
 __all__ = ["Checkpoint", "RunDirectory"]
@@ -47,7 +49,12 @@ _MAY_CHANGE = (
 _STOP = "stop"  # the file that asks a run to end
 _LOCK = ".lock"  # of the process that works on the run
 _COMMAND = ".command"  # locked by a command that starts such a process
-_BEFORE = ("environment.json", _LOCK, _COMMAND)  # left by a run that was killed before it began
+_BEFORE = (
+    "environment.json",
+    CELLS,
+    _LOCK,
+    _COMMAND,
+)  # left by a run that was killed before it began
 _PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
 
 
@@ -244,6 +251,8 @@ class RunDirectory:
     def _write_config(self, experiment: Experiment) -> None:
         unused = set() if experiment.grid else {"grid"}
         document = experiment.model_dump(exclude_none=True, exclude=unused)
+        every = [described(cell) for cell in cells(experiment)]
+        self._replace(CELLS, lambda p: p.write_text(cells_text(every), "utf-8"))
         self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
 
     def experiment(self) -> Experiment:
@@ -251,10 +260,7 @@ class RunDirectory:
         path = self.path / "config.toml"
         if not path.is_file():
             raise InputError(f"{self.path} is not a run directory: it has no config.toml")
-        try:
-            return check(tomllib.loads(path.read_text("utf-8")), str(path))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"cannot read {path}: {error}") from None
+        return check(read_toml(path), str(path))
 
     def privacy(self) -> dict[str, Any]:
         """Return what ``privacy.json`` says; nothing where no setting is private."""

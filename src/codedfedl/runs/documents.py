@@ -1,6 +1,5 @@
 """A TOML file turned into an experiment, or an error that says what is wrong and where."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,20 @@ from pydantic_core import ErrorDetails
 
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
-from codedfedl.io.names import nearest
+from codedfedl.io.names import nearest, shortened
+from codedfedl.io.toml import read_toml
 from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.runs.overrides import set_key
 
-__all__ = ["changed", "check", "read_experiment", "table_keys"]
+__all__ = ["changed", "check", "check_trusted", "modules_of", "read_experiment", "table_keys"]
 
 
 def read_experiment(
     path: str | Path,
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
+    *,
+    trust: bool = False,
 ) -> Experiment:
     """Read a TOML file, with some values changed.
 
@@ -30,15 +32,33 @@ def read_experiment(
         Values by their keys, such as ``{"training.epochs": 7}``.
     options
         The option by which a user gave a key, for errors.
+    trust
+        Whether a run's own ``config.toml``, which may be somebody else's, may name Python modules.
+        Any other file is the user's own experiment, and may.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"cannot read {path}: there is no such file")
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+    document = read_toml(path)
+    if path.name == "config.toml" and (path.parent / "environment.json").is_file():
+        check_trusted(check(dict(document), str(path)), path.parent, trust=trust)
     return changed(document, changes or {}, str(path), options)
+
+
+def modules_of(experiment: Experiment) -> list[str]:
+    """Return the Python code that an experiment would import, as ``module:member``."""
+    named = [scheme.name for scheme in experiment.schemes] + [experiment.features.encoder]
+    for key, values in experiment.grid.items():
+        if key.rpartition(".")[2] in ("scheme", "encoder"):
+            named += [str(value) for value in values]
+    return [name for name in named if name is not None and ":" in name]
+
+
+def check_trusted(experiment: Experiment, run: Path, *, trust: bool) -> None:
+    """Refuse to import what a run directory names, unless its user trusts it."""
+    if (modules := modules_of(experiment)) and not trust:
+        raise InputError(
+            f"{run} names the Python code {', '.join(modules)}, which would be imported "
+            "and run: read it, and if you trust it, add --trust"
+        )
 
 
 def changed(
@@ -106,14 +126,14 @@ def check(
             hint = nearest(str(first["loc"][-1]), list(table.model_fields))
             below = (known for known in options or {} if known.startswith(f"{key}."))
             option = option or (options or {}).get(next(below, ""), "")
-            raise InputError(f"{option or where}: unknown key {key!r}: {hint}") from None
+            raise InputError(f"{option or where}: unknown key {shortened(key)}: {hint}") from None
         same = [one for one in error.errors() if one["input"] is first["input"]]
         first_wanted, *others = dict.fromkeys(_wanted(one) for one in same)
         wanted = ", or ".join([first_wanted, *(word.removeprefix("must be ") for word in others)])
         if first["type"] == "missing":
             raise InputError(f"{where}: {key} is missing: add it") from None
         given = first["input"]
-        raise InputError(f"{option or f'{where}: {key}'} is {given!r}: {wanted}") from None
+        raise InputError(f"{option or f'{where}: {key}'} is {shortened(given)}: {wanted}") from None
 
 
 _WANTED = {

@@ -1,7 +1,7 @@
 """A federation's records, in the tables that a simulation writes: one report serves both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from codedfedl._types import FloatArray
 from codedfedl.core.record import Record, metric_name
 from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.described import KnownCell, described
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_schedule
 from codedfedl.runs.grid import cells
@@ -31,7 +32,7 @@ class Ending:
     planned_share : array of shape (n,)
         The share of rounds in which each client was planned to arrive; NaN: not planned.
     facts
-        Of the scheme and the test points.
+        Of the scheme, the test points and the training, as far as they are known.
     model
         The last one.
     """
@@ -47,22 +48,25 @@ def write_records(
     directory: RunDirectory, experiment: Experiment, journal: Journal, ending: Ending
 ) -> None:
     """Write the tables of the run, and its refusals."""
-    for name, columns in record_tables(experiment, journal.records(), ending).items():
+    (cell,) = cells(experiment)
+    facts = {**ending.facts, **_run_facts(experiment, ending.model)}
+    known = replace(ending, facts=facts)
+    seed, records = experiment.seeds[0], journal.records()
+    for name, columns in record_tables(described(cell), seed, records, known).items():
         directory.write(f"{name}.parquet", columns)
 
 
 def record_tables(
-    experiment: Experiment, records: Sequence[Record], ending: Ending
+    cell: KnownCell, seed: int, records: Sequence[Record], ending: Ending
 ) -> dict[str, dict[str, Any]]:
     """Return the tables of the run by their names, with refusals and distances."""
-    (cell,) = cells(experiment)
     run = CellRun(
         cell=cell,
-        seed=experiment.seeds[0],
+        seed=seed,
         metric=metric_name(ending.members.classes),
         records=records,
         clients=_client_columns(ending, records),
-        facts={**ending.facts, **_run_facts(experiment, ending.model)},
+        facts=ending.facts,
     )
     names = ending.members.names
     refusals = [(e.round + 1, names[j], why) for e in records for j, why in e.refusals]

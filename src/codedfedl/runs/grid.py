@@ -10,7 +10,7 @@ from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
-from codedfedl.io.names import nearest
+from codedfedl.io.names import nearest, shortened
 from codedfedl.runs.config import Experiment, SchemeConfig
 from codedfedl.runs.documents import check, table_keys
 from codedfedl.runs.labels import distinct_labels, flattened
@@ -205,6 +205,8 @@ def _checked(experiment: Experiment) -> dict[str, list[Any]]:
             raise InputError("grid.seeds: seeds are not an axis; write seeds = [0, 1] at the top")
         if full in grid:
             raise InputError(f"grid.{key} is listed twice: remove one")
+        if full == SCHEME and not all(isinstance(value, str) for value in values):
+            raise InputError(f"grid.{key} is {shortened(values)}: write names of schemes")
         grid[full] = values
     return grid
 

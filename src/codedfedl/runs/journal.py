@@ -8,11 +8,12 @@ lost, duplicated or changed since it was written is an error (`chain.py`), never
 
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.exchanges_folder, self.parity_folder = folder / "exchanges", folder / "parity"
-        self._chain = Chain(self.exchanges_folder, self._beginning)
+        self._chain = Chain(self.exchanges_folder, self._beginning, _is_whole)
         self._points_behind: dict[int, int] = {}
 
     @property
@@ -293,3 +294,12 @@ class Journal:
         """Return the hash of what the exchanges depend on: the members, and their measurements."""
         paths = (self.folder / "members.json", self.traces)
         return digest(b"".join(path.read_bytes() for path in paths if path.is_file()))
+
+
+def _is_whole(content: bytes) -> bool:
+    """Say whether an exchange's file was written to its end, by its own checksums."""
+    try:
+        with ZipFile(io.BytesIO(content)) as archive:
+            return archive.testzip() is None
+    except (BadZipFile, EOFError, ValueError, zlib.error):
+        return False

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from codedfedl.errors import InputError
+from codedfedl.io.toml import parse_toml
 
 __all__ = ["parse_overrides", "parse_value", "set_key"]
 
@@ -31,7 +32,7 @@ def parse_overrides(texts: Iterable[str], option: str = "--set") -> dict[str, An
 def parse_value(text: str) -> Any:
     """Read a value as TOML does; a bare word is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 

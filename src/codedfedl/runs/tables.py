@@ -19,8 +19,8 @@ from codedfedl.core.record import (
 )
 from codedfedl.errors import InputError
 from codedfedl.io.tables import repeated
+from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import Cell
 
 __all__ = ["COMMON", "CellRun", "planned_share", "stated_facts", "tables_of", "write_tables"]
 
@@ -43,7 +43,7 @@ class CellRun:
         that the scheme states.
     """
 
-    cell: Cell
+    cell: KnownCell
     seed: int
     metric: str
     records: Sequence[Record]
@@ -65,7 +65,7 @@ def write_tables(directory: RunDirectory, runs: Sequence[CellRun]) -> None:
 def tables_of(runs: Sequence[CellRun]) -> dict[str, dict[str, Any]]:
     """Return the tables that `write_tables` writes, by their names."""
     parts: dict[str, list[dict[str, Any]]] = {}
-    stated = (name for run in runs for name in _checked(run.cell.scheme.name, run.facts))
+    stated = (name for run in runs for name in _checked(run.cell.scheme, run.facts))
     facts = tuple(dict.fromkeys((*FACTS, *RUN_FACTS, *stated)))
     for run in runs:
         for name, columns in _columns(run, facts).items():
@@ -115,8 +115,8 @@ def _columns(run: CellRun, names_of_facts: Sequence[str]) -> dict[str, dict[str,
         "cell": cell.id,
         "setting": cell.label,
         "group": cell.group,
-        "scheme": cell.scheme.plain_name,
-        "redundancy": float(cell.scheme.settings.get("redundancy", np.nan)),
+        "scheme": cell.scheme,
+        "redundancy": np.nan if cell.redundancy is None else float(cell.redundancy),
         "as_in_paper": cell.as_in_paper,
         "seed": run.seed,
     }

@@ -18,6 +18,7 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.devices import Fleet, read_fleet
 from codedfedl.runs.advice import Conduct
+from codedfedl.runs.described import known_cells
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.ending import Ending, record_tables
 from codedfedl.runs.exchange import Exchange, exchange_columns
@@ -74,7 +75,14 @@ class Sight:
         fleet = _fleet(self.directory.path / "fleet.csv", self.members)
         unknown = np.full(clients, np.nan)
         ending = Ending(self.members, fleet, unknown, {}, np.zeros(0))
-        return record_tables(self.directory.experiment(), self.records, ending)
+        experiment = self.directory.experiment()
+        known = known_cells(self.directory.path, experiment)
+        if len(known) != 1:
+            raise InputError(
+                f"{self.directory.path} says of {len(known)} settings what they are, where a "
+                "federation has one: report it once it has ended"
+            )
+        return record_tables(known[0], experiment.seeds[0], self.records, ending)
 
 
 def look(directory: RunDirectory) -> Sight:

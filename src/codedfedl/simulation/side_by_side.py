@@ -8,9 +8,9 @@ from functools import partial
 from queue import Empty
 from typing import Any
 
+from codedfedl.io.memory import memory
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.memory import memory
 from codedfedl.simulation.progress import Progress, Watch, on_host
 from codedfedl.simulation.run import simulate
 from codedfedl.simulation.threads import usable_threads

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import IntArray
+from codedfedl.io.memory import memory
 from codedfedl.learning.features import FeatureMap
-from codedfedl.simulation.memory import memory
 
 __all__ = ["POINTS_AT_ONCE", "Streamed", "ahead", "too_large"]
 

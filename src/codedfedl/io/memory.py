@@ -1,13 +1,16 @@
-"""How much memory there is."""
+"""How much memory there is, and files that would not fit into it."""
 
 import os
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-__all__ = ["memory"]
+from codedfedl.errors import InputError
+
+__all__ = ["check_room", "memory"]
 
 _GROUPS = Path("/sys/fs/cgroup")
+_SHARE = 0.5  # of the memory: what is read is copied at least once
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container, in versions 2 and 1
 
 
@@ -20,3 +23,13 @@ def memory(groups: Path = _GROUPS) -> float:
         with suppress(ValueError, OSError):  # no such file, or the word max
             found.append(float((groups / limit).read_text()))
     return min(found)
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Refuse a file that takes more than half of the memory when it is unpacked, before it is."""
+    there = memory()
+    if needed > _SHARE * there:
+        raise InputError(
+            f"{path} takes {needed:,} bytes of memory when it is read, more than half of the "
+            f"{there:,.0f} that there are: split it, or use a machine with more memory"
+        )
