@@ -284,6 +284,7 @@ class TestSimulate:
         assert re.fullmatch(r"seed 0: 5 rounds in \d+\.\d s", lines[2])
         files = {path.name for path in out.iterdir()}
         assert files == {
+            ".lock",
             "cells.json",
             "config.toml",
             "environment.json",

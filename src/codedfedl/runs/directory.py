@@ -80,7 +80,13 @@ class RunDirectory:
             raise InputError(f"{self.path} is not empty: {again}choose another --out")
 
     def open(self, experiment: Experiment, *, resume: bool, threads: int | None = None) -> None:
-        """Make the directory for a new run, or check that it belongs to this one."""
+        """Make the directory for a new run, or check that it belongs to this one.
+
+        Parameters
+        ----------
+        threads
+            Of the linear algebra, as far as it is known.
+        """
         with self._owned(experiment, resume, threads):
             pass
 
@@ -124,13 +130,7 @@ class RunDirectory:
     def opened(
         self, experiment: Experiment, *, resume: bool = True, threads: int | None = None
     ) -> Iterator[StatusFile]:
-        """Begin or resume a run, locked against other processes; a kill releases the lock.
-
-        Parameters
-        ----------
-        threads
-            Of the linear algebra, as far as it is known.
-        """
+        """Begin or resume a run, locked against other processes; a kill releases the lock."""
         with self._owned(experiment, resume, threads), self.status.tracked() as status:
             yield status
 
