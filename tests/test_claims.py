@@ -99,6 +99,22 @@ def test_a_capped_federation_replays(tmp_path: Path) -> None:
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
+def test_a_claim_has_no_more_weight_in_the_common_scale(tmp_path: Path) -> None:
+    """All count for as many points, so that the means are those of the nodes' means."""
+    means: list[Any] = []
+
+    def deal(shards: list[Path]) -> None:
+        claim_more(shards)
+        means.extend(read_shard(path).inputs.mean(axis=0) for path in shards)
+
+    lied_to(tmp_path, UNCODED, None, rounds=1, deal=deal, heaviest=1.0, scale=True, fall=1.0)
+    members = Journal(tmp_path / "run").members()
+    assert members is not None
+    assert members.claimed[LIARS[0]] == 720
+    weights = np.array(members.points) / sum(members.points)
+    np.testing.assert_allclose(members.scaling["low"], weights @ np.array(means), rtol=1e-6)
+
+
 CLAIMS = st.lists(st.integers(10, 10**6), min_size=5, max_size=40)
 
 

@@ -185,9 +185,9 @@ class Judge:
 def intolerable(measured: Mapping[int, Measured], tolerance: float) -> dict[int, str]:
     """Return the clients too far from their parity, whatever the others sent, and why."""
     return {
-        j: f"gradient lies {one.distance:.3g} times its expected error from the client's parity"
-        for j, one in measured.items()
-        if not one.distance <= tolerance
+        j: f"gradient lies {answer.distance:.3g} times its expected error from the client's parity"
+        for j, answer in measured.items()
+        if not answer.distance <= tolerance
     }
 
 
@@ -252,7 +252,7 @@ def _slack(measured: Mapping[int, Measured], few: int) -> float:
 
 
 def _median_rows(measured: Mapping[int, Measured]) -> float:
-    return float(np.median([one.rows for one in measured.values()]))
+    return float(np.median([answer.rows for answer in measured.values()]))
 
 
 def _low_median(values: Sequence[float]) -> float:

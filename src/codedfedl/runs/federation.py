@@ -137,10 +137,10 @@ def start(
     return _started(scheme.within(limits), experiment, members, found, model)
 
 
-def _by_most(found: Fit) -> Fit:
+def _by_most(measured: Fit) -> Fit:
     """Return the fit as if no minority were much slower than all others."""
-    traces = without_minority(found.traces)
-    return found if traces is found.traces else fit(traces, found.fleet.points)
+    traces = without_minority(measured.traces)
+    return measured if traces is measured.traces else fit(traces, measured.fleet.points)
 
 
 def _typical_seconds(found: Fit) -> float:

@@ -316,7 +316,7 @@ class Coded(Scheme):
         names = [(f"features{b}", f"targets{b}") for b in range(state.task.batches)]
         made = (Quadratic.of(inbox.total(x), inbox.total(y)) for x, y in names)
         sure = [p.server_return_probability for p in state.plans]
-        parity = tuple(one if p == 1 else one / p for one, p in zip(made, sure, strict=True))
+        parity = tuple(part if p == 1 else part / p for part, p in zip(made, sure, strict=True))
         return replace(state, parity=parity)
 
     def is_steady(self, state: CodedState) -> bool:
