@@ -7,7 +7,7 @@ EXTRAS := .venv/.ready-extras
 NEWEST := .venv-newest
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
-.PHONY: help demo test test-browser test-engine test-engine-short test-engine-turn test-extras test-newest test-slow lint types imports docs tests bench clean
+.PHONY: help demo test test-browser test-engine test-engine-short test-engine-turn test-extras test-newest test-search test-slow lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ tests: $(DEV) # a process for each core; each does its linear algebra by itself
 
 test-slow: $(DEV) ## README and tutorials block by block, Table 1, whole commands, statistics of many draws
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m slow -n auto --dist worksteal
+
+test-search: $(DEV) ## Search for asks that give points away, and for records that move a sum too far; new ones each time
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest tests/test_limits.py -n auto --hypothesis-profile search
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium
 	$(BIN)/pytest tests/test_browser.py tests/test_browser_live.py -m browser

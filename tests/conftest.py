@@ -14,6 +14,8 @@ from codedfedl.cli import main
 # The same examples every time: a red check means a changed program, not an unlucky draw.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
+# New examples every time, for what an attacker may find: --hypothesis-profile search.
+settings.register_profile("search", derandomize=False, deadline=None, max_examples=500)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codedfedl._types import FloatArray
@@ -274,7 +274,6 @@ JOBS = st.builds(
 ASKS = st.tuples(WORKS, LOADS, JOBS, st.sampled_from([None, 0.0]), st.integers(0, POINTS))
 
 
-@settings(max_examples=150, deadline=None)
 @given(asks=st.lists(ASKS, max_size=8))
 def test_no_series_of_asks_shows_few_points(asks: list[Any]) -> None:
     """With every job accepted: all sums, and all differences of sums, are over many points."""
@@ -293,7 +292,6 @@ NUMBERS: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(kind=st.sampled_from(sorted(WORK)), values=st.lists(NUMBERS, min_size=8, max_size=8))
 def test_fields_of_any_value_are_refused_or_right(kind: str, values: list[Any]) -> None:
     """A field outside its rule is an InputError, never another error and never let through."""
@@ -348,7 +346,6 @@ def private_sum(kind: int, values: list[float], direction: FloatArray) -> Privat
     return ClippedGradient(min(chance, 1.0), cap, 2.0**12, direction, radius, residual)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     kind=st.sampled_from([0, 1]),
     values=st.lists(st.floats(0.01, 50), min_size=4, max_size=4),
