@@ -218,6 +218,14 @@ def test_the_form_of_an_answer_is_checked_for_every_work(work: Work) -> None:
         assert len(str(refused.value)) <= 200
 
 
+def test_without_bounds_on_features_the_first_gradient_is_taken() -> None:
+    """The first model is 0, and ∞ · 0 is no bound; with bounds, the same gradient is too long."""
+    gradient, model = np.full((3, 2), 1e6, dtype=np.float32), np.zeros((3, 2))
+    Bounds.of(np.inf, classes=True).check_gradient(gradient, model, 5)
+    with pytest.raises(RefusedError, match="longer than 5 points"):
+        Bounds.of(2.0, classes=True).check_gradient(gradient, model, 5)
+
+
 # What is advised.
 
 

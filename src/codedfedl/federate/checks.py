@@ -44,7 +44,12 @@ class Bounds:
     def check_gradient(
         self, gradient: npt.NDArray[np.float32], model: npt.NDArray[Any], points: float
     ) -> None:
-        """Refuse what no `points` points can add up to: ‖Σ xrᵀ‖ ≤ Σ ‖x‖(‖x‖‖β‖ + ‖y‖)."""
+        """Refuse what no `points` points can add up to: ‖Σ xrᵀ‖ ≤ Σ ‖x‖(‖x‖‖β‖ + ‖y‖).
+
+        Without bounds on both features and labels there is none on a gradient.
+        """
+        if np.isinf(self.squared_features) or np.isinf(self.squared_targets):
+            return
         longest = np.sqrt(self.squared_features)
         each = longest * (longest * norm(model) + np.sqrt(self.squared_targets))
         if not norm(gradient) <= points * each * (1 + _ROUNDING):
