@@ -20,7 +20,7 @@ from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
-from tests.test_flower import SmallGrid
+from tests.test_flower import Direct, SmallGrid
 from tests.test_plain_sums import secure
 from tests.test_sums import private, share_spent
 
@@ -68,7 +68,7 @@ def test_a_private_federation_in_flower_messages(tmp_path: Path) -> None:
     shards = write_shards(experiment, load_dataset("digits"), tmp_path / "data")
     grid = NodesOnGrid(tmp_path, shards)
     said: list[str] = []
-    federate(FlowerTransport(grid), experiment, RunDirectory(tmp_path / "run"), said.append)
+    federate(FlowerTransport(grid, Direct), experiment, RunDirectory(tmp_path / "run"), said.append)
     exchanges = list(Journal(tmp_path / "run").exchanges())
     assert [one.record.arrived.sum() for one in exchanges[1:]] == [CLIENTS] * 3
     assert share_spent(tmp_path / "run") == pytest.approx(1.0)
@@ -82,7 +82,7 @@ def test_sums_without_noise_in_flower_messages(name: str, tmp_path: Path) -> Non
     shards = write_shards(experiment, load_dataset("digits"), tmp_path / "data")
     grid = NodesOnGrid(tmp_path, shards, epsilon_cap=inf, parity=name == "coded-newton")
     directory = RunDirectory(tmp_path / "run")
-    federate(FlowerTransport(grid), experiment, directory, lambda _: None)
+    federate(FlowerTransport(grid, Direct), experiment, directory, lambda _: None)
     exchanges = list(Journal(tmp_path / "run").exchanges())
     assert [one.record.arrived.sum() for one in exchanges[1:]] == [CLIENTS] * 3
     assert all(one.sums[name].dtype == np.uint32 for one in exchanges for name in one.sums)
