@@ -307,7 +307,7 @@ def test_a_long_list_of_numbers_is_not_taken_for_a_key() -> None:
 # Names that a terminal would obey.
 
 OBEYED = "\x1b]0;owned\x07\x1b[2J\x00phone\x9b31m\u202e!"
-SHOWN = r"\x1b]0;owned"
+SHOWN = r"\x1b]0;"
 
 
 def shown(run: Run, *words: object) -> str:
@@ -338,6 +338,8 @@ def test_errors_show_what_is_in_the_file_and_obey_none_of_it(tmp_path: Path, run
     assert r"points is '\x1b[2J'" in shown(run, "plan", fleet)
     fleet.write_text(f"{header},\x1b[31mcost\na,1,1,1,1,0,1\n")
     assert r"\x1b[31mcost" in shown(run, "plan", fleet)
+    np.savez(tmp_path / "other.npz", **{"\x1b[2J": np.ones(2)})
+    assert r"it holds \x1b[2J" in shown(run, "predict", tmp_path / "other.npz", "digits")
 
 
 def test_reports_show_labels_and_obey_none(tmp_path: Path, run: Run) -> None:
