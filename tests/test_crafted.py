@@ -2,13 +2,18 @@
 
 import json
 import zipfile
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
+from rich.panel import Panel
+from rich.text import Text
 
+from codedfedl.cli.output import Printing
 from codedfedl.errors import InputError
 from codedfedl.io.archives import read_arrays
 from codedfedl.learning.features import RandomFourier
@@ -297,3 +302,70 @@ def test_what_no_parser_takes_is_a_word(text: str) -> None:
 def test_a_long_list_of_numbers_is_not_taken_for_a_key() -> None:
     assert parse_value(f"[{', '.join(['0.5'] * 200)}]") == [0.5] * 200
     assert parse_value('"' + "a." * 200 + '"') == "a." * 200
+
+
+# Names that a terminal would obey.
+
+OBEYED = "\x1b]0;owned\x07\x1b[2Jphone\x9b31m\u202e!"
+SHOWN = r"\x1b]0;"
+
+
+def shown(run: Run, *words: object) -> str:
+    """Return what a command prints, in which nothing is left to obey."""
+    _, out, err = run(*words)
+    assert not any(mark in out + err for mark in OBEYED if not mark.isprintable())
+    return out + err
+
+
+def _traces(path: Path, name: str = OBEYED) -> Path:
+    rows = [{"client": name, "load": load, "total": load / 10 + 0.1} for load in (10, 20, 30, 40)]
+    columns = {key: [row[key] for row in rows * 5] for key in rows[0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_fit_and_plan_show_names_and_obey_none(tmp_path: Path, run: Run) -> None:
+    traces, fleet = _traces(tmp_path / "times.parquet"), tmp_path / "fleet.parquet"
+    assert SHOWN in shown(run, "fit", traces, "--out", fleet)
+    assert SHOWN in shown(run, "plan", fleet)
+    assert json.loads(run("plan", fleet, "--json")[1])["clients"][0]["client"] == OBEYED
+
+
+def test_errors_show_what_is_in_the_file_and_obey_none_of_it(tmp_path: Path, run: Run) -> None:
+    fleet = tmp_path / "fleet.csv"
+    header = "client,points,rate,alpha,packet_time,erasure"
+    fleet.write_text(f"{header}\na,\x1b[2J,1,1,1,0\n")
+    assert r"points is '\x1b[2J'" in shown(run, "plan", fleet)
+    fleet.write_text(f"{header},\x1b[31mcost\na,1,1,1,1,0,1\n")
+    assert r"\x1b[31mcost" in shown(run, "plan", fleet)
+    np.savez(tmp_path / "other.npz", **{"\x1b[2J": np.ones(2)})
+    assert r"it holds \x1b[2J" in shown(run, "predict", tmp_path / "other.npz", "digits")
+
+
+def test_reports_show_labels_and_obey_none(tmp_path: Path, run: Run) -> None:
+    chosen = ("fleet.clients=2", "features.n_components=8", 'schemes=[{name="uncoded"}]')
+    options = [option for word in chosen for option in ("--set", word)]
+    assert run("simulate", "demo", *options, "--out", tmp_path / "run")[0] == 0
+    for table in ("rounds", "clients", "settings", "timeline"):
+        path = tmp_path / "run" / f"{table}.parquet"
+        columns = pyarrow.parquet.read_table(path).to_pydict()
+        columns["setting"] = [OBEYED] * len(columns["setting"])
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    text = shown(run, "report", tmp_path / "run")
+    assert r"phone\x9b31m" in text.replace("\n", "").replace(" ", "")
+
+
+def test_predictions_show_classes_and_obey_none(model: Path, run: Run) -> None:
+    _with(model, classes=np.array([OBEYED, "b"]))
+    text = shown(run, "predict", model, model.with_name("points.npz"))
+    assert "phone" in text
+
+
+@pytest.mark.parametrize("renderable", [f"{OBEYED}\x00", Text(OBEYED), Panel(OBEYED)])
+def test_a_console_obeys_nothing_that_it_is_given(renderable: Any) -> None:
+    file = StringIO()
+    console = Printing(file=file, width=100, force_terminal=True)
+    console.print(renderable)
+    printed = file.getvalue()
+    assert r"\x1b[2Jphone" in printed
+    assert not any(mark in printed for mark in ("\x1b]", "\x1b[2J", "\x9b", "\u202e", "\x00"))

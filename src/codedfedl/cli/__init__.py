@@ -10,6 +10,7 @@ import typer
 from codedfedl import __version__
 from codedfedl.cli.lazy import LazyCommand, LazyGroup
 from codedfedl.errors import InputError
+from codedfedl.io.names import printable
 
 __all__ = ["Commands", "app", "main"]
 
@@ -147,5 +148,5 @@ def main() -> None:
 def _fail(sentence: str, code: int, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
-    print(f"codedfedl: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"codedfedl: {printable(' '.join(sentence.split()))}", file=sys.stderr)
     sys.exit(code)

@@ -5,16 +5,20 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from codedfedl.errors import InputError
+from codedfedl.io.names import printable
 
 __all__ = [
+    "Printing",
     "blaming",
     "json_number",
     "messages",
@@ -28,8 +32,28 @@ __all__ = [
 
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
 _LONG = 1.0  # seconds
-results = Console(highlight=False, markup=False, width=_PIPED_WIDTH)  # stdout
-messages = Console(stderr=True, highlight=False, markup=False)
+
+
+class Printing(Console):
+    """A console on which no text is obeyed: names in files may be anybody's."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **settings)
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """Escape a text before its width is measured."""
+        return super().render_str(printable(text), **settings)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Escape what came as something other than a text; leave rich's own control codes."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+results = Printing(width=_PIPED_WIDTH)  # stdout
+messages = Printing(stderr=True)
 
 
 @contextmanager

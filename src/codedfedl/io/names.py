@@ -1,14 +1,18 @@
-"""Names in sentences, and suggestions for misspelt ones."""
+"""Names in sentences, suggestions for misspelt ones, and names that a terminal would obey."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["listed", "nearest", "shortened"]
+__all__ = ["listed", "nearest", "printable", "shortened"]
 
 _MOST_NAMES = 20  # in a sentence
 _LONGEST = 40  # characters of one
 _MOST_COMPARED = 1000
 _LONGEST_VALUE = 200
+_OBEYED = re.compile(  # control characters but newline and tab, direction marks, half characters
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -32,3 +36,14 @@ def shortened(value: Any) -> str:
     """Return a value as Python writes it, of a long one the beginning: a sentence has one line."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def printable(text: str) -> str:
+    r"""Escape what a terminal would obey rather than show.
+
+    Examples
+    --------
+    >>> printable("phone\x1b[2J")
+    'phone\\x1b[2J'
+    """
+    return _OBEYED.sub(lambda match: ascii(match[0])[1:-1], text)
