@@ -559,7 +559,7 @@ def do(work, load, arrays):
 gradient = dict(kind="gradient", batch=0)
 do(gradient, 100, arrays)
 code = dict(name="dealt", nonzeros=1)
-do(dict(kind="block_parity", code=code, mixing=1000), 200_000, {})
+do(dict(kind="block_parity", code=code, mixing=1000, bits=16), 200_000, {})
 do(gradient, 200_000, arrays)
 pages = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")]
 print(pages[0] // 1024)

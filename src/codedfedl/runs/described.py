@@ -81,12 +81,13 @@ def described(cell: Cell) -> KnownCell:
     config, experiment = cell.scheme, cell.experiment
     scheme = checked_scheme(config.name, config.settings)
     disclosed = (on_sums(scheme) if config.secure else scheme).disclosure
+    exact = {f"schemes.{name}": value for name, value in config.settings.items()}  # ∞ is kept
     return KnownCell(
         id=cell.id,
         label=cell.label,
         group=cell.group,
         values=dict(cell.values),
-        settings=cell.settings,
+        settings=cell.settings | exact,
         dataset=experiment.data.name,
         fleet=experiment.fleet.name,
         target=experiment.training.target,
