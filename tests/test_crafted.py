@@ -338,7 +338,7 @@ def test_errors_show_what_is_in_the_file_and_obey_none_of_it(tmp_path: Path, run
     assert r"points is '\x1b[2J'" in shown(run, "plan", fleet)
     fleet.write_text(f"{header},\x1b[31mcost\na,1,1,1,1,0,1\n")
     assert r"\x1b[31mcost" in shown(run, "plan", fleet)
-    np.savez(tmp_path / "other.npz", **{"\x1b[2J": np.ones(2)})
+    np.savez(tmp_path / "other.npz", **{"\x1b[2J": np.ones(2)})  # type: ignore[arg-type]
     assert r"it holds \x1b[2J" in shown(run, "predict", tmp_path / "other.npz", "digits")
 
 
