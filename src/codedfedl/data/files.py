@@ -13,7 +13,7 @@ from codedfedl._types import FloatArray
 from codedfedl.data.dataset import check_finite, real_numbers, texts
 from codedfedl.errors import InputError
 from codedfedl.io.archives import array_names, read_arrays
-from codedfedl.io.names import listed, nearest
+from codedfedl.io.names import listed, nearest, shortened
 from codedfedl.io.tables import check_columns, load_table
 
 __all__ = [
@@ -200,5 +200,5 @@ def _refusal(
     row = int(np.argmax(wrong))
     cell = column[row].as_py()
     place = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
-    what = "is empty" if cell in (None, "") else f"is {cell!r}"
+    what = "is empty" if cell in (None, "") else f"is {shortened(cell)}"
     return InputError(f"{path}, {place}: {name} {what}: write {remedy}")

@@ -4,8 +4,10 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from codedfedl.data.dataset import Dataset, Origin
 from codedfedl.data.download import CHECKSUMS, MIRRORS, download
 from codedfedl.errors import InputError
 from codedfedl.io.files import cache_folder
+from codedfedl.io.memory import check_room
 
 __all__ = ["IDX_NAMES", "find_files", "load_idx", "read_idx"]
 
@@ -22,6 +25,7 @@ IDX_NAMES = tuple(MIRRORS)
 CLASSES = 10
 
 _WHITEST = 255.0
+_FLOAT32 = 4  # bytes that a pixel takes
 
 _FILES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -90,7 +94,14 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the length of each
     as a big-endian 32-bit integer, and then the bytes.
     """
-    content = _content(path)
+    with _opened(path) as file:
+        return _read_bytes(path, file, dimensions)
+
+
+def _read_bytes(path: Path, file: IO[bytes], dimensions: int) -> Bytes:
+    """Read as many bytes as the header says, and one more, which must not be there."""
+    header = 4 + 4 * dimensions
+    content = file.read(header)
     if not content.startswith(b"\0\0\x08"):
         raise InputError(
             f"{path} starts with {content[:4].hex(' ') or 'nothing'} where the magic number "
@@ -101,16 +112,17 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
             f"{path} has {content[3]} dimensions where {dimensions} are needed: "
             f"images and labels may be swapped; {_AGAIN}"
         )
-    header = 4 + 4 * dimensions
     whole = len(content) >= header
     shape = np.frombuffer(content[4:header], dtype=">u4").tolist() if whole else [0]
-    needed = header + prod(shape)
-    if len(content) != needed:
-        what = "it is truncated" if len(content) < needed else "something follows the data"
-        raise InputError(
-            f"{path} has {len(content)} bytes where {needed} are needed: {what}; {_AGAIN}"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+    needed = prod(shape)
+    check_room(path, _FLOAT32 * needed)
+    data = file.read(needed + 1)
+    if not whole or len(data) != needed:
+        there, wanted = len(content) + len(data), header + needed
+        what = "it is truncated" if there < wanted else "something follows the data"
+        count = f"{there}" if there <= wanted else f"{there} or more"
+        raise InputError(f"{path} has {count} bytes where {wanted} are needed: {what}; {_AGAIN}")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
 def _folders(name: str, directory: str | Path | None) -> Iterator[Path]:
@@ -128,13 +140,17 @@ def _present(folder: Path, file: str) -> Path | None:
     return next((p for p in (folder / file, folder / f"{file}.gz") if p.is_file()), None)
 
 
-def _content(path: Path) -> bytes:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, unpacked as it is read."""
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        with path.open("rb") as packed:
+            zipped = packed.read(2) == b"\x1f\x8b"
+            packed.seek(0)
+            yield cast("IO[bytes]", gzip.GzipFile(fileobj=packed)) if zipped else packed
     except EOFError:
         raise InputError(f"{path} is truncated: its gzip stream has no end; {_AGAIN}") from None
-    except (OSError, zlib.error) as error:
+    except (OSError, zlib.error, OverflowError) as error:
         raise InputError(f"cannot read {path}: {error}; {_AGAIN}") from None
 
 

@@ -8,7 +8,10 @@ import pyarrow.compute as pc
 
 from codedfedl.errors import InputError
 
-__all__ = ["cell_delimiter", "with_decimal_points"]
+__all__ = ["cell_delimiter", "refuse_nul", "with_decimal_points"]
+
+_LONGEST_HEADER = 1 << 24  # bytes: a million columns
+_READ_AT_ONCE = 1 << 20
 
 _DELIMITERS = (",", ";", "\t")
 _QUOTED = re.compile(r'"[^"]*"')
@@ -18,11 +21,29 @@ _DECIMAL_COMMA = r"^\s*[+-]?\d*(,\d+)?([eE][+-]?\d+)?\s*$"
 def cell_delimiter(path: Path) -> str:
     """Return what stands between the cells of a CSV file's header: a comma, semicolon or tab."""
     with path.open("rb") as file:
-        first = file.readline()
+        first = file.readline(_LONGEST_HEADER + 1)
+    if len(first) > _LONGEST_HEADER:
+        raise InputError(
+            f"cannot read {path}: its first line has more than {_LONGEST_HEADER:,} bytes; give a "
+            "table with a header line"
+        )
     if first.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"cannot read {path}: it is UTF-16; save it as CSV in UTF-8")
-    bare = _QUOTED.sub("", first.decode("utf-8", "replace"))
+    try:
+        bare = _QUOTED.sub("", first.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {path}: it is not UTF-8; save it as UTF-8") from None
     return max(_DELIMITERS, key=bare.count)  # the first of equals: a comma
+
+
+def refuse_nul(path: Path) -> None:
+    """Refuse a file of bytes that no text has: it is not a CSV file, or is in UTF-16."""
+    with path.open("rb") as file:
+        while part := file.read(_READ_AT_ONCE):
+            if b"\0" in part:
+                raise InputError(
+                    f"cannot read {path}: it holds NUL bytes, as no text does; save it as UTF-8"
+                )
 
 
 def with_decimal_points(table: pa.Table) -> pa.Table:

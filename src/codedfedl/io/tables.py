@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,9 @@ import pyarrow.parquet
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import TABLE_SUFFIXES, check_destination, replacing
-from codedfedl.io.names import nearest
-from codedfedl.io.spreadsheets import cell_delimiter, with_decimal_points
+from codedfedl.io.memory import check_room
+from codedfedl.io.names import listed, nearest, shortened
+from codedfedl.io.spreadsheets import cell_delimiter, refuse_nul, with_decimal_points
 
 __all__ = [
     "check_columns",
@@ -31,7 +33,8 @@ __all__ = [
 
 def column_names(path: str | Path) -> list[str]:
     """Return the names of a file's columns."""
-    return list(_open(Path(path)).names)
+    with _readable(Path(path)):
+        return list(_open(Path(path)).names)
 
 
 def read_table(
@@ -111,32 +114,64 @@ def _readable(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {what}")
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        if "invalid UTF8" in reason:
+        if isinstance(error, UnicodeDecodeError) or "invalid UTF8" in reason:
             raise InputError(f"cannot read {path}: it is not UTF-8; save it as UTF-8") from None
         raise InputError(f"cannot read {path}: {reason}; give a table with a header line") from None
 
 
 def _open(path: Path) -> pa.Schema:
-    with _readable(path):
-        if path.suffix == ".parquet":
-            return pa.parquet.read_schema(path)
-        with pa.csv.open_csv(path, parse_options=_cells(path)) as reader:
-            return reader.schema
+    if path.suffix == ".parquet":
+        return pa.parquet.read_schema(path)
+    with pa.csv.open_csv(path, parse_options=_cells(path)) as reader:
+        return reader.schema
 
 
 def load_table(path: Path) -> pa.Table:
     """Read a whole file; the cells of a CSV file as text."""
     with _readable(path):
         if path.suffix == ".parquet":
-            return pa.parquet.read_table(path)
+            return _read_parquet(path)
+        check_room(path, 2 * path.stat().st_size)
         # As text, so that a cell that is no number can be named with its line.
         text = dict.fromkeys(column_names(path), pa.string())
         cells = _cells(path)
+        refuse_nul(path)
         as_text = pa.csv.ConvertOptions(column_types=text)
         table = pa.csv.read_csv(path, parse_options=cells, convert_options=as_text)
         return table if cells.delimiter == "," else with_decimal_points(table)
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    """Read a file that fits by its metadata; texts by their dictionaries, as a few may repeat."""
+    with pa.parquet.ParquetFile(path) as file:
+        facts, schema = file.metadata, file.schema_arrow
+    for field in schema:
+        if pa.types.is_nested(field.type):  # a row of it may have any number of values
+            raise InputError(
+                f"{path}: {listed([field.name])} holds {field.type}, not numbers or texts: leave "
+                "that column out"
+            )
+    groups = (facts.row_group(place) for place in range(facts.num_row_groups))
+    packed = sum(group.total_byte_size for group in groups)
+    check_room(path, max(packed, 8 * facts.num_rows * facts.num_columns))
+    words = [field.name for field in schema if pa.types.is_string(field.type)]
+    table = pa.parquet.read_table(path, read_dictionary=words)
+    table.validate(full=True)  # texts that are not UTF-8
+    check_room(path, table.nbytes + sum(_unpacked_bytes(column) for column in table.columns))
+    return table.cast(pa.schema([field.remove_metadata() for field in schema]))
+
+
+def _unpacked_bytes(column: pa.ChunkedArray) -> int:
+    """Return the bytes of a column of texts, each written out; 0 of any other."""
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    lengths = (
+        pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() or 0
+        for chunk in column.chunks
+    )
+    return sum(lengths)
 
 
 def _cells(path: Path) -> pa.csv.ParseOptions:
@@ -148,12 +183,15 @@ def check_columns(
 ) -> None:
     """Refuse a table that lacks a column, has an unknown one, or has one twice."""
     known = [*required, *optional]
-    for name in found:
-        if found.count(name) > 1:
-            raise InputError(f"{path} has the column {name!r} twice: remove one")
-        if name not in known:
-            raise InputError(f"{path} has the unknown column {name!r}: {nearest(name, known)}")
-    if missing := [name for name in required if name not in found]:
+    there, wanted = set(found), set(known)
+    if len(there) < len(found):
+        twice, _ = Counter(found).most_common(1)[0]
+        raise InputError(f"{path} has the column {shortened(twice)} twice: remove one")
+    if unknown := [name for name in found if name not in wanted]:
+        raise InputError(
+            f"{path} has the unknown column {shortened(unknown[0])}: {nearest(unknown[0], known)}"
+        )
+    if missing := [name for name in required if name not in there]:
         columns = ", ".join(repr(name) for name in missing)
         raise InputError(f"{path} lacks the column {columns}: it needs {', '.join(required)}")
 
@@ -162,10 +200,13 @@ def _where(path: Path, row: int) -> str:
     """Say where a row of the table is in the file, blank lines counted."""
     if path.suffix != ".csv":
         return f"row {row + 1}"
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        lines = (reader.line_num for cells in reader if cells)
-        return f"line {next(itertools.islice(lines, row + 1, None))}"
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.reader(file)
+            lines = (reader.line_num for cells in reader if cells)
+            return f"line {next(itertools.islice(lines, row + 1, None))}"
+    except (csv.Error, StopIteration):  # quotes or cells that Python's reader takes otherwise
+        return f"row {row + 1}"
 
 
 def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
@@ -175,6 +216,8 @@ def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
         raise InputError(f"{path}: client holds {column.type}: write names or numbers") from None
     if unnamed := [row for row, name in enumerate(listed) if not name]:
         raise InputError(f"{path}, {_where(path, unnamed[0])}: client is empty: give it a name")
+    if cut := [row for row, name in enumerate(listed) if "\0" in name]:  # NumPy's texts end there
+        raise InputError(f"{path}, {_where(path, cut[0])}: client holds a NUL: give it a name")
     names = np.asarray(listed, dtype=str)
     try:
         numbers = names.astype(np.int64)
@@ -198,7 +241,7 @@ def _numbers(
         cells = enumerate(column.to_pylist())
         row, cell = next((i, c) for i, c in cells if not (_is_number(c) or (blank and c is None)))
         where = _where(path, row)
-        what = "is empty" if cell in (None, "") else f"is {cell!r}"
+        what = "is empty" if cell in (None, "") else f"is {shortened(cell)}"
         how = "a number" if "," not in str(cell) else "a number with a point, such as 1.5"
         raise InputError(f"{path}, {where}: {name} {what}: write {how}") from None
 

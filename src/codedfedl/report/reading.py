@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet
 
 from codedfedl.core.record import CLIENT_COLUMNS, FACTS, RUN_FACTS
 from codedfedl.errors import InputError
+from codedfedl.io.tables import load_table
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.described import KnownCell, known_cells
 from codedfedl.runs.directory import RunDirectory
@@ -224,7 +224,7 @@ def _columns(directory: RunDirectory, name: str) -> Columns:
         raise InputError(
             f"{path} is not there: the run is not finished{state}; continue with --resume"
         )
-    table = pyarrow.parquet.read_table(path)
+    table = load_table(path)
     return {name: table[name].to_numpy() for name in table.column_names}
 
 

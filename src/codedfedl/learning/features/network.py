@@ -1,7 +1,7 @@
 """A frozen network in an ONNX file: onnxruntime runs it, and its graph says what a point costs."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.errors import InputError
+from codedfedl.io.names import shortened
 
 __all__ = ["Network", "count_operations", "read_network"]
 
@@ -46,6 +47,7 @@ def read_network(path: Path) -> Network:
     if not path.is_file():
         raise InputError(f"cannot read the encoder {path}: there is no such file")
     content = path.read_bytes()
+    _refuse_outside(path, content)
     try:
         # By its path: large weights may lie in files beside it.
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -72,6 +74,46 @@ def read_network(path: Path) -> Network:
         return np.concatenate(found).reshape(len(points), -1)
 
     return Network(encode, hashlib.sha256(content).hexdigest())
+
+
+def _refuse_outside(path: Path, content: bytes) -> None:
+    """Refuse a graph whose weights lie in files outside its own folder: it may be anybody's."""
+    onnx = _onnx(f"checking where the weights of {path} lie")
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load_model_from_string(content)
+    except DecodeError as error:
+        raise InputError(f"cannot read the encoder {path} ({error}): export it again") from None
+    folder = path.parent.resolve()
+    for tensor in _tensors(model):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                there = (path.parent / entry.value).resolve()
+                if there.parent != folder:
+                    raise InputError(
+                        f"the encoder {path} has weights in {shortened(entry.value)}, outside its "
+                        "folder: export it again, with its weights in the file or beside it"
+                    )
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    """Yield every tensor of a model, a graph within a graph included."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if isinstance(value, Sequence) else [value]:
+                yield from _tensors(part)
+
+
+def _onnx(what: str) -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise InputError(f"{what} needs the package onnx: {_INSTALL}") from None
+    return onnx
 
 
 def _shaped(path: Path, points: Array, shape: list[Any]) -> Array:
@@ -102,13 +144,7 @@ def count_operations(path: Path, inputs: int) -> int:
     Counted are matrix products and convolutions, which are nearly all of a network's work. A graph
     with other operators of that kind, or with shapes that are unknown before it runs, is refused.
     """
-    try:
-        import onnx
-    except ImportError:
-        raise InputError(
-            f"counting the operations of {path} needs the package onnx: {_INSTALL}, or say "
-            "features.operations"
-        ) from None
+    onnx = _onnx(f"counting the operations of {path}")
     model = onnx.load(str(path), load_external_data=False)
     known = {tensor.name for tensor in model.graph.initializer}
     axes = next(one for one in model.graph.input if one.name not in known).type.tensor_type.shape
