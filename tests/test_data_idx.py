@@ -77,7 +77,11 @@ class TestReading:
         [
             (FILES[0], contents()[FILES[0]][:-1], "has 45 bytes where 46 are needed: it is trunc"),
             (FILES[0], contents()[FILES[0]][:9], "has 9 bytes where 16 are needed: it is truncat"),
-            (FILES[0], contents()[FILES[0]] + b"!", "has 47 or more bytes where 46 .* something follows"),
+            (
+                FILES[0],
+                contents()[FILES[0]] + b"!",
+                "has 47 or more bytes where 46 .* something fo",
+            ),
             (FILES[0], b"", "starts with nothing where the magic number 00 00 08 03 is needed"),
             (FILES[2], b"<html>", "starts with 3c 68 74 6d where the magic number 00 00 08 03"),
             (FILES[0], b"\0\0\x0d\x03", "starts with 00 00 0d 03"),

@@ -315,7 +315,7 @@ class TestSweep:
     def test_words_on_an_axis(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
         simulate(gridded({"data.partition": ["iid", "sorted"]}), directory)
-        experiment, found = directory.experiment(), outcomes(directory)
+        found = outcomes(directory)
         columns = sweep_columns(found)
         assert columns["partition"] == ["iid", "iid", "sorted", "sorted"]
         figure = sweep_figure(found)
@@ -332,7 +332,7 @@ class TestSweep:
         directory = RunDirectory(tmp_path / "run")
         training = {"epochs": 2, "step": 2.0, "target": 0.999}
         simulate(gridded({"data.partition": ["iid", "sorted"]}, training=training), directory)
-        experiment, found = directory.experiment(), outcomes(directory)
+        found = outcomes(directory)
         save_figure(sweep_figure(found), tmp_path / "sweep.png")
         assert sweep_verdict(found) == ["No setting met the target on every seed."]
 

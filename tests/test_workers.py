@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from codedfedl.errors import InputError
+from codedfedl.io.memory import memory
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation import side_by_side
-from codedfedl.io.memory import memory
 from codedfedl.simulation.playing import is_done
 from codedfedl.simulation.progress import Progress, is_end, unit_of
 from codedfedl.simulation.run import simulate
