@@ -80,7 +80,7 @@ class TestReading:
             (
                 FILES[0],
                 contents()[FILES[0]] + b"!",
-                "has 47 or more bytes where 46 .* something fo",
+                "has 47 or more bytes where 46 .* something follows",
             ),
             (FILES[0], b"", "starts with nothing where the magic number 00 00 08 03 is needed"),
             (FILES[2], b"<html>", "starts with 3c 68 74 6d where the magic number 00 00 08 03"),
