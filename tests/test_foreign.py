@@ -5,7 +5,10 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from codedfedl.errors import InputError
@@ -199,3 +202,50 @@ def test_a_garbled_description_is_an_error(text: str, hers: Path, run: Run) -> N
     code, _, err = run("report", hers)
     assert code == 2
     assert "cells.json" in err
+
+
+def _changed(run: Path, table: str, column: str, values: Any) -> None:
+    """Write a table with another column, or without it."""
+    path = run / f"{table}.parquet"
+    columns = pyarrow.parquet.read_table(path).to_pydict()
+    columns[column] = [values] * len(columns[column])
+    if values == "gone":
+        del columns[column]
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "values"),
+    [
+        ("rounds", "setting", "gone"),
+        ("rounds", "seed", None),
+        ("rounds", "seed", 7),
+        ("rounds", "metric", "high"),
+        ("rounds", "total_hours", float("nan")),
+        ("rounds", "as_in_paper", "yes"),
+        ("clients", "seed", "gone"),
+        ("clients", "seed", 7),
+        ("clients", "client", 3),
+        ("clients", "rate", "fast"),
+        ("settings", "scheme", None),
+        ("settings", "sigma", "wide"),
+        ("timeline", "round_seconds", float("inf")),
+        ("timeline", "arrived", 0.5),
+    ],
+)
+def test_tables_of_other_columns_are_an_error(
+    table: str, column: str, values: Any, hers: Path, run: Run
+) -> None:
+    _changed(hers, table, column, values)
+    code, _, err = run("report", hers)
+    assert code == 2
+    assert "restore" in err
+
+
+@pytest.mark.parametrize("name", ["environment.json", "status.json"])
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", '{"state": 3}', "[" * 100_000])
+def test_garbled_facts_are_an_error(name: str, text: str, hers: Path, run: Run) -> None:
+    (hers / name).write_text(text)
+    code, _, err = run("report", hers)
+    assert code == 2
+    assert name in err

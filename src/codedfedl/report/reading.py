@@ -11,6 +11,7 @@ import numpy.typing as npt
 from codedfedl.core.record import CLIENT_COLUMNS, FACTS, RUN_FACTS
 from codedfedl.errors import InputError
 from codedfedl.io.tables import load_table
+from codedfedl.report.columns import check_kinds
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.described import KnownCell, known_cells
 from codedfedl.runs.directory import RunDirectory
@@ -156,7 +157,12 @@ class RunTables:
     def curves(self) -> list[Curve]:
         """Return every setting and seed, round after round."""
         columns, facts = self.rounds, self._facts()
-        pairs = dict.fromkeys(zip(columns["cell"].tolist(), columns["seed"].tolist(), strict=True))
+        pairs = _pairs(columns)
+        if not pairs.keys() <= facts.keys() & _pairs(self.clients).keys():
+            raise InputError(
+                f"{self.directory.path}: its tables are not about the same settings and seeds: "
+                "restore them, or run it again"
+            )
         return [
             _curve(
                 {
@@ -180,7 +186,9 @@ class RunTables:
 
     def _read(self, name: str) -> Columns:
         every = list(self.cells.values())  # first: it refuses what is not a run directory
-        return upgraded(name, self._table(name), every)
+        columns = self._table(name)
+        check_kinds(self.directory.path / f"{name}.parquet", name, columns)
+        return upgraded(name, columns, every)
 
     def _table(self, name: str) -> Columns:
         """Return a table as it was written, or as it would be if the run ended now."""
@@ -192,6 +200,11 @@ class RunTables:
 def curves(directory: RunDirectory) -> list[Curve]:
     """Read every setting and seed, round after round."""
     return RunTables(directory).curves()
+
+
+def _pairs(columns: Columns) -> dict[tuple[str, int], None]:
+    """Return the cells and seeds of a table, each once, in their order."""
+    return dict.fromkeys(zip(columns["cell"].tolist(), columns["seed"].tolist(), strict=True))
 
 
 def _curve(rows: Columns, facts: dict[str, float]) -> Curve:
@@ -207,7 +220,7 @@ def _curve(rows: Columns, facts: dict[str, float]) -> Curve:
         training_hours=rows["training_hours"],
         total_hours=rows["total_hours"],
         arrived=rows["arrived"],
-        metric=rows["metric"],
+        metric=rows["metric"].astype(np.float64),
         metric_name=str(rows["metric_name"][0]),
         excess=rows["excess"],
         as_in_paper=bool(rows["as_in_paper"][0]),

@@ -269,8 +269,14 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Read what the run ran on."""
-        document: dict[str, Any] = json.loads((self.path / "environment.json").read_text("utf-8"))
-        return document
+        path = self.path / "environment.json"
+        try:
+            document: Any = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"cannot read {path}: {error}; restore it") from None
+        if not isinstance(document, dict) or not isinstance(document.get("packages"), dict):
+            raise InputError(f"cannot read {path}: it names no packages; restore it")
+        return {"python": "", "machine": "", **document}
 
     def _check_same(self, experiment: Experiment) -> None:
         before, now = self.experiment().model_dump(), experiment.model_dump()

@@ -75,9 +75,11 @@ class StatusFile:
             document = json.loads(self.path.read_text("utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read {self.path}: {error}; delete it") from None
         known = {field.name for field in fields(Status)}
+        if not isinstance(document, dict) or not {"state", "doing"} <= document.keys():
+            raise InputError(f"cannot read {self.path}: it is not a status; delete it")
         return Status(**{key: value for key, value in document.items() if key in known})
 
     @property
