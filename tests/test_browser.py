@@ -345,7 +345,7 @@ def test_the_docs_begin_with_how_to_install_and_run(browser: Browser) -> None:
     page.close()
 
 
-@pytest.mark.parametrize(("name", "formulas"), [("theory", 4), ("cold-start", 1)])
+@pytest.mark.parametrize(("name", "formulas"), [("theory", 6), ("cold-start", 1)])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_formulas_are_drawn_by_the_browser_alone(
     browser: Browser, name: str, formulas: int, size: ViewportSize
