@@ -30,6 +30,7 @@ from codedfedl.core.travel import work_to
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
+from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.job import Job
 from codedfedl.federate.limits import digest_of
 from codedfedl.federate.node import Node
@@ -337,6 +338,15 @@ class TestNoise:
         for sigma in (1e300, inf, -1.0, float("nan")):
             with refused("noise of"):
                 noise_steps(sigma, np.ones(3))
+
+
+@pytest.mark.parametrize(
+    "change", [{"number": 0.5}, {"attempt": "1"}, {"numbers": True}, {"arrived": "ada"}, {"x": 1}]
+)
+def test_a_helper_checks_its_numbers_too(change: dict[str, Any], tmp_path: Path) -> None:
+    asked = {"number": 0, "attempt": 0, "ask": "a", "arrived": ["ada", "bob"], "numbers": 3}
+    with refused(rf"sum\.{next(iter(change))} is"):
+        HelperNode("eve", tmp_path).answer("sum", {"job": asdict(JOB), **asked, **change}, {})
 
 
 def private_sum(kind: int, values: list[float], direction: FloatArray) -> PrivateSum:

@@ -573,7 +573,7 @@ class TestHelper:
             ({"arrived": ["ada", "eve"]}, "not a client"),
             ({"arrived": ["ada", "ada"]}, "twice"),
             ({"number": 3}, "no budget"),
-            ({"numbers": 0}, "numbers is 0"),
+            ({"numbers": 0}, "sum.numbers is '0'"),
         ):
             with pytest.raises(InputError, match=message):
                 self.sum(tmp_path, **change)

@@ -13,6 +13,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import NAME
+from codedfedl.federate.schema import check_helper_question
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.files import Files
 from codedfedl.io.names import nearest
@@ -55,6 +56,7 @@ class HelperNode:
                 f"the question {kind!r} is not for a helper: {nearest(kind, QUESTIONS)}"
             )
         asked = {name: value for name, value in facts.items() if name != "job"}
+        check_helper_question(kind, asked)
         answer: Answered = getattr(self, f"_{kind}")(Job(**facts["job"]).key, **asked)
         return answer
 

@@ -19,7 +19,14 @@ from codedfedl.federate.job import Job
 from codedfedl.learning.codes import CODES
 from codedfedl.learning.features import FEATURE_KINDS
 
-__all__ = ["Sizes", "check_question", "checked_job", "checked_model", "checked_work"]
+__all__ = [
+    "Sizes",
+    "check_helper_question",
+    "check_question",
+    "checked_job",
+    "checked_model",
+    "checked_work",
+]
 
 MAX_COUNT = 2**40
 """The largest whole number that means anything: points, rounds, attempts."""
@@ -161,6 +168,41 @@ def checked_job(document: Any, inputs: int) -> Job:
     }
     record(scaling, empty=True)("job.scaling", document["scaling"])
     return Job(**document)
+
+
+def check_helper_question(kind: str, facts: Mapping[str, Any]) -> None:
+    """Refuse a question to a helper with other fields than its own, or numbers out of range."""
+    questions: dict[str, Rules] = {
+        "hello": {},
+        "goodbye": {},
+        "agree": {"contract": _anything, "clients": _names},  # by `privacy.contract`
+        "sum": {
+            "number": whole(),
+            "attempt": whole(-1),
+            "ask": _text,
+            "arrived": _texts,
+            "numbers": whole(1),
+        },
+    }
+    _check_fields(kind, facts, questions[kind])
+
+
+def _text(name: str, value: Any) -> None:
+    if type(value) is not str:
+        _refuse(name, value, "a text")
+
+
+def _texts(name: str, value: Any) -> None:
+    if type(value) not in (list, tuple):
+        _refuse(name, value, "a list of texts")
+    for entry in value:
+        _text(name, entry)
+
+
+def _names(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        _refuse(name, value, "a record of names and keys")
+    _texts(name, [*value.keys(), *value.values()])
 
 
 def checked_model(model: Any, sizes: Sizes) -> npt.NDArray[np.float32]:
