@@ -391,6 +391,21 @@ def test_no_record_moves_a_private_sum_beyond_its_bound(
     assert moved <= work.sensitivity(sums[0].size) * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("size", [1e2, 1e6, 1e10, 1e15])
+def test_a_record_along_the_direction_leaves_no_rounding_error(size: float) -> None:
+    """What is left of it is the difference of two large numbers, and may be anything."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        direction = rng.normal(size=FEATURES)
+        direction /= np.linalg.norm(direction)
+        work = private_sum(0, [2.0, 1.0, 1.0, 1.0], direction)
+        record = (size * direction).astype(np.float32)[None]
+        client = ArrayClient(record, np.ones((1, 3), np.float32), 1, np.random.default_rng)
+        (residues,) = work.answer(client, 1, np.zeros((FEATURES, 3), np.float32)).arrays.values()
+        moved = float(np.linalg.norm(FixedPoint(work.scale).decode(residues)))
+        assert moved <= work.sensitivity(residues.size) * (1 + 1e-6)
+
+
 def test_a_record_that_is_not_finite_leaves_the_others_alone() -> None:
     """A number of 3e38 once made the whole answer 0: more than a record may move."""
     rng = np.random.default_rng(0)
