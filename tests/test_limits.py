@@ -400,7 +400,8 @@ def test_a_record_along_the_direction_leaves_no_rounding_error(size: float) -> N
         direction /= np.linalg.norm(direction)
         work = private_sum(0, [2.0, 1.0, 1.0, 1.0], direction)
         record = (size * direction).astype(np.float32)[None]
-        client = ArrayClient(record, np.ones((1, 3), np.float32), 1, np.random.default_rng)
+        labels = np.ones((1, 3), np.float32)
+        client = ArrayClient(record, labels, 1, lambda *_: np.random.default_rng(0))
         (residues,) = work.answer(client, 1, np.zeros((FEATURES, 3), np.float32)).arrays.values()
         moved = float(np.linalg.norm(FixedPoint(work.scale).decode(residues)))
         assert moved <= work.sensitivity(residues.size) * (1 + 1e-6)
