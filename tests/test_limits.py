@@ -26,6 +26,7 @@ from codedfedl.core.client import (
     WeightedGradient,
 )
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
+from codedfedl.core.masked import Masked
 from codedfedl.core.travel import work_to
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.shards import Shard
@@ -338,6 +339,21 @@ class TestNoise:
         for sigma in (1e300, inf, -1.0, float("nan")):
             with refused("noise of"):
                 noise_steps(sigma, np.ones(3))
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), inf, -inf, float("nan"), True, "1"])
+def test_numbers_that_are_not_finite_are_refused(value: Any) -> None:
+    sizes = Sizes(POINTS, INPUTS, 2, FEATURES, POINTS)
+    with refused(r"weighted_gradient\.weights is"):
+        checked_work({"kind": "weighted_gradient", "batch": 0, "weights": value}, sizes)
+
+
+@pytest.mark.parametrize("inner", [ClippedMoments(1.0, 2.0, 1024.0), Masked(Gradient(0), 1024.0)])
+def test_a_mask_hides_exact_sums_alone(inner: Work) -> None:
+    """A private sum in it would be exempt from what exact sums obey, and have no noise."""
+    sizes = Sizes(POINTS, INPUTS, 2, FEATURES, POINTS)
+    with refused(r"masked\.work is"):
+        checked_work(json.loads(json.dumps(work_to(Masked(inner, 1024.0)))), sizes)
 
 
 @pytest.mark.parametrize(

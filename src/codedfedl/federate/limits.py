@@ -1,4 +1,4 @@
-"""What may leave a node. Every answer computed from its points passes `DataLimits.answer`.
+"""What may leave a node. Every answer to an ask for work passes `DataLimits.answer`.
 
 Three rules, whatever a server asks for:
 
@@ -11,7 +11,8 @@ Three rules, whatever a server asks for:
    combination over `least` points or more. Only points that are embedded are in a sum, each once.
 3. *No thin parity.* Behind each parity row stand at least `least` points, counted by their weights.
 
-Private sums are exempt from rule 2: their noise is accounted for (`federate.vault`).
+Private sums are exempt from rule 2: their noise is accounted for (`federate.vault`). The only other
+answer made of points is `moments`, sums of every column over all of them, for a common scale.
 """
 
 import hashlib

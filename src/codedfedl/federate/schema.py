@@ -7,7 +7,8 @@ owner has allowed by naming its module, must check its own fields.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from math import inf, isfinite
+from math import inf
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ MAX_COUNT = 2**40
 
 MAX_FEATURES, MAX_COLUMNS, MAX_ROWS, MAX_STEPS = 10**6, 10**5, 10**6, 10**4
 """The most features, label columns, parity rows and local steps that a node works with."""
+
+_LARGEST = float_info.max  # whole numbers may be larger, and NaN is never between two numbers
 
 Rule = Callable[[str, Any], None]
 """Raises InputError for a value that is not allowed, naming the field."""
@@ -69,11 +72,11 @@ def real(low: float = -inf, high: float = inf, *, above: bool = False) -> Rule:
     """Return the rule for a finite number in a range, whose lower end may be excluded."""
 
     def rule(name: str, value: Any) -> None:
-        number = isinstance(value, int | float) and type(value) is not bool and isfinite(value)
-        if not number or not low <= value <= high or (above and value == low):
-            _refuse(
-                name, value, f"finite, {'above' if above else 'at least'} {low:g}, up to {high:g}"
-            )
+        number = isinstance(value, int | float) and type(value) is not bool
+        if not number or not max(low, -_LARGEST) <= value <= min(high, _LARGEST):
+            _refuse(name, value, f"a finite number from {low:g} to {high:g}")
+        if above and value == low:
+            _refuse(name, value, f"above {low:g}")
 
     return rule
 
@@ -286,10 +289,13 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         "longest": one_of(inf),  # clients as units of privacy exist in the simulator only
         "noise": real(0),
     }
-    masked: Rules = {
-        "work": lambda _, value: checked_work(value, sizes, allowed),
-        "scale": positive,
-    }
+
+    def wrapped(name: str, value: Any) -> None:
+        checked_work(value, sizes, allowed)
+        if value["kind"] in ("masked", "changed", "clipped_moments", "clipped_gradient"):
+            _refuse(name, value["kind"], "work whose answers are numbers")
+
+    masked: Rules = {"work": wrapped, "scale": positive}
     return {
         "prepare": {},
         "embed": {},
