@@ -341,11 +341,11 @@ class TestNoise:
                 noise_steps(sigma, np.ones(3))
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**400), inf, -inf, float("nan"), True, "1"])
-def test_numbers_that_are_not_finite_are_refused(value: Any) -> None:
+def test_numbers_that_are_not_finite_are_refused() -> None:
     sizes = Sizes(POINTS, INPUTS, 2, FEATURES, POINTS)
-    with refused(r"weighted_gradient\.weights is"):
-        checked_work({"kind": "weighted_gradient", "batch": 0, "weights": value}, sizes)
+    for value in (10**400, -(10**400), inf, -inf, float("nan"), True, "1"):
+        with refused(r"weighted_gradient\.weights is"):
+            checked_work({"kind": "weighted_gradient", "batch": 0, "weights": value}, sizes)
 
 
 @pytest.mark.parametrize("inner", [ClippedMoments(1.0, 2.0, 1024.0), Masked(Gradient(0), 1024.0)])

@@ -121,8 +121,8 @@ class StandIns:
         for reply in replies:
             j, total = reply.client, reply.arrays["gradient"]
             if self.made.loads[j] < self.made.points[j]:
-                own = self.parity[j]
-                total = total + gradient(own.features, own.targets, model)
+                parity = self.parity[j]
+                total = total + gradient(parity.features, parity.targets, model)
             known[j] = Known(total, model)
         return replace(self, known=known)
 
@@ -140,13 +140,13 @@ class StandIns:
 
     def _of(self, j: int, model: Array) -> Array:
         """Return client j's gradient: its newest, carried on by its parity."""
-        known, own = self.known.get(j), self.parity.get(j)
-        if known is not None and (known.model is model or own is None):
+        known, parity = self.known.get(j), self.parity.get(j)
+        if known is not None and (known.model is model or parity is None):
             return known.gradient
-        assert own is not None
+        assert parity is not None
         if known is None:
-            return self._factor(j) * gradient(own.features, own.targets, model)
-        moved = own.features.T @ (own.features @ (model - known.model))
+            return self._factor(j) * gradient(parity.features, parity.targets, model)
+        moved = parity.features.T @ (parity.features @ (model - known.model))
         return known.gradient + self._factor(j) * moved
 
     def _factor(self, j: int) -> float:
