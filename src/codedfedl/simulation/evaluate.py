@@ -21,7 +21,7 @@ from codedfedl._types import IntArray
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.panels import Crew, times
 from codedfedl.simulation.grams import Grams
 from codedfedl.simulation.query import Fused, Query

@@ -8,7 +8,7 @@ import numpy as np
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import Inbox
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["Fused", "Query"]
 
