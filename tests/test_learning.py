@@ -5,12 +5,12 @@ import pytest
 from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, plan
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.learning.codes import Parity, encode, point_weights
 from codedfedl.learning.least_squares import Quadratic, gradient
 from codedfedl.learning.metrics import accuracy, r_squared, telling_excess
 from codedfedl.learning.optimisers import Schedule, step
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 
 def problem(m: int, q: int = 6, c: int = 2) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray, Mask
-from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to_host
 from codedfedl.audit.records import Records
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import Embed, Embedded, Gradient, Gram, Prepare, WeightedGradient

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray, Mask
-from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to_host
 from codedfedl.errors import InputError
 from codedfedl.simulation.evaluate import Batch
 from codedfedl.simulation.problem import Problem

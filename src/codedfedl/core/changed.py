@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client

@@ -10,8 +10,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.arrays import Array, IntArray, asarray_like, to_host
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, Work

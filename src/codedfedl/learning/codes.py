@@ -22,12 +22,11 @@ from math import floor, log, sqrt
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.ahead import two_at_a_time
-from codedfedl.arrays import Array, asarray_like
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.dense_codes import Draw, Entries, Use, mixed
+from codedfedl.prefetch import prefetch
 
 __all__ = [
     "CODES",
@@ -141,7 +140,7 @@ class Code:
             def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
                 return list(self._columns(parts[0], client[0], use.rows, client[1]))
 
-            drawn = chain.from_iterable(two_at_a_time(draw, clients))
+            drawn = chain.from_iterable(prefetch(draw, clients))
             return [_added(_products(parts, _wide(drawn)))]
         s, ends = self.operations(use.rows), np.cumsum([len(own) for own in use.weights]).tolist()
         each = (

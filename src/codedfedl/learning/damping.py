@@ -7,8 +7,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import asarray_like, to_host
+from codedfedl.arrays import FloatArray, asarray_like, to_host
 from codedfedl.learning.codes import Code
 from codedfedl.learning.sketching import Sketch
 

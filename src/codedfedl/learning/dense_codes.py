@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, asarray_like
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 
 __all__ = ["Draw", "Entries", "Use", "mixed"]
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import asarray_like, to_host
+from codedfedl.arrays import FloatArray, IntArray, asarray_like, to_host
 
 if TYPE_CHECKING:
     from codedfedl.learning.sketching import Sketch

@@ -13,8 +13,7 @@ from typing import TypeVar
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.errors import InputError
 from codedfedl.learning.left_out import LeftOut
 from codedfedl.learning.tridiagonal import Factor, Tridiagonal

@@ -18,8 +18,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from scipy.linalg.lapack import dtrtri
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.learning.panels import Crew, times
 
 __all__ = ["Factor", "Tridiagonal"]

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, asarray_like
+from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
@@ -36,6 +35,7 @@ from codedfedl.learning.damping import damping as damping_of
 from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketching import Sketch
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
+from codedfedl.random import stream
 from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension
 from codedfedl.schemes.newton_state import (
     NewtonState,
@@ -52,7 +52,6 @@ from codedfedl.schemes.sketch_solve import (
     joined,
     stacked,
 )
-from codedfedl.streams import stream
 
 __all__ = ["CodedNewton"]
 

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, asarray_like
+from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.client import Embed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.core.aggregate import SUM
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array, asarray_like
+from codedfedl.arrays import Array, IntArray, asarray_like
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.grams import drop_oldest
 

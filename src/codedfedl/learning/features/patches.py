@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, asarray_like
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.learning.features.base import drawn_like, floating, hadamard
 from codedfedl.learning.features.fourier import LEAST_WIDTH, check_settings
