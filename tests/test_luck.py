@@ -24,7 +24,7 @@ from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import Code
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.timeline import Exchange, Timeline

@@ -16,8 +16,7 @@ from codedfedl.core.protocol import Inbox, Task
 from codedfedl.core.shared import PaddedGram, Raw, SharedGradient
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.learning.codes import Code
-from codedfedl.learning.parity import point_weights
+from codedfedl.learning.codes import Code, point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.evaluate import SimulatedClient

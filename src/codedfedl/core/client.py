@@ -21,8 +21,8 @@ from codedfedl.core.work import Answer, Client, OnEmbedded, Work
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.training import step
+from codedfedl.learning.least_squares import gradient
+from codedfedl.learning.optimisers import step
 
 __all__ = [
     "WORK",

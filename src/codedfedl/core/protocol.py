@@ -20,8 +20,8 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.fleet.server import ServerWork
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.training import Schedule, step
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.optimisers import Schedule, step
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work

@@ -16,7 +16,7 @@ from codedfedl.core.work import Answer, Client, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.learning.gradients import gradient
+from codedfedl.learning.least_squares import gradient
 
 __all__ = ["PaddedGram", "Raw", "SharedGradient"]
 

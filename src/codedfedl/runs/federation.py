@@ -17,7 +17,7 @@ from codedfedl.fitting.minority import without_minority
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme, scheme_class

@@ -32,8 +32,8 @@ from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
 from codedfedl.learning.damping import damping as damping_of
+from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
 from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension

@@ -17,8 +17,7 @@ from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.parity import Parity
+from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
 from codedfedl.learning.sketching import Sketch
 
 __all__ = [

@@ -18,8 +18,8 @@ from codedfedl.core.aggregate import SUM
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask
 from codedfedl.core.record import Record
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.training import accuracy, r_squared
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.simulation.evaluate import Evaluator
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.replayed import Replayed
@@ -187,7 +187,7 @@ def _batch(ask: Ask) -> int:
 
 
 def _steps(setting: "Setting", exchanges: Exchanges) -> tuple[FloatArray, FloatArray]:
-    """Return what `learning.training.step` multiplies a model and a sum by, shape (rounds,)."""
+    """Return what `learning.optimisers.step` multiplies a model and a sum by, shape (rounds,)."""
     task, asks = setting.state.task, exchanges.asks
     rounds = np.array(exchanges.rounds) + setting.state.round - setting.driver.played
     epochs = rounds // task.batches
