@@ -8,8 +8,9 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import to_host
+from codedfedl.core.columns import FACTS
 from codedfedl.core.disclosure import only_private
-from codedfedl.core.record import FACTS, Record, metric_name, packed, unpacked
+from codedfedl.core.record import Record, metric_name, packed, unpacked
 from codedfedl.fleet.delays import Chance, Chances, DelayModel, FleetDelays
 from codedfedl.fleet.mixed import MixedChance, MixedDelays
 from codedfedl.runs.described import described
