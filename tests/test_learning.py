@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from codedfedl import Fleet, FleetDelays, plan
+from codedfedl import Fleet, plan
 from codedfedl._types import FloatArray
 from codedfedl.learning.gradients import Quadratic, gradient
 from codedfedl.learning.parity import Parity, compose, encode, point_weights
@@ -93,7 +93,7 @@ class Rounds:
             for load, p in zip(chosen.loads, chosen.return_probabilities, strict=True)
         ]
         self.weights = np.concatenate(weights)
-        seconds = FleetDelays(fleet).sample(chosen.loads, rounds, rng)
+        seconds = fleet.sample(chosen.loads, rounds, rng)
         arrived = (seconds <= chosen.deadline) & (chosen.loads > 0)
         residual = self.x @ self.beta - self.y
         per_client = np.zeros((n, q * c))

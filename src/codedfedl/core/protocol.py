@@ -19,14 +19,14 @@ from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
-from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.training import Schedule, step
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work
-    from codedfedl.fleet.delays import DelayDistribution
+    from codedfedl.fleet.delays import DelayModel
     from codedfedl.learning.features import FeatureMap
     from codedfedl.privacy.accounting import Account
 
@@ -302,12 +302,12 @@ class Scheme(ABC):
     """Whether a report shows its clients and first rounds one by one, not its results alone."""
 
     takes_any_delays: ClassVar[bool] = False
-    """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
+    """Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Former names of settings, with the current ones, for error messages."""
 
-    def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
+    def check(self, fleet: "DelayModel") -> None:  # noqa: B027
         """Refuse a fleet for which waiting might never end; real federations limit every wait."""
 
     def within(self, limits: Limits) -> "Scheme":
@@ -319,7 +319,7 @@ class Scheme(ABC):
         """Whether its rounds end at a deadline that it plans itself."""
         return False
 
-    def start(self, task: Task, fleet: "Fleet | DelayDistribution", model: Array) -> State:
+    def start(self, task: Task, fleet: "DelayModel", model: Array) -> State:
         """Plan, and return the state before the first ask."""
         return State(task, model)
 
@@ -367,7 +367,7 @@ class Runtime(Protocol):
         """Ask the clients for work on a model, wait, and return the answers."""
 
 
-def refuse_absent(fleet: "Fleet | DelayDistribution", waiting: str) -> None:
+def refuse_absent(fleet: "DelayModel", waiting: str) -> None:
     """Refuse a fleet for which waiting might never end, in the words of who would wait."""
     availability = getattr(fleet, "availability", None)
     if availability is not None and (availability < 1).any():

@@ -22,7 +22,6 @@ from codedfedl.core.protocol import Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.evaluate import (
@@ -73,7 +72,7 @@ class Simulation:
         alone = listener is None and not is_numpy_array(problem.test_features)
         self.many = ManyRounds(problem, self.evaluator) if alone else None
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
+        clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
             key = (entry.task, entry.actual)
