@@ -5,11 +5,11 @@ import pytest
 from scipy.stats import norm
 
 from codedfedl import Fleet, plan
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.learning.gradients import Quadratic, gradient
 from codedfedl.learning.parity import Parity, compose, encode, point_weights
 from codedfedl.learning.training import Schedule, accuracy, r_squared, step, telling_excess
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 
 def problem(m: int, q: int = 6, c: int = 2) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl import InputError
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.protocol import Task
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Workload

@@ -19,8 +19,8 @@ from codedfedl import (
 )
 from codedfedl.data import load_dataset
 from codedfedl.fitting.fit import Fit
-from codedfedl.fleet.devices import read_clients
 from codedfedl.fleet.delays import DelayParameters
+from codedfedl.fleet.devices import read_clients
 from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, read_measured
 from codedfedl.learning.features import RandomFourier
 from codedfedl.report.html import render_report

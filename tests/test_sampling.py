@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codedfedl import DelayModel, Fleet, MeasuredDelays, MixedDelays, paper_fleet
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 
 CLIENTS = 6
 LOADS = np.array([1.0, 5, 40, 0, 60, 100])
@@ -99,7 +99,9 @@ def test_a_measured_chance_is_the_index_of_a_measurement() -> None:
     assert set(chance.draws["measurement"][:, 0]) == {0, 1}
     assert set(chance.draws["measurement"][:, 1]) == {0}
     seconds = model.seconds([10, 7], chance)
-    np.testing.assert_array_equal(seconds[:, 0], np.array([10.5, np.inf])[chance.draws["measurement"][:, 0]])
+    np.testing.assert_array_equal(
+        seconds[:, 0], np.array([10.5, np.inf])[chance.draws["measurement"][:, 0]]
+    )
     assert (seconds[:, 1] == 21).all()
 
 

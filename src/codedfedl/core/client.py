@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.encoding import BlockParity, Gram, Parity

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
 from codedfedl.errors import InputError

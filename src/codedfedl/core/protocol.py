@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from codedfedl._types import IntArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.aggregate import LEAST_SUMMED, SUM, Combine
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait

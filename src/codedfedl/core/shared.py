@@ -9,8 +9,7 @@ from typing import ClassVar, Protocol, cast
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Gram
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, Work

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cholesky, solve_triangular
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work

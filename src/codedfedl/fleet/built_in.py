@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet, Workload, check_drawn
 from codedfedl.io.names import nearest

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Workload
 

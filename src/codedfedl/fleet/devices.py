@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.fleet.delays import DelayParameters

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import MEDIAN_MAC_RATE, phone_devices
 from codedfedl.fleet.devices import Devices, check_drawn
 from codedfedl.io.pickles import read_plain_pickle
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = [
     "Capacities",

@@ -22,12 +22,11 @@ from math import floor, log, sqrt
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.ahead import two_at_a_time
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.dense_codes import Draw, Entries, Use, mixed
+from codedfedl.prefetch import prefetch
 
 __all__ = ["CODES", "GAUSSIAN", "LEAST_MIXING", "Code", "warn_of_thin_rows"]
 
@@ -131,7 +130,7 @@ class Code:
             def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
                 return list(self._columns(parts[0], client[0], use.rows, client[1]))
 
-            drawn = chain.from_iterable(two_at_a_time(draw, clients))
+            drawn = chain.from_iterable(prefetch(draw, clients))
             return [_added(_products(parts, _wide(drawn)))]
         s, ends = self.operations(use.rows), np.cumsum([len(own) for own in use.weights]).tolist()
         each = (
@@ -213,7 +212,7 @@ def _scattered(
         return csc_array((values.ravel(), places.ravel(), ends), (rows, len(places)))
     entries = np.zeros((rows, len(places)), dtype=np.float32)
     np.put_along_axis(entries, places.T, values.T, axis=0)
-    return beside(entries, like)
+    return asarray_like(entries, like)
 
 
 def _products(parts: Sequence[Array], columns: Iterable[Array]) -> Iterator[list[Array]]:

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 
@@ -192,7 +191,7 @@ class BlockKrylov(Optimiser):
 
 
 def _beside(array: FloatArray, other: Array) -> Array:
-    return beside(array.astype(np.float32), other)
+    return asarray_like(array.astype(np.float32), other)
 
 
 def _new(directions: FloatArray, slope: FloatArray) -> FloatArray:

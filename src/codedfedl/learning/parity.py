@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray
 from codedfedl.learning.codes import GAUSSIAN, Code
 
 __all__ = ["Parity", "compose", "encode", "evenness", "point_weights"]

@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.data import Dataset, load_dataset, partition
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.disclosure import needs_helper
 from codedfedl.core.masked import refuse_unbounded

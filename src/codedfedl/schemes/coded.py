@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
 from codedfedl.core.descent import Descent

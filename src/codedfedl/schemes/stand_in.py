@@ -26,8 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codedfedl._types import FloatArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, Mask
 from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.disclosure import Disclosed, needs_helper
 from codedfedl.core.protocol import Reply

@@ -9,15 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = ["TiFL"]
 

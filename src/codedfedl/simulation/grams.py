@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.simulation.streamed import ahead
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.core.aggregate import SUM
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask
@@ -103,7 +102,8 @@ class ManyRounds:
         missing = self.evaluator.stacked.missing(numbers, missed)
         steps = [_steps(setting, own) for setting, own in zip(settings, exchanges, strict=True)]
         kept, moved = (
-            beside(np.stack(part, axis=1)[:, :, None], models) for part in zip(*steps, strict=True)
+            asarray_like(np.stack(part, axis=1)[:, :, None], models)
+            for part in zip(*steps, strict=True)
         )
         epoch = self._epoch(cycle, exchanges)
         for k in range(0, len(numbers), len(cycle)):

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, to_host
+from codedfedl.arrays import Array, FloatArray, to_host
 from codedfedl.learning.gradients import Quadratic
 
 __all__ = ["Objective"]

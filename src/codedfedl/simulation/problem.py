@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, to_device
+from codedfedl.arrays import Array, FloatArray, IntArray, to_device
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.fleet.devices import Workload

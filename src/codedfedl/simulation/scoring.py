@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
-from codedfedl._types import IntArray, Mask
+from codedfedl.arrays import IntArray, Mask
 from codedfedl.simulation.problem import Problem
 
 __all__ = ["Scores"]

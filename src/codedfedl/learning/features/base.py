@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, asarray_like
 
 __all__ = ["FeatureMap", "Identity", "drawn_beside", "floating", "hadamard"]
 
@@ -76,7 +76,7 @@ def hadamard(rows: Array) -> Array:
 def drawn_beside(drawn: npt.NDArray[Any], points: Array) -> Array:
     """Move draws from the host to the device of the points, in their precision."""
     double = points.dtype == array_namespace(points).float64
-    return beside(drawn.astype(np.float64 if double else np.float32), points)
+    return asarray_like(drawn.astype(np.float64 if double else np.float32), points)
 
 
 def floating(points: Array) -> Array:

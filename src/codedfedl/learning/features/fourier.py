@@ -7,8 +7,7 @@ from typing import ClassVar
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray
 from codedfedl.errors import InputError
 from codedfedl.learning.features.base import drawn_beside, floating, hadamard
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.learning.features.base import drawn_beside, floating, hadamard
 from codedfedl.learning.features.fourier import LEAST_WIDTH, check_settings
@@ -221,7 +220,7 @@ class Patches:
         points = floating(points)
         xp, inputs = array_namespace(points), points.shape[1]
         tiling, filters = self.tiles.on(inputs), self.filters(inputs)
-        indices = beside(tiling.indices().ravel(), points)
+        indices = asarray_like(tiling.indices().ravel(), points)
         drawn = self.frequencies(inputs)
         omega, delta = (drawn_beside(array, points) for array in drawn)
         at_rest = xp.cos(delta)
