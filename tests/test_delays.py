@@ -6,7 +6,6 @@ from scipy.stats import norm
 
 from codedfedl import Fleet, InputError, MeasuredDelays, expected_maximum, paper_fleet
 from codedfedl.arrays import FloatArray
-from codedfedl.fleet import round_time
 from codedfedl.fleet.round_time import asymmetric_cdf, asymmetric_parts
 from codedfedl.planning import theorem
 from tests import naive
@@ -239,9 +238,7 @@ class TestMeasured:
 
 
 @pytest.mark.parametrize("erasure", [0.9, 0.99, 0.9999])
-def test_long_sums_equal_those_attempt_by_attempt(
-    erasure: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_sums_equal_those_attempt_by_attempt(erasure: float) -> None:
     """Times from the first attempt to long after the last that counts, links alike and unlike."""
     rng = np.random.default_rng(11)
     n = 300
@@ -256,8 +253,7 @@ def test_long_sums_equal_those_attempt_by_attempt(
     )
     time, compute = 10 ** rng.uniform(1, 5, n), fleet.points / fleet.rate
     found = asymmetric_parts(fleet, time, compute)
-    monkeypatch.setattr(round_time, "_FEW", np.inf)
-    expected = asymmetric_parts(fleet, time, compute)
+    expected = asymmetric_parts(fleet, time, compute, few_attempts=np.inf)
     seconds = [np.ones(n)] * 3 + [time]
     for ours, theirs, scale in zip(found, expected, seconds, strict=True):
         np.testing.assert_allclose(ours / scale, theirs / scale, atol=1e-12)

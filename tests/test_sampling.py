@@ -96,12 +96,11 @@ def test_sample_is_draw_and_seconds(model: Any) -> None:
 def test_a_measured_chance_is_the_index_of_a_measurement() -> None:
     model = MeasuredDelays([[1.0, 2.0], [3.0]], [[0.5, np.inf], [0.0]])
     chance = model.draw(50, np.random.default_rng(6))
-    assert set(chance.draws["measurement"][:, 0]) == {0, 1}
-    assert set(chance.draws["measurement"][:, 1]) == {0}
+    measurement = chance.draws["measurement"]
+    assert set(measurement[:, 0]) == {0, 1}
+    assert set(measurement[:, 1]) == {0}
     seconds = model.seconds([10, 7], chance)
-    np.testing.assert_array_equal(
-        seconds[:, 0], np.array([10.5, np.inf])[chance.draws["measurement"][:, 0]]
-    )
+    np.testing.assert_array_equal(seconds[:, 0], np.array([10.5, np.inf])[measurement[:, 0]])
     assert (seconds[:, 1] == 21).all()
 
 

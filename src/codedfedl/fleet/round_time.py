@@ -31,10 +31,12 @@ from codedfedl.fleet.transmissions import (
 if TYPE_CHECKING:
     from codedfedl.fleet.delays import DelayParameters
 
-__all__ = ["Parts", "asymmetric_cdf", "asymmetric_parts", "symmetric_cdf"]
+__all__ = ["FEW_ATTEMPTS", "Parts", "asymmetric_cdf", "asymmetric_parts", "symmetric_cdf"]
+
+FEW_ATTEMPTS = 32
+"""Up to so many attempts are summed one by one."""
 
 _SHORT_BLOCK, _TAIL_BLOCK = 1 << 12, 1 << 14  # elements of a temporary array: fits a core's cache
-_FEW_ATTEMPTS = 32  # so many are summed one by one
 _INSTANT_SECONDS = 1e-150  # what a load of 0 points takes
 _LOG_NEGLIGIBLE = np.log(NEGLIGIBLE)
 _LOSSLESS_LOG_P = -690.0  # log p of a link that loses nothing, or nearly so
@@ -93,10 +95,16 @@ class Parts(NamedTuple):
     moment: FloatArray  # Σ h_b·e_b·b, seconds
 
 
-def asymmetric_parts(fleet: "DelayParameters", time: FloatArray, compute: FloatArray) -> Parts:
+def asymmetric_parts(
+    fleet: "DelayParameters",
+    time: FloatArray,
+    compute: FloatArray,
+    few_attempts: float = FEW_ATTEMPTS,
+) -> Parts:
     """Sum over the attempts of the link with fewer of them; the other link's sum is closed.
 
-    Attempts that are reached with a probability below `NEGLIGIBLE` are left out, on each link.
+    Attempts that are reached with a probability below `NEGLIGIBLE` are left out, on each link. Up
+    to `few_attempts` are summed one by one.
     """
     links = ((fleet.packet_time, fleet.erasure), (fleet.packet_time_up, fleet.erasure_up))
     rows = (time, np.maximum(compute, _INSTANT_SECONDS), np.minimum(fleet.alpha, LARGEST_ALPHA))
@@ -109,18 +117,15 @@ def asymmetric_parts(fleet: "DelayParameters", time: FloatArray, compute: FloatA
     outer, inner = down.where(counts[0] <= counts[1], up), up.where(counts[0] <= counts[1], down)
     sums = np.zeros((4, len(time)))
     beta = alpha / compute
-    many = _many(count, time * beta, inner.log_p + beta * inner.tau)
+    log_ratio = inner.log_p + beta * inner.tau
+    # Where sums in closed form pay, and lose no digits.
+    many = (count > few_attempts) & (time * beta < 1e5) & (np.abs(log_ratio) > 1e-3)
     for part, method in ((many, _long), (~many, _short)):
         who = np.flatnonzero(part)
         both = outer.take(who), inner.take(who)
         sums[:, who] = method(time[who], compute[who], alpha[who], *both, count[who])
     answered, sent, late, moment = (part.reshape(shape) for part in sums)
     return Parts(np.minimum(answered, 1.0), sent, late, moment)
-
-
-def _many(count: IntArray, exponent: FloatArray, log_ratio: FloatArray) -> Mask:
-    """Say for whom `_long` pays, and loses no digits."""
-    return (count > _FEW_ATTEMPTS) & (exponent < 1e5) & (np.abs(log_ratio) > 1e-3)
 
 
 def _long(
