@@ -12,8 +12,8 @@ import pytest
 from codedfedl import Fleet
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.core.client import Gradient, Gram
-from codedfedl.core.drive import PREPARE
 from codedfedl.core.encoding import BlockParity, Parity
+from codedfedl.core.loop import PREPARE
 from codedfedl.core.masked import masked
 from codedfedl.core.protocol import Ask, Task
 from codedfedl.core.record import SETUP

@@ -18,7 +18,7 @@ from array_api_compat import array_namespace
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.core.protocol import Task
+from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, noise_steps

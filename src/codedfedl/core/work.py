@@ -13,7 +13,8 @@ import numpy as np
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
-from codedfedl.core.protocol import Task
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.task import Task
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
 
@@ -108,6 +109,9 @@ class Work(ABC):
 
     once: ClassVar[bool] = False
     """Whether a client does it once in a federation: asked again, it sends the same."""
+
+    discloses: ClassVar[Disclosure | None] = Disclosure.GRADIENTS
+    """What a single answer shows to the server; None if nothing is sent."""
 
     exact: ClassVar[bool] = True
     """Whether answers are noiseless sums: two over almost the same points then reveal single ones.

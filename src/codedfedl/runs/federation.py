@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.disclosure import needs_helper
 from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
@@ -19,6 +18,7 @@ from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.training import Schedule
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme, scheme_class

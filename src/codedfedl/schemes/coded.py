@@ -7,11 +7,10 @@ import numpy as np
 
 from codedfedl._types import IntArray, Mask
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure, needs_helper
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan

@@ -20,11 +20,10 @@ import numpy as np
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.encoding import MoreParity
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.protocol import EACH, Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError

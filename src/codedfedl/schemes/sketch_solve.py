@@ -8,10 +8,19 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, beside
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity
 from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, refuse_absent
+from codedfedl.core.protocol import (
+    EACH,
+    Ask,
+    Inbox,
+    Limits,
+    Reply,
+    Scheme,
+    State,
+    Task,
+    refuse_absent,
+)
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError

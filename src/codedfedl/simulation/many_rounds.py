@@ -15,9 +15,8 @@ from array_api_compat import array_namespace
 
 from codedfedl._types import FloatArray
 from codedfedl.arrays import Array, beside, to_host
-from codedfedl.core.aggregate import SUM
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Ask
+from codedfedl.core.protocol import SUM, Ask
 from codedfedl.core.record import Record
 from codedfedl.learning.gradients import Quadratic
 from codedfedl.learning.training import accuracy, r_squared

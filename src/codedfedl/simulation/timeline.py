@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl._types import FloatArray, IntArray, Mask
-from codedfedl.core.drive import loads_of
+from codedfedl.core.loop import loads_of
 from codedfedl.core.protocol import Ask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SHOWN_ROUNDS, Record
 from codedfedl.core.waiting import arrivals, arrivals_of_rounds
