@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Prepare
 from codedfedl.core.protocol import Ask, Inbox, Runtime, Scheme, State, Task
 from codedfedl.core.record import SETUP

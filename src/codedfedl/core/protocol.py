@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from codedfedl._types import IntArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.task import State, Task
 from codedfedl.core.waiting import Wait
@@ -19,7 +18,7 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import ServerWork
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:

@@ -6,11 +6,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.optimisers import GradientDescent, Optimiser
-from codedfedl.learning.training import Schedule, step
+from codedfedl.learning.optimisers import GradientDescent, Optimiser, Schedule, step
 
 __all__ = ["Descent", "State", "Task"]
 

@@ -6,7 +6,7 @@ Not federated learning at all: the speed limit where the data may be copied.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.core.client import Gram
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Limits, State, Task

@@ -13,7 +13,7 @@ import numpy as np
 from codedfedl.core.protocol import EACH, Ask, Inbox
 from codedfedl.core.waiting import Next
 from codedfedl.errors import InputError
-from codedfedl.learning.training import step
+from codedfedl.learning.optimisers import step
 from codedfedl.schemes.pace import Paced, PacedState
 
 __all__ = ["FedBuff"]

@@ -14,8 +14,7 @@ from typing import ClassVar, Protocol, cast
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import EACH, Ask, Inbox, Limits, Scheme, Task, refuse_absent
 from codedfedl.core.task import Descent
@@ -26,7 +25,7 @@ from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.gradients import gradient
+from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import optimiser
 
 __all__ = ["GradientCoding"]

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import SUM, Ask
 from codedfedl.core.record import Record
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.training import accuracy, r_squared
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.simulation.evaluate import Evaluator
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.replayed import Replayed
@@ -102,7 +101,8 @@ class ManyRounds:
         missing = self.evaluator.stacked.missing(numbers, missed)
         steps = [_steps(setting, own) for setting, own in zip(settings, exchanges, strict=True)]
         kept, moved = (
-            beside(np.stack(part, axis=1)[:, :, None], models) for part in zip(*steps, strict=True)
+            asarray_like(np.stack(part, axis=1)[:, :, None], models)
+            for part in zip(*steps, strict=True)
         )
         epoch = self._epoch(cycle, exchanges)
         for k in range(0, len(numbers), len(cycle)):
@@ -186,7 +186,7 @@ def _batch(ask: Ask) -> int:
 
 
 def _steps(setting: "Setting", exchanges: Exchanges) -> tuple[FloatArray, FloatArray]:
-    """Return what `learning.training.step` multiplies a model and a sum by, shape (rounds,)."""
+    """Return what `learning.optimisers.step` multiplies a model and a sum by, shape (rounds,)."""
     task, asks = setting.state.task, exchanges.asks
     rounds = np.array(exchanges.rounds) + setting.state.round - setting.driver.played
     epochs = rounds // task.batches
