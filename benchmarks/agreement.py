@@ -7,8 +7,7 @@ import sys
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import to_host
+from codedfedl.arrays import FloatArray, to_host
 from codedfedl.data import load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.learning.features import RandomFourier

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, to_device
+from codedfedl.arrays import Array, FloatArray, to_device
 from codedfedl.learning.damping import damping
 from codedfedl.learning.sketching import Sketch
 from codedfedl.learning.tridiagonal import Tridiagonal

@@ -9,7 +9,7 @@ that works: 0.5 is chance, 1 is certainty.
 import numpy as np
 from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.data import load_dataset
 from codedfedl.learning.codes import Code
 from codedfedl.learning.features import Structured

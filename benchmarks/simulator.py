@@ -18,7 +18,7 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import to_device
 from codedfedl.core.client import Gradient
 from codedfedl.experiments import built_in
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.evaluate import Batch, Query
 from codedfedl.simulation.run import prepare

@@ -10,7 +10,7 @@ import numpy as np
 
 from codedfedl import Workload, paper_devices
 from codedfedl.data import load_dataset, mini_batches, partition
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 CLIENTS, BATCHES, EPOCHS, REDUNDANCY, SEED = 6, 2, 4, 0.1, 0
 Q, SIGMA, STEP, RIDGE = 100, 2.0, 2.0, 9e-6

@@ -19,9 +19,9 @@ from codedfedl.federate.node import Node
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.federate.vault import Vault
+from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import check
-from codedfedl.streams import stream
 
 FIRST_NODE = 1000
 SEED = 0

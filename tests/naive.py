@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from codedfedl import Fleet
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.planning.allocation import DEADLINE_TOLERANCE
 
 RootFinder = Callable[..., float]

@@ -15,7 +15,7 @@ from codedfedl.data.idx import read_idx
 from codedfedl.data.loading import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import read_fleet
-from codedfedl.io.memory import check_room
+from codedfedl.io.files import check_room
 from codedfedl.io.tables import check_columns, column_names, load_table
 from codedfedl.learning.features import load_encoder
 
@@ -26,7 +26,7 @@ ROOM = 4e6
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of four megabytes, half of which a file may take."""
-    monkeypatch.setattr("codedfedl.io.memory.memory", lambda: ROOM)
+    monkeypatch.setattr("codedfedl.io.files.memory", lambda: ROOM)
 
 
 @pytest.fixture

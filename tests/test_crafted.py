@@ -197,7 +197,7 @@ def test_an_extra_member_is_never_unpacked(model: Path, monkeypatch: pytest.Monk
 def test_a_member_larger_than_the_memory_is_not_unpacked(
     name: str, model: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codedfedl.io.memory.memory", lambda: 1e6)
+    monkeypatch.setattr("codedfedl.io.files.memory", lambda: 1e6)
     _with(model, **{name: np.zeros(10**6)})
     line = refused(run, "predict", model, model.with_name("points.npz"))
     assert "more than half of the 1,000,000 that there are: split it" in line

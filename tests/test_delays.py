@@ -5,7 +5,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fleet import round_time
 from codedfedl.fleet.round_time import asymmetric_cdf, asymmetric_parts
 from codedfedl.planning import theorem

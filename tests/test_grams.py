@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State
 from codedfedl.core.waiting import Everyone
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.tifl import TiFL
 from codedfedl.schemes.uncoded import Uncoded

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.client import (
     WORK,
     Embedded,

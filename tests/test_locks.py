@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from codedfedl.io.locks import lock
+from codedfedl.io.files import lock
 
 HOLD = """
 import sys, time
-from codedfedl.io.locks import lock
+from codedfedl.io.files import lock
 with open(sys.argv[1], "w") as file:
     lock(file, shared=sys.argv[2] == "shared")
     print("held", flush=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import PREPARE
 from codedfedl.core.encoding import BlockParity, Parity
@@ -24,10 +24,10 @@ from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import Code
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
+from codedfedl.random import stream
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.timeline import Exchange, Timeline
-from codedfedl.streams import stream
 
 CLIENTS, SEED = 40, 3
 POINTS = np.full((1, CLIENTS), 30)

@@ -15,8 +15,8 @@ from codedfedl.data import load_dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import Code, warn_of_thin_rows
 from codedfedl.learning.features import Structured
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded_newton import CodedNewton

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.core.client import (
     WORK,
     BlockParity,
@@ -45,16 +45,15 @@ from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Arrays
 from codedfedl.fleet.costs import Cost
-from codedfedl.learning.codes import Code
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.parity import encode, point_weights
+from codedfedl.learning.codes import Code, encode, point_weights
+from codedfedl.learning.least_squares import gradient
+from codedfedl.random import stream
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.evaluate import Batch, SimulatedClient
 from codedfedl.simulation.replay import replay
-from codedfedl.streams import stream
 from tests.loopback import experiment_of, transport_of
 
 JOB = Job("0" * 32, "fourier", 32, 2.0, 0, 2, columns=3)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fleet.transmissions import (
     NEGLIGIBLE,
     arrived_by,

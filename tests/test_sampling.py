@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codedfedl import DelayModel, Fleet, FleetDelays, MeasuredDelays, MixedDelays, paper_fleet
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 
 CLIENTS = 6
 LOADS = np.array([1.0, 5, 40, 0, 60, 100])

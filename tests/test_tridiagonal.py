@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import to_device, to_host
+from codedfedl.arrays import FloatArray, to_device, to_host
 from codedfedl.learning.tridiagonal import Tridiagonal
 
 SIZES = [1, 5, 32, 33, 64, 65, 96, 97, 300, 700]  # up to two strips, three groups of reflections

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from codedfedl.errors import InputError
-from codedfedl.io.memory import memory
+from codedfedl.io.files import memory
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation import side_by_side
 from codedfedl.simulation.playing import is_done

@@ -1,4 +1,4 @@
-"""Arrays on the host and on a device."""
+"""Arrays on the host and on a device, and the types of those on the host."""
 
 from typing import Any
 
@@ -8,8 +8,11 @@ from array_api_compat import array_namespace, device, is_cupy_array, is_numpy_ar
 
 from codedfedl.errors import InputError
 
-__all__ = ["Array", "beside", "to_device", "to_host"]
+__all__ = ["Array", "FloatArray", "IntArray", "Mask", "asarray_like", "to_device", "to_host"]
 
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Array = Any  # an array of NumPy, PyTorch or CuPy
 
 
@@ -35,7 +38,7 @@ def to_device(array: npt.NDArray[Any], name: str) -> Array:
         raise InputError(f"--device {name} cannot be used: {reason}; use --device cpu") from None
 
 
-def beside(array: npt.NDArray[Any], other: Array) -> Array:
+def asarray_like(array: npt.NDArray[Any], other: Array) -> Array:
     """Put a host array where another one is."""
     if is_numpy_array(other):
         return array

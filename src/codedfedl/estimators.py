@@ -29,7 +29,7 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     validate_data,
 )
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import round_columns
 from codedfedl.data import Dataset, mini_batches
@@ -47,17 +47,17 @@ from codedfedl.learning.features import (
     typical_sigma,
 )
 from codedfedl.learning.features.encoder import names_encoder
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.models.files import map_settings, save_model
 from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.planning.private import PrivatePlan
+from codedfedl.random import stream
 from codedfedl.schemes import Scheme, scheme_class, scheme_for
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.privacy import privacy_facts
 from codedfedl.simulation.problem import embedded, task_of
-from codedfedl.streams import stream
 
 __all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import linalg
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.audit.messages import Mixed, Parts, Summed, factors, known_sum, parts
 from codedfedl.audit.records import Records, planted
 from codedfedl.learning.codes import Code

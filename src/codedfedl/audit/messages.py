@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray, Mask
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to_host
 from codedfedl.audit.records import Records
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import Embed, Embedded, Gradient, Gram, Prepare, WeightedGradient
@@ -17,8 +16,7 @@ from codedfedl.core.protocol import Inbox, Task
 from codedfedl.core.shared import PaddedGram, Raw, SharedGradient
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.learning.codes import Code
-from codedfedl.learning.parity import point_weights
+from codedfedl.learning.codes import Code, point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.evaluate import SimulatedClient
@@ -233,7 +231,7 @@ def factors(work: Work, records: Records, model: Array) -> tuple[Array, Array]:
         return columns, np.ones((len(columns), 1))
     if isinstance(work, Gram):
         return features, np.concatenate([features, targets], axis=1)
-    residuals = to_host(beside(features, model) @ model) - targets
+    residuals = to_host(asarray_like(features, model) @ model) - targets
     if isinstance(work, ClippedGradient):
         return work.across(features) / work.radius, clipped(
             residuals, work.residual

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray, Mask
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to_host
 from codedfedl.errors import InputError
 from codedfedl.simulation.evaluate import Batch
 from codedfedl.simulation.problem import Problem
@@ -134,4 +133,4 @@ def planted(problem: Problem, records: Records, included: Mask) -> Problem:
 def _placed(array: Array, rows: IntArray, values: npt.NDArray[np.float32], included: Mask) -> Array:
     changed = to_host(array).copy()
     changed[rows] = values * included[:, None]
-    return beside(changed, array)
+    return asarray_like(changed, array)

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
 from codedfedl.audit.messages import check_work, messages
 from codedfedl.audit.records import Records, crafted, first_slots, planted, random_slots, real
 from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.privacy.auditing import Guesses, area, epsilon_bound, guess, true_positives
+from codedfedl.random import stream
 from codedfedl.simulation.engine import Entry, Setting, Simulation
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.timeline import Exchange
-from codedfedl.streams import stream
 
 __all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit", "audit"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.cli.output import results
 from codedfedl.fleet.costs import BlockSetup
 from codedfedl.fleet.devices import Fleet, Workload

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client
@@ -91,7 +90,7 @@ class Changed(Masked):
 
     def _again(self, client: Client, last: Anchor, like: Array) -> FloatArray:
         """Recompute the gradient of an earlier answer, on the model's device."""
-        where = beside(last.model.astype(np.float32), like)
+        where = asarray_like(last.model.astype(np.float32), like)
         return to_host(self.work.answer(client, last.points, where).arrays["gradient"])
 
     def whole(self, change: Residues) -> Residues:

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.encoding import BlockParity, Gram, Parity
@@ -22,8 +21,8 @@ from codedfedl.core.work import Answer, Client, OnEmbedded, Work
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.training import step
+from codedfedl.learning.least_squares import gradient
+from codedfedl.learning.optimisers import step
 
 __all__ = [
     "WORK",

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
@@ -49,7 +48,7 @@ def _drawn(points: Points, rate: float, rng: np.random.Generator) -> Points:
     """Draw each point independently with probability `rate`; the draw is the client's secret."""
     if rate == 1:
         return points
-    rows = beside(np.flatnonzero(rng.random(points[0].shape[0]) < rate), points[0])
+    rows = asarray_like(np.flatnonzero(rng.random(points[0].shape[0]) < rate), points[0])
     xp = array_namespace(points[0])
     return xp.take(points[0], rows, axis=0), xp.take(points[1], rows, axis=0)
 
@@ -214,11 +213,11 @@ class ClippedGradient(PrivateSum):
         """
         features, labels = points
         xp = array_namespace(features)
-        direction = beside(np.asarray(self.direction, dtype=np.float32), features)
+        direction = asarray_like(np.asarray(self.direction, dtype=np.float32), features)
         along = features @ direction
         lengths = self._longest(features, along, direction)
         if not xp.all(xp.isfinite(lengths)):  # such records are left out, not the answer
-            rows = beside(np.flatnonzero(np.isfinite(to_host(lengths))), features)
+            rows = asarray_like(np.flatnonzero(np.isfinite(to_host(lengths))), features)
             features, labels = (xp.take(one, rows, axis=0) for one in (features, labels))
             along, lengths = xp.take(along, rows), xp.take(lengths, rows)
         shorter = xp.minimum(xp.asarray(1.0, dtype=lengths.dtype), self.radius / lengths)
@@ -239,7 +238,7 @@ class ClippedGradient(PrivateSum):
 
     def across(self, features: Array) -> Array:
         """Return features without their component in the direction, clipped to R."""
-        direction = beside(np.asarray(self.direction, dtype=np.float32), features)
+        direction = asarray_like(np.asarray(self.direction, dtype=np.float32), features)
         return clipped(features - (features @ direction)[:, None] * direction, self.radius)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:

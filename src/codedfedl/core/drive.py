@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Prepare
 from codedfedl.core.protocol import Ask, Inbox, Runtime, Scheme, State, Task
 from codedfedl.core.record import SETUP

@@ -8,17 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import GAUSSIAN, Code
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.parity import encode, evenness, point_weights
+from codedfedl.learning.codes import GAUSSIAN, Code, encode, evenness, point_weights
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["BlockParity", "Gram", "Parity"]
 

@@ -10,8 +10,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, IntArray, asarray_like, to_host
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, Work
@@ -118,7 +117,7 @@ class Masked(Work):
         """Return the sums as numbers, on the model's device."""
         numbers = FixedPoint(self.scale)
         return {
-            name: beside(numbers.decode(np.asarray(total)).astype(np.float32), like)
+            name: asarray_like(numbers.decode(np.asarray(total)).astype(np.float32), like)
             for name, total in sums.items()
         }
 

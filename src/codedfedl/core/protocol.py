@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from codedfedl._types import IntArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.aggregate import LEAST_SUMMED, SUM, Combine
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.waiting import Wait
@@ -21,8 +20,8 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.fleet.server import ServerWork
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.training import Schedule, step
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.optimisers import Schedule, step
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 
 __all__ = [
     "ARRIVED",

@@ -9,15 +9,14 @@ from typing import ClassVar, Protocol, cast
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Gram
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.learning.gradients import gradient
+from codedfedl.learning.least_squares import gradient
 
 __all__ = ["PaddedGram", "Raw", "SharedGradient"]
 

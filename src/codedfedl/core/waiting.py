@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from codedfedl._types import FloatArray, Mask
+from codedfedl.arrays import FloatArray, Mask
 
 __all__ = [
     "Everyone",

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.protocol import Task
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.data.rows import Rows
 from codedfedl.errors import InputError
 

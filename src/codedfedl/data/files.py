@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.data.dataset import check_finite, real_numbers, texts
 from codedfedl.errors import InputError
 from codedfedl.io.archives import array_names, read_arrays

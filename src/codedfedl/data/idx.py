@@ -12,12 +12,11 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.data.dataset import Dataset, Origin
 from codedfedl.data.download import CHECKSUMS, MIRRORS, download
 from codedfedl.errors import InputError
-from codedfedl.io.files import cache_folder
-from codedfedl.io.memory import check_room
+from codedfedl.io.files import cache_folder, check_room
 
 __all__ = ["IDX_NAMES", "find_files", "load_idx", "read_idx"]
 

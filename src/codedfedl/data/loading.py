@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.data.dataset import Dataset, Origin, check_finite, real_numbers
 from codedfedl.data.files import TABLES, Image, read_npz, read_points
 from codedfedl.data.idx import IDX_NAMES, load_idx

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.data.partitions import partition
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, Workload, read_clients
 from codedfedl.fleet.paper import paper_devices
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = ["dealt", "fleet_of", "known_clients"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = ["PARTITIONS", "mini_batches", "partition", "processing_order"]
 

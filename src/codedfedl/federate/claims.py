@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.runs.config import FederationConfig
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from codedfedl._types import IntArray, Mask
+from codedfedl.arrays import IntArray, Mask
 from codedfedl.core.client import Prepare
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Ask

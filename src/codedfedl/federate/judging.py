@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.federate.evidence import Measured
 
 __all__ = ["Judge", "coherent", "intolerable", "suspects_of"]

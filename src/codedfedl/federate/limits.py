@@ -31,8 +31,7 @@ import numpy.typing as npt
 from codedfedl.core.work import Answer, ArrayClient, Points, Work
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
-from codedfedl.io.files import durable, make_folder
-from codedfedl.io.locks import lock
+from codedfedl.io.files import durable, lock, make_folder
 
 __all__ = ["DataLimits", "Embedding", "digest_of"]
 

@@ -43,7 +43,7 @@ from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
-from codedfedl.learning.gradients import gradient
+from codedfedl.learning.least_squares import gradient
 
 if TYPE_CHECKING:
     from codedfedl.federate.vault import Vault

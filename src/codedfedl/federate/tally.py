@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.protocol import Reply
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, Record
 from codedfedl.core.work import Work

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 

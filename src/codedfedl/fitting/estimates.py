@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import DelayParameters
 

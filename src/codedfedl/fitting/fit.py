@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fitting.clients import FEWEST_TO_JUDGE, QUANTITIES, ClientTimes, Fitted
 from codedfedl.fitting.traces import Traces

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fitting.traces import Traces
 from codedfedl.fleet.measured import rows_by_client
 

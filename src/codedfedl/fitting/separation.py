@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fitting.estimates import Link, Shape, fit_link
 
 __all__ = ["measured_link", "note_hidden", "reply_limits", "shape_of"]

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import DelayParameters, Fleet, Workload

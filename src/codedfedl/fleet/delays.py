@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import checked_points
 from codedfedl.fleet.devices import DelayParameters, Fleet

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.io.notebook import drawn

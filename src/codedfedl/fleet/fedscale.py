@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.io.pickles import read_plain_pickle
 

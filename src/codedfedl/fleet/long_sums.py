@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.fleet.transmissions import NEGLIGIBLE, langevin, transmissions_within
 
 __all__ = ["Link", "long_sums"]

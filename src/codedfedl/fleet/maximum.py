@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fleet.delays import FOREVER, DelayDistribution, Delays, delays_of
 
 __all__ = ["expected_maximum"]

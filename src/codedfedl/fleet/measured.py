@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import client_names
 from codedfedl.fleet.delays import DelaysWithPoints

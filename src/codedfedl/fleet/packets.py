@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 
 __all__ = ["PacketTrace", "read_packet_trace"]

@@ -15,7 +15,7 @@ are the paper's.
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fleet.devices import Devices, Fleet, Workload, check_drawn
 
 __all__ = ["MEDIAN_MAC_RATE", "phone_devices", "phone_fleet"]

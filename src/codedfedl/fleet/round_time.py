@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.fleet.devices import DelayParameters
 from codedfedl.fleet.long_sums import Link, long_sums
 from codedfedl.fleet.transmissions import (

@@ -6,7 +6,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.delays import DelayDistribution, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.measured import MeasuredDelays

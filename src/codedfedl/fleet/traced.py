@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, check_drawn
 from codedfedl.fleet.fedscale import read_availabilities, read_capacities
 from codedfedl.fleet.packets import read_packet_trace
 from codedfedl.fleet.phones import MEDIAN_MAC_RATE, phone_devices
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = ["TraceFiles", "traced_devices"]
 

@@ -8,7 +8,7 @@ costs the same for two terms as for thousands.
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 
 __all__ = [
     "LARGEST_ALPHA",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.errors import InputError
-from codedfedl.io.memory import check_room
+from codedfedl.io.files import check_room
 
 __all__ = ["array_names", "read_arrays"]
 

@@ -1,10 +1,12 @@
-"""Files that are written whole or not at all, and destinations that are checked first."""
+"""Files that are written whole or not at all, destinations that are checked first, and locks."""
 
 import os
+import sys
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from codedfedl.errors import InputError
 
@@ -14,14 +16,23 @@ __all__ = [
     "Files",
     "cache_folder",
     "check_destination",
+    "check_room",
     "durable",
+    "lock",
     "make_folder",
+    "memory",
     "replacing",
     "synced",
 ]
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+MAX_MEMORY_SHARE = 0.5
+"""The share of the memory that one file may take: what is read is copied at least once."""
+
+_CONTAINERS = Path("/sys/fs/cgroup")
+_CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # in versions 2 and 1
 
 
 @contextmanager
@@ -108,8 +119,8 @@ class Files(MutableMapping[str, bytes]):
         (self.folder / key).unlink()
 
     def __iter__(self) -> Iterator[str]:
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return iter([path.name for path in found if not path.name.startswith(".")])
+        paths = self.folder.iterdir() if self.folder.is_dir() else ()
+        return iter([path.name for path in paths if not path.name.startswith(".")])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -120,3 +131,64 @@ class Files(MutableMapping[str, bytes]):
             del self[key]
         if self.folder.is_dir():
             self.folder.rmdir()
+
+
+def memory(groups: Path = _CONTAINERS) -> float:
+    """Return the bytes of this machine's memory, or of its container's; ∞ where nobody says."""
+    limits = [inf]
+    with suppress(AttributeError, ValueError, OSError):
+        limits.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    for name in _CONTAINER_LIMITS:
+        with suppress(ValueError, OSError):  # no such file, or the word max
+            limits.append(float((groups / name).read_text()))
+    return min(limits)
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Refuse a file that takes more than half of the memory when it is unpacked, before it is."""
+    available = memory()
+    if needed > MAX_MEMORY_SHARE * available:
+        raise InputError(
+            f"{path} takes {needed:,} bytes of memory when it is read, more than half of the "
+            f"{available:,.0f} that there are: split it, or use a machine with more memory"
+        )
+
+
+def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file until it is closed, or the process that holds it ends, however it ends.
+
+    Parameters
+    ----------
+    shared
+        Let others share it, where the system can.
+    wait
+        Until whoever holds it is done.
+
+    Raises
+    ------
+    OSError
+        If another process holds it, and this one does not wait.
+    """
+    _lock(file, shared, wait)
+
+
+if sys.platform == "win32":  # it has no shared locks, and gives up waiting after ten seconds
+    import msvcrt
+
+    def _lock(file: IO[Any], _shared: bool, wait: bool) -> None:
+        file.seek(0)
+        while True:
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+            except OSError:
+                if not wait:
+                    raise
+            else:
+                return
+
+else:
+    import fcntl
+
+    def _lock(file: IO[Any], shared: bool, wait: bool) -> None:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)

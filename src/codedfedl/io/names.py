@@ -1,15 +1,19 @@
-"""Names in sentences, suggestions for misspelt ones, and names that a terminal would obey."""
+"""Names in sentences, suggestions for misspelt ones, and objects that a user names."""
 
+import importlib
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-__all__ = ["listed", "nearest", "printable", "shortened"]
+__all__ = ["listed", "member_of", "nearest", "printable", "shortened"]
 
-_MOST_NAMES = 20  # in a sentence
-_LONGEST = 40  # characters of one
-_MOST_COMPARED = 1000
-_LONGEST_VALUE = 200
+MAX_NAMES = 20  # in a sentence
+MAX_NAME_CHARACTERS = 40
+MAX_NAMES_COMPARED = 1000
+MAX_VALUE_CHARACTERS = 200
 _OBEYED = re.compile(  # control characters but newline and tab, direction marks, half characters
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -19,7 +23,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """Suggest the known name closest to a misspelt one, as the end of a sentence."""
     import difflib
 
-    close = difflib.get_close_matches(name[:_LONGEST], known[:_MOST_COMPARED], n=1)
+    close = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], known[:MAX_NAMES_COMPARED], n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known is {known[0]!r}" if len(known) == 1 else f"known are {listed(known)}"
@@ -27,15 +31,18 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Write names in a sentence: of many the first, of a long one its beginning."""
-    shown = [name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names]
-    more = len(names) - _MOST_NAMES
-    return ", ".join(shown[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    shown = [
+        name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}…"
+        for name in names
+    ]
+    more = len(names) - MAX_NAMES
+    return ", ".join(shown[:MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def shortened(value: Any) -> str:
     """Return a value as Python writes it, of a long one the beginning: a sentence has one line."""
     text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}…"
 
 
 def printable(text: str) -> str:
@@ -47,3 +54,19 @@ def printable(text: str) -> str:
     'phone\\x1b[2J'
     """
     return _OBEYED.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def member_of(name: str) -> Any:
+    """Return what ``module:member`` names, or None where the module has no such member.
+
+    The module lies in the current folder or is installed; one that cannot be imported raises
+    ImportError or ValueError.
+    """
+    module, _, member = name.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)  # a file beside the experiment need not be installed
+    try:
+        return getattr(importlib.import_module(module), member, None)
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(here)

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from codedfedl.errors import InputError
-from codedfedl.io.files import TABLE_SUFFIXES, check_destination, replacing
-from codedfedl.io.memory import check_room
+from codedfedl.io.files import TABLE_SUFFIXES, check_destination, check_room, replacing
 from codedfedl.io.names import listed, nearest, shortened
-from codedfedl.io.spreadsheets import cell_delimiter, refuse_nul, with_decimal_points
 
 __all__ = [
     "check_columns",
@@ -29,6 +28,13 @@ __all__ = [
     "repeated",
     "write_table",
 ]
+
+_LONGEST_HEADER = 1 << 24  # bytes: a million columns
+_READ_AT_ONCE = 1 << 20
+
+_DELIMITERS = (",", ";", "\t")
+_QUOTED = re.compile(r'"[^"]*"')
+_DECIMAL_COMMA = r"^\s*[+-]?\d*(,\d+)?([eE][+-]?\d+)?\s*$"
 
 
 def column_names(path: str | Path) -> list[str]:
@@ -252,3 +258,45 @@ def _is_number(cell: object) -> bool:
         return bool(pc.cast(pa.scalar(cell), pa.float64()).is_valid)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
+
+
+def cell_delimiter(path: Path) -> str:
+    """Return what stands between the cells of a CSV file's header: a comma, semicolon or tab."""
+    with path.open("rb") as file:
+        first = file.readline(_LONGEST_HEADER + 1)
+    if len(first) > _LONGEST_HEADER:
+        raise InputError(
+            f"cannot read {path}: its first line has more than {_LONGEST_HEADER:,} bytes; give a "
+            "table with a header line"
+        )
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"cannot read {path}: it is UTF-16; save it as CSV in UTF-8")
+    try:
+        bare = _QUOTED.sub("", first.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {path}: it is not UTF-8; save it as UTF-8") from None
+    return max(_DELIMITERS, key=bare.count)  # the first of equals: a comma
+
+
+def refuse_nul(path: Path) -> None:
+    """Refuse a file of bytes that no text has: it is not a CSV file, or is in UTF-16."""
+    with path.open("rb") as file:
+        while part := file.read(_READ_AT_ONCE):
+            if b"\0" in part:
+                raise InputError(
+                    f"cannot read {path}: it holds NUL bytes, as no text does; save it as UTF-8"
+                )
+
+
+def with_decimal_points(table: pa.Table) -> pa.Table:
+    """Turn ``1,5`` into ``1.5`` in every column of text that holds nothing but such numbers.
+
+    For files without commas between cells. A column with thousands separators, such as
+    ``1.234,5``, stays text: it is refused where numbers are wanted.
+    """
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        commas = pc.any(pc.match_substring(column, ",")).as_py()
+        if commas and pc.all(pc.match_substring_regex(column, _DECIMAL_COMMA)).as_py():
+            table = table.set_column(place, name, pc.replace_substring(column, ",", "."))
+    return table

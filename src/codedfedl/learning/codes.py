@@ -1,4 +1,4 @@
-"""Codes: random matrices G with E[GᵀG] = I that mix a client's points into parity rows.
+"""Codes and parity: random matrices G with E[GᵀG] = I that mix a client's points into parity rows.
 
 | name | a column of G: one point | operations a number | points behind a row |
 | --- | --- | --- | --- |
@@ -22,14 +22,23 @@ from math import floor, log, sqrt
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.ahead import two_at_a_time
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.dense_codes import Draw, Entries, Use, mixed
+from codedfedl.prefetch import prefetch
 
-__all__ = ["CODES", "GAUSSIAN", "LEAST_MIXING", "Code", "warn_of_thin_rows"]
+__all__ = [
+    "CODES",
+    "GAUSSIAN",
+    "LEAST_MIXING",
+    "Code",
+    "Parity",
+    "encode",
+    "evenness",
+    "point_weights",
+    "warn_of_thin_rows",
+]
 
 LEAST_MIXING = 10
 """Points behind every parity row, unless fewer are asked for."""
@@ -131,7 +140,7 @@ class Code:
             def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
                 return list(self._columns(parts[0], client[0], use.rows, client[1]))
 
-            drawn = chain.from_iterable(two_at_a_time(draw, clients))
+            drawn = chain.from_iterable(prefetch(draw, clients))
             return [_added(_products(parts, _wide(drawn)))]
         s, ends = self.operations(use.rows), np.cumsum([len(own) for own in use.weights]).tolist()
         each = (
@@ -196,6 +205,43 @@ GAUSSIAN = Code()
 """The paper's own."""
 
 
+@dataclass(frozen=True, eq=False)
+class Parity:
+    """X̆, shape (u, q), and Y̆, shape (u, c)."""
+
+    features: Array
+    targets: Array
+
+
+def point_weights(points: int, load: int, return_probability: float) -> FloatArray:
+    """Weigh a client's points: √P(no return) for the `load` that it processes, 1 for the others."""
+    weights = np.ones(points)
+    weights[:load] = np.sqrt(1 - return_probability)
+    return weights
+
+
+def evenness(weights: FloatArray) -> float:
+    """Return Σw²/(k·max w²) of k weights: 1 if all are equal, 1/k if one point has all weight.
+
+    k times this many points of equal weight would hide a point as well. Weights that are all 0 mix
+    nothing, and count as equal.
+    """
+    largest = float(np.max(weights, initial=0.0)) ** 2
+    return float(np.sum(weights**2)) / (len(weights) * largest) if largest else 1.0
+
+
+def encode(
+    features: Array,
+    targets: Array,
+    weights: FloatArray,
+    rows: int,
+    rng: np.random.Generator,
+    code: Code = GAUSSIAN,
+) -> Parity:
+    """G·W·X̂ and G·W·Y of one client, with G of `rows` × points from its private stream."""
+    return Parity(*code.mix((features, targets), weights, rows, rng))
+
+
 def _scattered(
     like: Array, weights: FloatArray, rows: int, rng: np.random.Generator, nonzeros: int
 ) -> Array:
@@ -213,7 +259,7 @@ def _scattered(
         return csc_array((values.ravel(), places.ravel(), ends), (rows, len(places)))
     entries = np.zeros((rows, len(places)), dtype=np.float32)
     np.put_along_axis(entries, places.T, values.T, axis=0)
-    return beside(entries, like)
+    return asarray_like(entries, like)
 
 
 def _products(parts: Sequence[Array], columns: Iterable[Array]) -> Iterator[list[Array]]:

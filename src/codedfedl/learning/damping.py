@@ -7,8 +7,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import beside, to_host
+from codedfedl.arrays import FloatArray, asarray_like, to_host
 from codedfedl.learning.codes import Code
 from codedfedl.learning.sketching import Sketch
 
@@ -38,9 +37,9 @@ def damping(sketch: Sketch, ridge: float, rng: np.random.Generator) -> float:
 
     def product(vector: FloatArray) -> FloatArray:
         column = vector.reshape(-1, 1)
-        mixed = to_host(x @ beside(column.astype(np.float32), x))
+        mixed = to_host(x @ asarray_like(column.astype(np.float32), x))
         mixed = mixed - np.float32(STABLE) * (code.T @ (code @ mixed))
-        return np.asarray(ridge * column + to_host(x.T @ beside(mixed.astype(np.float32), x)))
+        return np.asarray(ridge * column + to_host(x.T @ asarray_like(mixed.astype(np.float32), x)))
 
     needed = _largest_eigenvalue(product, sketch.hessian.size) / STABLE
     high = max(sketch.hessian.largest, 2 * ridge)

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 
 __all__ = ["Draw", "Entries", "Use", "mixed"]
 
@@ -114,7 +113,7 @@ def _add(
         if not len(there):  # the plans with so many rows leave these clients out
             break
         for p, part in enumerate(parts):
-            entries, some = beside(block, part), products[p][: len(there), : len(block)]
+            entries, some = asarray_like(block, part), products[p][: len(there), : len(block)]
             for place, g in enumerate(there.tolist()):
                 own = slice(*bounds[g : g + 2].tolist())
                 some[place, ...] = entries[:, own] @ part[own]
@@ -126,7 +125,7 @@ def _add(
 def _combined(shares: FloatArray, products: Array) -> Array:
     """Return Σ_g share_g·product_g for each row of shares."""
     xp = array_namespace(products)
-    factors = xp.astype(beside(shares, products), products.dtype)
+    factors = xp.astype(asarray_like(shares, products), products.dtype)
     flat = xp.reshape(products, (products.shape[0], -1))
     return xp.reshape(factors @ flat, (-1, *products.shape[1:]))
 

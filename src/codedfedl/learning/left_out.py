@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import beside, to_host
+from codedfedl.arrays import FloatArray, IntArray, asarray_like, to_host
 
 if TYPE_CHECKING:
     from codedfedl.learning.sketching import Sketch
@@ -84,6 +83,6 @@ class LeftOut:
     def _turned(self) -> FloatArray:
         """X̃ᵀỸ, X̃ᵀε and the largest rows, as columns in the sketch's basis."""
         x = self.sketch.features[self.rows]
-        largest = array_namespace(x).take(x, beside(self._largest, x), axis=0)
+        largest = array_namespace(x).take(x, asarray_like(self._largest, x), axis=0)
         moments = self.sketch.gathered(np.hstack([self.sketch.targets, self.noise]))
         return self.sketch.turned(np.hstack([moments, to_host(largest).T]))

@@ -13,8 +13,7 @@ from typing import TypeVar
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.errors import InputError
 from codedfedl.learning.left_out import LeftOut
 from codedfedl.learning.tridiagonal import Factor, Tridiagonal
@@ -108,11 +107,11 @@ class Sketch:
 
     def turned(self, vector: FloatArray) -> FloatArray:
         """Return Qᵀ·vector."""
-        return to_host(self.hessian.turned(beside(vector, self.features)))
+        return to_host(self.hessian.turned(asarray_like(vector, self.features)))
 
     def turned_back(self, turned: FloatArray) -> FloatArray:
         """Return Q·turned."""
-        return to_host(self.hessian.turned_back(beside(turned, self.features)))
+        return to_host(self.hessian.turned_back(asarray_like(turned, self.features)))
 
     def curved(self, turned: FloatArray) -> FloatArray:
         """Return X̃ᵀX̃·vector of a vector in the basis Q, in that basis."""
@@ -246,7 +245,7 @@ def _checked(features: Array, targets: Array) -> tuple[Array, FloatArray]:
 
 def _product(matrix: Array, columns: FloatArray) -> FloatArray:
     """Multiply where the matrix is."""
-    return to_host(matrix @ beside(columns, matrix))
+    return to_host(matrix @ asarray_like(columns, matrix))
 
 
 def _kept(

@@ -18,8 +18,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from scipy.linalg.lapack import dtrtri
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.learning.panels import Crew, times
 
 __all__ = ["Factor", "Tridiagonal"]
@@ -165,8 +164,8 @@ class Factor:
         for k, place in enumerate(self.places):
             rest = columns[place, :]
             if half is not None:
-                rest = rest - beside(self.below[k - 1], columns) @ half
-            half = beside(self.inverses[k], columns) @ rest
+                rest = rest - asarray_like(self.below[k - 1], columns) @ half
+            half = asarray_like(self.inverses[k], columns) @ rest
             yield half
 
     def half(self, columns: Array) -> Array:
@@ -177,8 +176,8 @@ class Factor:
         """Return (scale·T + ridge)⁻¹·columns."""
         found: list[Array] = []
         for k, half in reversed(list(enumerate(self.halves(columns)))):
-            rest = half - beside(self.below[k], columns).T @ found[-1] if found else half
-            found.append(beside(self.inverses[k], columns).T @ rest)
+            rest = half - asarray_like(self.below[k], columns).T @ found[-1] if found else half
+            found.append(asarray_like(self.inverses[k], columns).T @ rest)
         return array_namespace(columns).concat(found[::-1], axis=0)
 
     def inverse_trace(self) -> float:
@@ -237,9 +236,9 @@ class _Pending:
         q1, r = xp.linalg.qr(panel)
         left, values, right = np.linalg.svd(to_host(q1[:_WIDTH, :]))
         corner = -left @ right
-        middle = beside((right.T / (1 + values)) @ right, panel)
+        middle = asarray_like((right.T / (1 + values)) @ right, panel)
         u = -q1
-        u[:_WIDTH, :] += beside(corner, panel)
+        u[:_WIDTH, :] += asarray_like(corner, panel)
         before, x = self.u[k:, :k], self.x[k:, :k]
         y = self._times(k + _WIDTH, u) - before @ (x.T @ u) - x @ (before.T @ u)
         y = y @ middle

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.data.dataset import texts
 from codedfedl.data.loading import DATASET_NAMES
 from codedfedl.errors import InputError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import (
     FOREVER,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.devices import DelayParameters
 from codedfedl.fleet.round_time import asymmetric_parts
 from codedfedl.fleet.transmissions import LARGEST_ALPHA

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup, embedded_by
 from codedfedl.fleet.delays import FleetDelays

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.devices import DelayParameters, Fleet
 from codedfedl.fleet.transmissions import answered_by, transmissions_within
 from codedfedl.planning.piece_ranges import Ranges, SymmetricClients

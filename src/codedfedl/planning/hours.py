@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import embedding, parity
 from codedfedl.fleet.delays import FleetDelays

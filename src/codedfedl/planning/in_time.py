@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import DelayParameters
 

@@ -6,7 +6,7 @@ to be isotropic.
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 
 __all__ = ["RESIDUAL", "eigenvalues", "learning_errors", "longest_step"]
 

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.devices import DelayParameters
 from codedfedl.fleet.transmissions import (
     LARGEST_ALPHA,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import (
     DelayDistribution,

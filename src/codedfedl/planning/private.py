@@ -26,7 +26,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import FleetDelays

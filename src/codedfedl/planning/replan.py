@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.planning.plan import Plan
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import lambertw
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.piece_ranges import peak_share

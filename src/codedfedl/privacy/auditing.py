@@ -14,7 +14,7 @@ from math import exp
 import numpy as np
 from scipy import stats
 
-from codedfedl._types import FloatArray, Mask
+from codedfedl.arrays import FloatArray, Mask
 from codedfedl.errors import InputError
 
 __all__ = ["Guesses", "area", "epsilon_bound", "guess", "p_value", "true_positives"]

@@ -6,7 +6,7 @@ from math import floor, inf, log2, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 
 __all__ = ["LEAST_SHARE", "LEAST_SUMMED", "MOST_NOISE", "FixedPoint", "Residues", "noise_steps"]

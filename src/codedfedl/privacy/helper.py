@@ -10,7 +10,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.special import ndtri
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, FixedPoint, Residues, noise_steps
 from codedfedl.privacy.masks import Binding, keystream, mask, shared_seed

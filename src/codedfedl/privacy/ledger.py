@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.io.files import durable, make_folder
-from codedfedl.io.locks import lock
+from codedfedl.io.files import durable, lock, make_folder
 from codedfedl.privacy.accounting import Account, Release, check_budget
 from codedfedl.privacy.contract import Contract
 

@@ -14,7 +14,7 @@ from math import inf, sqrt
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 
 __all__ = ["Sums", "composed_epsilon", "library_installed", "renyi_epsilon", "weight_ratios"]

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.record import Record
 from codedfedl.report.figures import PAGE
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.fleet.delays import DelayModel, DelaysWithPoints, FleetDelays
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing

@@ -4,7 +4,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.fleet.devices import Fleet
 from codedfedl.report.figures import STYLE
 

@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.data import Dataset, load_dataset, partition
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
@@ -28,7 +28,7 @@ from codedfedl.learning.features import (
     load_encoder,
     safe_step,
 )
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.runs.labels import distinct_labels
 from codedfedl.runs.settings import checked_scheme, table_key
 from codedfedl.schemes import Scheme, scheme_class

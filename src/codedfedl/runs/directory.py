@@ -21,8 +21,7 @@ import numpy.typing as npt
 import tomli_w
 
 from codedfedl.errors import InputError
-from codedfedl.io.files import make_folder, replacing
-from codedfedl.io.locks import lock
+from codedfedl.io.files import lock, make_folder, replacing
 from codedfedl.io.tables import write_table
 from codedfedl.io.toml import read_toml
 from codedfedl.models import Model, save_model

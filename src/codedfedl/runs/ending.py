@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.record import Record, metric_name
 from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.config import Experiment

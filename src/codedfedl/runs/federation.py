@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.disclosure import needs_helper
 from codedfedl.core.masked import refuse_unbounded
@@ -18,7 +17,7 @@ from codedfedl.fitting.minority import without_minority
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme, scheme_class

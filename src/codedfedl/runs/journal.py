@@ -23,7 +23,7 @@ from codedfedl.core.protocol import Inbox, Reply
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, SETUP, Record
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder
-from codedfedl.learning.parity import Parity
+from codedfedl.learning.codes import Parity
 from codedfedl.runs.chain import Chain, Hashing, digest
 from codedfedl.runs.exchange import Exchange, exchange_columns
 

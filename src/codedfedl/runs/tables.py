@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.protocol import Scheme, State
 from codedfedl.core.record import (
     CLIENT_COLUMNS,

@@ -16,8 +16,7 @@ from typing import Any, get_args
 
 from codedfedl.core.protocol import Scheme
 from codedfedl.errors import InputError
-from codedfedl.io.modules import member_of
-from codedfedl.io.names import nearest
+from codedfedl.io.names import member_of, nearest
 from codedfedl.learning.codes import LEAST_MIXING
 
 __all__ = ["SCHEMES", "Scheme", "make_scheme", "scheme_class", "scheme_for", "settings_of"]

@@ -15,8 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fitting.drift import check_replan

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
 from codedfedl.core.descent import Descent
@@ -19,7 +18,7 @@ from codedfedl.fleet.delays import DelayDistribution, delays_of
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, plan, rows_of

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
@@ -33,9 +32,10 @@ from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
 from codedfedl.learning.damping import damping as damping_of
+from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
+from codedfedl.random import stream
 from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension
 from codedfedl.schemes.newton_state import (
     NewtonState,
@@ -52,7 +52,6 @@ from codedfedl.schemes.sketch_solve import (
     joined,
     stacked,
 )
-from codedfedl.streams import stream
 
 __all__ = ["CodedNewton"]
 
@@ -324,7 +323,7 @@ class CodedNewton(Scheme):
             raise InputError(
                 "coded-newton diverged: a client's gradient is not finite, or the step not damped"
             )
-        return replace(state, model=beside(model.astype(np.float32), state.model))
+        return replace(state, model=asarray_like(model.astype(np.float32), state.model))
 
     def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
         """Use the answers of a round."""

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import LocalDirection
 from codedfedl.core.protocol import Inbox, State, Task
 from codedfedl.core.work import Work

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure

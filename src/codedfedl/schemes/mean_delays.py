@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution, delays_of
 from codedfedl.fleet.devices import Fleet

@@ -17,8 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codedfedl._types import IntArray
+from codedfedl.arrays import IntArray
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, Timings
 from codedfedl.fleet.costs import BlockSetup

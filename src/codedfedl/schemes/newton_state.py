@@ -7,8 +7,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, to_host
 from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity
 from codedfedl.core.protocol import Reply, State

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.client import Embed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
@@ -245,7 +244,7 @@ class Private(Scheme):
         noisy = numbers.decode(inbox.total()) * unit
         # No gradient would ever undo noise in the direction that the clients leave out.
         across = noisy - np.outer(state.direction, state.direction @ noisy)
-        gradient = beside(across.astype(np.float32), state.model)
+        gradient = asarray_like(across.astype(np.float32), state.model)
         return _stepped(state, gradient, plan.step / state.radius**2)
 
     def _centred(self, state: PrivateState, sums: FloatArray, points: float) -> PrivateState:
@@ -261,7 +260,7 @@ class Private(Scheme):
         length = max(float(np.linalg.norm(mean)), 1e-12)
         # xᵀ·mean/‖mean‖² is 1 on average: the model starts as the labels' shares.
         start = np.outer(mean / length**2, labels) if aside > 0 else np.zeros((q, len(labels)))
-        model = beside(start.astype(np.float32), state.model)
+        model = asarray_like(start.astype(np.float32), state.model)
         return replace(
             state, model=model, round=state.round + 1, direction=mean / length, radius=radius
         )

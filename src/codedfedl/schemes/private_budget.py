@@ -5,7 +5,7 @@ from math import floor, sqrt
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.protocol import Task
 from codedfedl.errors import InputError
 from codedfedl.planning.in_time import least_arrivals

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, asarray_like
 from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity
 from codedfedl.core.disclosure import Disclosed, Disclosure
@@ -17,8 +17,7 @@ from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.parity import Parity
+from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
 from codedfedl.learning.sketching import Sketch
 
 __all__ = [
@@ -197,7 +196,7 @@ class SketchSolve(Scheme):
         blocks = blocks_of(inbox.replies, state.task)
         sketch = Sketch.of(*stacked(blocks))
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
-        model = beside(sketch.solve(ridge).astype(np.float32), state.model)
+        model = asarray_like(sketch.solve(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)
 
     def facts(self, state: SketchState) -> dict[str, float]:

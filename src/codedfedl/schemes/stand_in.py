@@ -26,14 +26,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codedfedl._types import FloatArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray, Mask
 from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.disclosure import Disclosed, needs_helper
 from codedfedl.core.protocol import Reply
 from codedfedl.errors import InputError
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.parity import Parity
+from codedfedl.learning.codes import Parity
+from codedfedl.learning.least_squares import gradient
 from codedfedl.planning.plan import Plan
 
 __all__ = [

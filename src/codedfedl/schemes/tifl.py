@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task, refuse_absent
@@ -18,8 +17,8 @@ from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
+from codedfedl.random import stream
 from codedfedl.schemes.mean_delays import mean_seconds
-from codedfedl.streams import stream
 
 __all__ = ["TiFL"]
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from codedfedl._types import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.protocol import Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.work import Work
@@ -18,7 +18,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayModel, FleetDelays
 from codedfedl.fleet.devices import Fleet
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = ["NEEDS_A_FLEET", "Clock", "Draws", "Message"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import Array, beside, to_host
+from codedfedl.arrays import Array, asarray_like, to_host
 from codedfedl.core.aggregate import SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
 from codedfedl.core.drive import Driver
@@ -115,7 +115,7 @@ class Simulation:
         driver, rounds = setting.driver, [record for record in records if not record.is_setup]
         ask = driver.ask()
         if ask is not None and driver.state.checkpointed and not ask.keep_late:
-            here = beside(model, driver.state.model)
+            here = asarray_like(model, driver.state.model)
             driver.state = replace(driver.state, model=here, round=state_round)
             driver.played = len(rounds)
             for record in rounds:
@@ -142,7 +142,7 @@ class Simulation:
     def exact_metric(self, task: Task) -> float:
         """Return the accuracy or R² of exact ridge regression over all points of all clients."""
         exact = self.objective(task).best.astype(to_host(self._zero).dtype)
-        return float(self.measuring.metrics([beside(exact, self._zero)])[0])
+        return float(self.measuring.metrics([asarray_like(exact, self._zero)])[0])
 
     def _set_up(self, settings: Sequence[Setting]) -> None:
         """Play the set-ups; they are the same on every start, so no checkpoint holds them."""

@@ -17,18 +17,17 @@ from operator import add
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.panels import Crew, times
+from codedfedl.random import stream
 from codedfedl.simulation.grams import Grams
 from codedfedl.simulation.query import Fused, Query
 from codedfedl.simulation.stacked import Stacked
 from codedfedl.simulation.streamed import POINTS_AT_ONCE, Streamed, ahead
 from codedfedl.simulation.timeline import Assignment
-from codedfedl.streams import stream
 
 __all__ = [
     "Batch",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import IntArray
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.arrays import IntArray
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.streamed import ahead
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.models.files import map_settings
 from codedfedl.models.model import Model, fitted_temperature
+from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.privacy import written_privacy
 from codedfedl.simulation.units import Unit
-from codedfedl.streams import stream
 
 __all__ = ["check_model", "endings", "write_models"]
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array, to_host
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.arrays import Array, FloatArray, to_host
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["Objective"]
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, to_device
+from codedfedl.arrays import Array, FloatArray, IntArray, to_device
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.features import Encoder, FeatureMap, Identity
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.simulation.evaluate import Batch
 from codedfedl.simulation.streamed import Streamed, too_large
 

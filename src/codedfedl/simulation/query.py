@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl._types import IntArray, Mask
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.protocol import Inbox
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["Fused", "Query"]
 

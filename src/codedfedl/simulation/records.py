@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import to_host
+from codedfedl.arrays import FloatArray, to_host
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import FACTS, Record, metric_name, packed, unpacked
 from codedfedl.fleet.delays import Chance, Chances, DelayModel, FleetDelays

@@ -20,12 +20,12 @@ from codedfedl.data.partitions import processing_order
 from codedfedl.data.scaling import Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
+from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.streams import stream
 
 __all__ = ["ROUNDING", "Replay", "replay"]
 

@@ -8,7 +8,7 @@ from functools import partial
 from queue import Empty
 from typing import Any
 
-from codedfedl.io.memory import memory
+from codedfedl.io.files import memory
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.progress import Progress, Watch, on_host

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl._types import IntArray
-from codedfedl.arrays import Array, beside
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.arrays import Array, IntArray, asarray_like
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.grams import drop_oldest
 
 if TYPE_CHECKING:
@@ -94,7 +93,9 @@ class Stacked:
         starts = np.concatenate([self.batches[number].offsets[:-1] for number in numbers])
         missed = missed.transpose(0, 2, 1).reshape(rounds * n, settings).copy()
         like = self.batches[0].features
-        of, places, starts, points = (beside(one, like) for one in (of, places, starts, missed))
+        of, places, starts, points = (
+            asarray_like(one, like) for one in (of, places, starts, missed)
+        )
         counted = places[:, :, None] < points[of]
         xp = array_namespace(places)
         return Missing(xp.where(places < _NOWHERE, starts[of] + places, 0), counted, counts)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import IntArray
-from codedfedl.io.memory import memory
+from codedfedl.arrays import IntArray
+from codedfedl.io.files import memory
 from codedfedl.learning.features import FeatureMap
 
 __all__ = ["POINTS_AT_ONCE", "Streamed", "ahead", "too_large"]

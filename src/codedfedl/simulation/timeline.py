@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.core.drive import loads_of
 from codedfedl.core.protocol import Ask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
@@ -19,8 +19,8 @@ from codedfedl.core.waiting import arrivals
 from codedfedl.core.work import Work
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet import costs
+from codedfedl.random import stream
 from codedfedl.simulation.clock import Clock, Draws, Message
-from codedfedl.streams import stream
 
 __all__ = ["Assignment", "Exchange", "Timeline", "has_own_pace"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl._types import FloatArray
+from codedfedl.arrays import FloatArray
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, mini_batches

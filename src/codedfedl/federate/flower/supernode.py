@@ -24,8 +24,7 @@ from codedfedl.federate.flower.keys import check_server, write_secret
 from codedfedl.federate.flower.programs import environment, free_port, own_user
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.connections import listens
-from codedfedl.io.files import make_folder
-from codedfedl.io.locks import lock
+from codedfedl.io.files import lock, make_folder
 
 __all__ = ["NodeSettings", "alone_in", "end", "run_answerer", "run_node"]
 

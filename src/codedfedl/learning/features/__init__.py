@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl._types import FloatArray
-from codedfedl.arrays import Array
+from codedfedl.arrays import Array, FloatArray
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.features.base import FeatureMap, Identity
 from codedfedl.learning.features.encoder import Encoded, Encoder, encoder_of, load_encoder
 from codedfedl.learning.features.fourier import RandomFourier, Structured
 from codedfedl.learning.features.patches import Patches, Tiles
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = [
     "FEATURES",

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from codedfedl.arrays import Array, to_host
 from codedfedl.errors import InputError
 from codedfedl.io.files import cache_folder, make_folder, replacing
-from codedfedl.io.modules import member_of
+from codedfedl.io.names import member_of
 from codedfedl.learning.features.base import Identity
 from codedfedl.learning.features.network import count_operations, read_network
-from codedfedl.streams import stream
+from codedfedl.random import stream
 
 __all__ = ["Encoded", "Encoder", "Encodes", "encoder_of", "load_encoder", "names_encoder"]
 

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
-from codedfedl._types import FloatArray, IntArray
-from codedfedl.arrays import Array, beside
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
-from codedfedl.learning.features.base import drawn_beside, floating, hadamard
+from codedfedl.learning.features.base import drawn_like, floating, hadamard
 from codedfedl.learning.features.fourier import LEAST_WIDTH, check_settings
 
 __all__ = ["Patches", "Tiles", "Tiling"]
@@ -221,9 +220,9 @@ class Patches:
         points = floating(points)
         xp, inputs = array_namespace(points), points.shape[1]
         tiling, filters = self.tiles.on(inputs), self.filters(inputs)
-        indices = beside(tiling.indices().ravel(), points)
+        indices = asarray_like(tiling.indices().ravel(), points)
         drawn = self.frequencies(inputs)
-        omega, delta = (drawn_beside(array, points) for array in drawn)
+        omega, delta = (drawn_like(array, points) for array in drawn)
         at_rest = xp.cos(delta)
         scale = (2.0 / self.size(inputs)) ** 0.5
         shape = (points.shape[0], self.size(inputs))

@@ -1,17 +1,17 @@
-"""Results computed a little ahead of their use."""
+"""Results that are computed a little before their use."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["two_at_a_time"]
+__all__ = ["prefetch"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def two_at_a_time(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def prefetch(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Apply a function to all items and yield the results in order, computing one ahead.
 
     For example, the next client's code is drawn while the current client's points are multiplied.
