@@ -5,7 +5,6 @@ rules of the loop are in it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -78,11 +77,6 @@ class Driver:
                 )
             self.state = state
         self.played += not ask.setup
-
-    def advance(self, model: Array, rounds: int) -> None:
-        """Take over a model after several rounds that a runtime played on its own."""
-        self.state = replace(self.state, model=model, round=self.state.round + rounds)
-        self.played += rounds
 
 
 def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:

@@ -246,18 +246,6 @@ class Scheme(ABC):
     def receive(self, state: Any, inbox: Inbox) -> State:
         """Learn from the answers."""
 
-    def is_steady(self, state: Any) -> bool:
-        """Return whether every round to come is a plain step along a sum of gradients.
-
-        Its ask depends on the mini-batch alone, and `receive` does no more than `State.descended`
-        with `divisor`. A runtime may then compute several rounds together.
-        """
-        return False
-
-    def divisor(self, task: Task, batch: int, points: Any) -> Any:
-        """Return what a sum of gradients over so many points of a mini-batch is divided by."""
-        return points
-
     def plan(self, state: Any) -> Any:
         """Return the plan that the rounds follow, if there is one."""
         return None

@@ -59,7 +59,3 @@ class Greedy(Scheme):
     def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the mean gradient of the points that arrived."""
         return state.descended(inbox.total(), inbox.points)
-
-    def is_steady(self, state: Descent) -> bool:
-        """Return whether steps are plain."""
-        return state.is_plain

@@ -58,7 +58,3 @@ class Uncoded(Scheme):
     def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the full gradient."""
         return state.descended(inbox.total(), inbox.points)
-
-    def is_steady(self, state: Descent) -> bool:
-        """Return whether steps are plain."""
-        return state.is_plain
