@@ -13,7 +13,7 @@ import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.core.disclosure import needs_helper, only_private
-from codedfedl.core.drive import Driver, drive
+from codedfedl.core.loop import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.data.scaling import Scaling
 from codedfedl.errors import InputError

@@ -40,8 +40,8 @@ FOREVER = 1e150
 class Chances(Protocol):
     """The random part of the delays in a number of rounds, drawn before the loads are known."""
 
-    def of_round(self, round_: int | slice) -> Self:
-        """Return the chances of one round, or of several."""
+    def of_round(self, round_: int) -> Self:
+        """Return the chances of one round."""
 
 
 class DelayDistribution(Protocol):
@@ -114,8 +114,8 @@ class Chance:
     up: IntArray  # transmissions until the reply is there
     absent: npt.NDArray[np.bool_]
 
-    def of_round(self, round_: int | slice) -> "Chance":
-        """Return what chance decides in one round, shape (n,), or in several, (rounds, n)."""
+    def of_round(self, round_: int) -> "Chance":
+        """Return what chance decides in one round, shape (n,)."""
         return Chance(
             self.slowness[round_], self.down[round_], self.up[round_], self.absent[round_]
         )

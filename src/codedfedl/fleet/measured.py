@@ -30,8 +30,8 @@ class MeasuredChance:
 
     measurement: IntArray
 
-    def of_round(self, round_: int | slice) -> "MeasuredChance":
-        """Return the measurements of one round, shape (n,), or of several, (rounds, n)."""
+    def of_round(self, round_: int) -> "MeasuredChance":
+        """Return the measurements of one round, shape (n,)."""
         return MeasuredChance(self.measurement[round_])
 
 

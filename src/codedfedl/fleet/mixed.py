@@ -21,8 +21,8 @@ class MixedChance:
     formula: Chance
     measured: MeasuredChance
 
-    def of_round(self, round_: int | slice) -> "MixedChance":
-        """Return the chances of one round, or of several."""
+    def of_round(self, round_: int) -> "MixedChance":
+        """Return the chances of one round."""
         return MixedChance(self.formula.of_round(round_), self.measured.of_round(round_))
 
 

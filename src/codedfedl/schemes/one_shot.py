@@ -11,7 +11,7 @@ from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["OneShot"]
 
