@@ -47,9 +47,10 @@ class BoundTransport:
         """Yield answers; a greeting that is not its key's own is a problem of its node."""
         for arrival in self._transport.gather(wanted, until):
             node = self._greetings.pop(arrival.question, None)
-            greeted = node is not None and arrival.status == "answer"
-            reason = self._misfit(node, arrival.facts) if greeted else ""
-            if reason:
+            greeting = arrival.facts if arrival.status == "answer" else None
+            if node is None or greeting is None:
+                yield arrival
+            elif reason := self._misfit(node, greeting):
                 yield replace(arrival, status="problem", facts={}, arrays={}, reason=reason)
             else:
                 yield arrival
