@@ -18,10 +18,9 @@ from codedfedl.federate.server import federate
 from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
-from codedfedl.learning.codes import Code
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.parity import Parity, point_weights
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.codes import Code, Parity, point_weights
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.planning.replan import LARGEST_WEIGHT, answer_weights, replanned
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

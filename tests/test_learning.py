@@ -6,9 +6,10 @@ from scipy.stats import norm
 
 from codedfedl import Fleet, plan
 from codedfedl.arrays import FloatArray
-from codedfedl.learning.gradients import Quadratic, gradient
-from codedfedl.learning.parity import Parity, compose, encode, point_weights
-from codedfedl.learning.training import Schedule, accuracy, r_squared, step, telling_excess
+from codedfedl.learning.codes import Parity, encode, point_weights
+from codedfedl.learning.least_squares import Quadratic, gradient
+from codedfedl.learning.metrics import accuracy, r_squared, telling_excess
+from codedfedl.learning.optimisers import Schedule, step
 from codedfedl.random import stream
 
 
@@ -27,7 +28,7 @@ class TestParity:
             encode(x[s], y[s], w, rows, stream(1, "code", j))
             for j, (s, w) in enumerate(zip(shards, weights, strict=True))
         ]
-        found = compose(parts)
+        found = Parity(sum(p.features for p in parts), sum(p.targets for p in parts))
         whole = []
         for j, shard in enumerate(shards):
             code = stream(1, "code", j)

@@ -12,8 +12,8 @@ import pytest
 from codedfedl import Fleet
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.client import Gradient, Gram
-from codedfedl.core.drive import PREPARE
 from codedfedl.core.encoding import BlockParity, Parity
+from codedfedl.core.loop import PREPARE
 from codedfedl.core.masked import masked
 from codedfedl.core.protocol import Ask, Task
 from codedfedl.core.record import SETUP
@@ -23,7 +23,7 @@ from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import Code
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.timeline import Exchange, Timeline

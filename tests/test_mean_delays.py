@@ -15,7 +15,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.fednova import FedNova
 from codedfedl.schemes.tifl import TiFL

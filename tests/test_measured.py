@@ -10,7 +10,6 @@ import pytest
 
 from codedfedl import (
     DelayModel,
-    Fleet,
     InputError,
     Traces,
     expected_maximum,
@@ -57,7 +56,7 @@ def found() -> Fit:
     return found
 
 
-def played(delays: Fleet | DelayModel) -> dict[str, Setting]:
+def played(delays: DelayModel) -> dict[str, Setting]:
     experiment = Experiment.model_validate(SMALL)
     features = RandomFourier(8, 2.0, 0)
     problem, task, _ = prepare(experiment, load_dataset("digits"), 0, features, "cpu")

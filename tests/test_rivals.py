@@ -8,7 +8,7 @@ import pytest
 
 from codedfedl import InputError
 from codedfedl.core.disclosure import Disclosure, discloses_no_more, listed
-from codedfedl.core.drive import Driver
+from codedfedl.core.loop import Driver
 from codedfedl.core.protocol import Inbox, Limits
 from codedfedl.data import load_dataset
 from codedfedl.runs.config import Experiment

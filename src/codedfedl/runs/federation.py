@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, FloatArray, IntArray
-from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.disclosure import needs_helper
 from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
@@ -17,7 +16,8 @@ from codedfedl.fitting.minority import without_minority
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme, scheme_class

@@ -1,16 +1,15 @@
 """`coded`: the paper's scheme. A gradient on parity replaces the gradients that did not arrive."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray, Mask
-from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure, needs_helper
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan
@@ -18,7 +17,7 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, plan, rows_of
@@ -300,9 +299,8 @@ class Coded(Scheme):
             total = inbox.plus(state.parity[batch], state.asked)
         else:
             total = inbox.total()
-        points = self.divisor(task, batch, inbox.points)
-        if state.counted is not None:
-            points -= float(task.points[batch][~state.counted].sum())
+        held = task.points[batch]  # parity stands in for the points that are missing
+        points = float(held.sum() if state.counted is None else held[state.counted].sum())
         state = state.descended(total, points)
         return state if state.drift is None else self._followed(state, state.drift, inbox)
 
@@ -315,15 +313,6 @@ class Coded(Scheme):
         sure = [p.server_return_probability for p in state.plans]
         parity = tuple(part if p == 1 else part / p for part, p in zip(made, sure, strict=True))
         return replace(state, parity=parity)
-
-    def is_steady(self, state: CodedState) -> bool:
-        """Return whether the plan stays, steps are plain, and the server's gradient is there."""
-        stays = state.drift is None and self.server_rate is None
-        return bool(state.parity) and state.is_plain and stays
-
-    def divisor(self, task: Task, batch: int, points: Any) -> float:
-        """All points of the mini-batch: parity stands in for the points that are missing."""
-        return float(task.points[batch].sum())
 
     def _followed(self, state: CodedState, drift: Drift, inbox: Inbox) -> CodedState:
         """Learn how long clients took; every so many rounds, let the plans follow."""

@@ -19,11 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, asarray_like
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.encoding import MoreParity
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.protocol import EACH, Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
@@ -32,8 +31,8 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
 from codedfedl.learning.damping import damping as damping_of
+from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
 from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import EACH
-from codedfedl.core.protocol import Ask, Inbox, Reply, Task, refuse_absent
+from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task, refuse_absent
 from codedfedl.core.waiting import Everyone, Fastest, Wait
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.learning.training import step
+from codedfedl.learning.optimisers import step
 from codedfedl.schemes.dropping import all_but_slowest, check_drop
 from codedfedl.schemes.pace import Paced, PacedState, Table
 

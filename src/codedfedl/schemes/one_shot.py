@@ -10,7 +10,7 @@ from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["OneShot"]
 

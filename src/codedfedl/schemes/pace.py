@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Embed, Embedded
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed

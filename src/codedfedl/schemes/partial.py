@@ -11,9 +11,9 @@ import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import WeightedGradient
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel

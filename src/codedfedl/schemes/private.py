@@ -14,12 +14,11 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, asarray_like
-from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.client import Embed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import EveryoneUntil
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
@@ -29,6 +28,7 @@ from codedfedl.learning.optimisers import Nesterov
 from codedfedl.planning.noisy_descent import RESIDUAL
 from codedfedl.planning.private import PrivatePlan, plan_private
 from codedfedl.privacy.accounting import UNITS, Account, check_budget
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.schemes.private_budget import NOISE, Budget, pool_weights
 
 __all__ = ["Private", "PrivateState"]

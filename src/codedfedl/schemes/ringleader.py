@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import EACH
-from codedfedl.core.protocol import Ask, Inbox, Reply, Task, refuse_absent
+from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task, refuse_absent
 from codedfedl.core.waiting import Next
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.mifa import TableState

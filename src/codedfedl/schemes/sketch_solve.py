@@ -8,16 +8,24 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, asarray_like
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity
 from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, refuse_absent
+from codedfedl.core.protocol import (
+    EACH,
+    Ask,
+    Inbox,
+    Limits,
+    Reply,
+    Scheme,
+    State,
+    Task,
+    refuse_absent,
+)
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.parity import Parity
+from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
 from codedfedl.learning.sketching import Sketch
 
 __all__ = [

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Embedded, Gradient
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
@@ -57,7 +57,3 @@ class Uncoded(Scheme):
     def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the full gradient."""
         return state.descended(inbox.total(), inbox.points)
-
-    def is_steady(self, state: Descent) -> bool:
-        """Return whether steps are plain."""
-        return state.is_plain

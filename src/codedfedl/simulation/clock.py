@@ -57,10 +57,10 @@ class Clock:
         """Of each client's processor while it embeds at its own pace."""
         return stream(self.seed, "setup", _SLOWNESS).standard_exponential(self.task.clients)
 
-    def seconds_of_rounds(self, rounds: int | slice, cost: Cost) -> FloatArray:
-        """Return when each answer arrives, of one packet, in one round or in several."""
+    def seconds_of_round(self, round_: int, cost: Cost) -> FloatArray:
+        """Return when each answer arrives, of one packet, in a round."""
         points = cost.macs / self.task.workload.point_macs
-        return np.asarray(self.model.seconds(points, self.chance[rounds]))
+        return np.asarray(self.model.seconds(points, self.chance[round_]))
 
     def embedding_speed(self) -> FloatArray:
         """Return how many points each client embeds in a second, at its own pace."""
@@ -102,7 +102,7 @@ class Draws:
 
     def in_round(self, round_: int, message: Message) -> FloatArray:
         """Return when each answer of a round arrives; ∞ for a client that is absent."""
-        seconds = self.clock.seconds_of_rounds(round_, message.cost)
+        seconds = self.clock.seconds_of_round(round_, message.cost)
         luck = stream(self.clock.seed, "setup", _MORE_PACKETS, round_)
         return seconds + self._more_packets(message, 1, luck)
 

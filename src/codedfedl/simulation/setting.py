@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from codedfedl.arrays import Array
-from codedfedl.core.drive import Driver, check_ask
+from codedfedl.core.loop import Driver, check_ask
 from codedfedl.core.protocol import Scheme, State, Task
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
