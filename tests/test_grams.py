@@ -137,10 +137,7 @@ class AtOldModel(Coded):
             return super().receive(state, inbox)
         batch = state.task.batch(state.round)
         total = inbox.plus(state.parity[batch], 0 * state.model)
-        return state.descended(total, self.divisor(state.task, batch, inbox.points))
-
-    def is_steady(self, state: Any) -> bool:
-        return False
+        return state.descended(total, float(state.task.points[batch].sum()))
 
 
 @pytest.mark.parametrize("scheme", [AtOldModel, Coded])

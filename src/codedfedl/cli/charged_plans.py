@@ -14,9 +14,8 @@ from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Patches, Structured, Tiles
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
-from codedfedl.planning.hours import Training, plan_hours
+from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
 from codedfedl.planning.maps import MapCost, MapPlan, best_map, plan_maps
-from codedfedl.planning.plan import cheapest_plan
 from codedfedl.report.plan_table import duration
 
 if TYPE_CHECKING:

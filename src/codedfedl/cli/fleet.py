@@ -75,7 +75,7 @@ def fleet_command(
     seed
         Seed of the draw.
     """
-    from codedfedl.fleet.traced import TraceFiles, traced_devices
+    from codedfedl.fleet.traces import TraceFiles, traced_devices
 
     check_destination(out, TABLE_SUFFIXES)
     files = asdict(traces)

@@ -13,13 +13,12 @@ from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destinatio
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from codedfedl.fleet.delays import DelaysWithPoints
     from codedfedl.fleet.devices import Fleet, Workload
     from codedfedl.fleet.measured import MeasuredDelays
     from codedfedl.fleet.server import Server
     from codedfedl.planning.plan import Plan
 
-    Clients = Fleet | DelaysWithPoints[MeasuredDelays]
+    Clients = Fleet | MeasuredDelays
 
 __all__ = ["OutputOptions", "ParityOptions", "WorkOptions", "plan_command"]
 
@@ -278,17 +277,17 @@ def _plan_for_rounds(
 ) -> None:
     """Minimise the time of set-up and all rounds; show what the paper's rule costs."""
     from codedfedl.cli.charged_plans import charged_plans, charged_view
-    from codedfedl.fleet.costs import Setup
-    from codedfedl.planning.plan import cheapest_plan
+    from codedfedl.planning.hours import Training, cheapest_plan
 
     rounds, workload = parity.rounds, work.workload
     assert rounds is not None
     parity.server(clients)  # refuses --max-rows alone
     parity.refuse("--rounds", "redundancy", "rows", "server_rate")
-    setup = Setup(work.inputs, work.batches)
+    macs = work.inputs * workload.features
+    training = Training(workload, macs, work.batches, rounds, work.step, mixing=0)
     with progress("planning"):
         chosen, _ = cheapest_plan(
-            clients, rounds, lambda rows: setup.seconds(clients, workload, rows)
+            clients, rounds, lambda rows: training.setup_seconds(clients, rows)
         )
         charged = charged_plans(clients, workload, work.inputs, work.batches, rounds, work.step)
     _show(clients, chosen, output, {"charged": charged}, charged_view(charged, rounds))
@@ -306,7 +305,7 @@ def _show(
     from codedfedl.report.plan_table import plan_view
 
     with progress("planning"):
-        waiting = expected_maximum(clients, clients.points)
+        waiting = expected_maximum(clients, chosen.points)
     if chosen.parity_rows >= chosen.total_points:
         say(
             f"note: {chosen.parity_rows:,} parity rows stand for all {chosen.total_points:,} "

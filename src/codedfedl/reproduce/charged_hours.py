@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from codedfedl.fleet.paper import paper_result
+from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import Outcome, median_of_all, outcomes, written
 from codedfedl.report.rows import outcome_rows

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
+from codedfedl.fleet.built_in import FIGURE_1_SECONDS, figure_1_client
 from codedfedl.io.files import make_folder
 from codedfedl.planning.allocation import expected_return
 from codedfedl.planning.concave_pieces import piece_peaks
@@ -25,7 +24,7 @@ def figure_1(job: Reproduction, alpha: float) -> dict[str, Any]:
     client = figure_1_client(alpha)
     make_folder(job.out)
     peaks = piece_peaks(client, FIGURE_1_SECONDS)
-    returns = expected_return(FleetDelays(client), peaks[:, None], FIGURE_1_SECONDS)[:, 0]
+    returns = expected_return(client, peaks[:, None], FIGURE_1_SECONDS)[:, 0]
     pieces = [
         {"transmissions": nu, "load": float(load), "expected_return": float(returned)}
         for nu, (load, returned) in enumerate(zip(peaks, returns, strict=True), start=2)
