@@ -394,7 +394,7 @@ class TestNode:
     def test_its_own_moments_stay_with_it(self, tmp_path: Path) -> None:
         grid, facts, _ = self.question(tmp_path)
         with pytest.raises(InputError, match="would be its own"):
-            grid.node(0).answer("moments", {"job": facts["job"], "about": [0.0] * 64}, {})
+            grid.node(0).answer("moments", {"job": facts["job"]}, {})
 
 
 @pytest.mark.parametrize("scheme", [{"name": "uncoded", "secure": True}, {"name": "private"}])
