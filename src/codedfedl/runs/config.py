@@ -28,7 +28,7 @@ from codedfedl.learning.features import (
     load_encoder,
     safe_step,
 )
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.runs.labels import distinct_labels
 from codedfedl.runs.settings import checked_scheme, table_key
 from codedfedl.schemes import Scheme, scheme_class
