@@ -226,7 +226,8 @@ class TestFewPoints:
 
     def test_questions_at_the_same_time(self, tmp_path: Path) -> None:
         """A second process once emptied the cache while the first embedded: all rows counted."""
-        other, threads = Attack(tmp_path), []
+        other = Attack(tmp_path)
+        threads: list[Thread] = []
         model = np.zeros((FEATURES, POINTS), dtype=np.float32)
 
         def clock() -> float:
@@ -246,7 +247,7 @@ class TestFewPoints:
     def test_whether_an_answer_is_finite_depends_on_no_single_point(self) -> None:
         """With numbers near the largest float32, one point's product once was beyond it, or not."""
         model = np.full((FEATURES, POINTS), 1e37, np.float32)
-        facts = {"round": 0, "load": 15, "answered": 0, "seconds": None}
+        facts: dict[str, Any] = {"round": 0, "load": 15, "answered": 0, "seconds": None}
         with attack() as server, refused("the model has numbers beyond"):
             server.ask("work", work=work_to(Gradient(0)), model=model, **facts)
 
