@@ -147,3 +147,9 @@ def run(
 
 def rounds_of(exchanges: list[Exchange]) -> list[Record]:
     return [exchange.record for exchange in exchanges if not exchange.record.is_setup]
+
+
+def model_of(tmp_path: Path) -> np.ndarray[Any, Any]:
+    stored = RunDirectory(tmp_path / "run").checkpoint()
+    assert stored is not None
+    return stored["model"]

@@ -37,18 +37,13 @@ from tests.loopback import (
     Script,
     experiment_of,
     far,
+    model_of,
     named,
     rounds_of,
     run,
     transport_of,
 )
 from tests.virtual import small
-
-
-def model_of(tmp_path: Path) -> np.ndarray[Any, Any]:
-    stored = RunDirectory(tmp_path / "run").checkpoint()
-    assert stored is not None
-    return stored["model"]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +235,7 @@ def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: 
         {"name": "coded", "redundancy": 0.05},
         {"name": "coded", "redundancy": 0.2, "code": "sign"},
         NEWTON,
+        model_of,
     ],
 )
 def test_honest_gradients_lie_well_within_the_tolerance(

@@ -21,7 +21,7 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.engine import Simulation, entries
 from codedfedl.simulation.evaluate import (
     Batch,
     Evaluator,
@@ -30,7 +30,7 @@ from codedfedl.simulation.evaluate import (
 )
 from codedfedl.simulation.parities import composite_parities
 from codedfedl.simulation.run import prepare, simulate
-from tests.virtual import final_of, played, simulation, small
+from tests.virtual import final_of, played, seconds_of, simulation, small
 
 KILLED_AFTER = (1, 3, 8, 9, 14)  # rounds, of eight for each seed
 
@@ -39,10 +39,6 @@ def client_gradient(batches: list[Batch], client: int, query: Query) -> Any:
     """Return what one client sends, as `core.client` says."""
     work, held = Gradient(query.batch), SimulatedClient(batches, client, 0)
     return work.answer(held, int(query.loads[client]), query.model).arrays["gradient"]
-
-
-def seconds_of(setting: Setting) -> list[float]:
-    return [record.seconds for record in setting.rounds]
 
 
 @pytest.mark.parametrize("far", [100.0, 1e6])

@@ -16,6 +16,7 @@ __all__ = [
     "final_of",
     "play",
     "played",
+    "seconds_of",
     "simulation",
     "simulation_of",
     "small",
@@ -89,3 +90,7 @@ def played(experiment: Experiment, seed: int = 0) -> dict[str, Setting]:
 
 def final_of(setting: Setting) -> float:
     return float(setting.records[-1].metric)
+
+
+def seconds_of(setting: Setting) -> list[float]:
+    return [record.seconds for record in setting.rounds]
