@@ -18,7 +18,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayDistribution
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
-from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.sketch import Sketch
 
 __all__ = [
     "Block",
@@ -196,7 +196,7 @@ class SketchSolve(Scheme):
         blocks = blocks_of(inbox.replies, state.task)
         sketch = Sketch.of(*stacked(blocks))
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
-        model = asarray_like(sketch.solve(ridge).astype(np.float32), state.model)
+        model = asarray_like(sketch.ridge_regression(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)
 
     def facts(self, state: SketchState) -> dict[str, float]:
