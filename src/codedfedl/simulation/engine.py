@@ -1,6 +1,6 @@
 """The engine: many settings of one seed side by side, on one data set and one feature map.
 
-Each setting has a driver (`core.drive`) and a time line. In every step all of them ask; the time
+Each setting has a driver (`core.loop`) and a time line. In every step all of them ask; the time
 lines say who arrived; and sums of gradients are computed for all settings together.
 """
 
@@ -13,15 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, asarray_like, to_host
-from codedfedl.core.aggregate import SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
-from codedfedl.core.drive import Driver
 from codedfedl.core.encoding import Parity
-from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.loop import Driver, RunningSum
+from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
+from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.evaluate import (
@@ -69,7 +68,7 @@ class Simulation:
         features, targets = problem.batches[0].features, problem.batches[0].targets
         self.measuring = Measuring(problem)
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
+        clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
             key = (entry.task, entry.actual)
@@ -261,7 +260,10 @@ class Simulation:
         if exchange.arrived.sum() < exchange.ask.least:
             return {}
         luck = exchange.luck(self.seed, "noise")
-        return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
+        return {
+            name: total + noise_steps(sigma, luck.standard_normal(total.shape))
+            for name, total in sums.items()
+        }
 
     def _record(self, setting: Setting, exchange: Exchange) -> Record:
         excess = np.nan

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
-from codedfedl.core.drive import loads_of
+from codedfedl.core.loop import loads_of
 from codedfedl.core.protocol import Ask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
 from codedfedl.core.waiting import arrivals
