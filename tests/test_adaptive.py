@@ -10,9 +10,9 @@ import pytest
 
 from codedfedl import Fleet, InputError, plan
 from codedfedl.core.client import Embedded, WeightedGradient
+from codedfedl.core.columns import round_columns
 from codedfedl.core.encoding import BlockParity, MoreParity
 from codedfedl.core.protocol import Inbox, Limits, Task
-from codedfedl.core.record import round_columns
 from codedfedl.core.work import ArrayClient
 from codedfedl.federate.server import federate
 from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
