@@ -40,7 +40,7 @@ from codedfedl.runs.federation import scheme_of
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
-from tests.test_sums import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
+from tests.summing import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
 
 SCHEMES: list[dict[str, Any]] = [
     {"name": "uncoded"},
