@@ -20,7 +20,7 @@ from codedfedl.runs.status import Status, StatusFile, reason
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of
-from tests.test_simulate import small
+from tests.virtual import small
 from tests.waiting import eventually
 
 KEYS = {"state", "doing", "round", "rounds", "metric", "updated", "error"}
