@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,26 +22,38 @@ __all__ = ["federate"]
 SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
 
 Home = Annotated[Path, typer.Option(help="The server's folder, as given to federate serve.")]
-LinkAddress = Annotated[
-    str | None,
-    typer.Option(help="A SuperLink of your own, as host:port, instead of --home."),
-]
 
 
-def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
-    """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
-    from codedfedl.federate.flower.programs import Superlink, check_engine
+@dataclass(frozen=True)
+class ServerOptions:
+    """Which server.
 
-    check_engine()
-    if superlink is None:
-        from codedfedl.federate.flower.superlink import running
+    Attributes
+    ----------
+    superlink
+        A SuperLink of your own, as host:port, instead of --home.
+    """
 
-        return running(home.resolve())
-    if authority is not None and not authority.is_file():
-        raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
-    folder = "".join(c if c.isalnum() else "-" for c in superlink)
-    cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
-    return Superlink(superlink, cache, None if authority is None else authority.resolve())
+    home: Home = SERVER_HOME
+    superlink: str | None = None
+    authority: Authority = None
+
+    def link(self) -> "Superlink":
+        """Return the SuperLink: the server's in a folder, or one by address."""
+        from codedfedl.federate.flower.programs import Superlink, check_engine
+
+        check_engine()
+        if self.superlink is None:
+            from codedfedl.federate.flower.superlink import running
+
+            return running(self.home.resolve())
+        if self.authority is not None and not self.authority.is_file():
+            raise InputError(
+                f"--ca {self.authority} does not exist: give the authority's certificate"
+            )
+        folder = "".join(c if c.isalnum() else "-" for c in self.superlink)
+        cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
+        return Superlink(self.superlink, cache, self.authority and self.authority.resolve())
 
 
 @documented
@@ -110,9 +123,7 @@ def register_command(
     *,
     name: str | None = None,
     role: str | None = None,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """Admit nodes by their public keys; each name and role then belongs to its key.
 
@@ -141,7 +152,7 @@ def register_command(
             raise InputError(f"{key} does not exist: make it with codedfedl federate key")
     if role is not None and role not in ROLES:
         raise InputError(f"--role is {role!r}: must be {' or '.join(ROLES)}")
-    link = link_of(home, superlink, authority)
+    link = server.link()
     for key in keys:
         node = name or key.stem
         if link.register(key, node, role):
@@ -154,9 +165,7 @@ def register_command(
 def revoke_command(
     who: str,
     *,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """Revoke a node's key: it is refused, and cannot be registered again.
 
@@ -168,7 +177,7 @@ def revoke_command(
     from codedfedl.federate.flower.registry import fingerprint_of
 
     node = fingerprint_of(Path(who)) if Path(who).is_file() else who
-    say(f"revoked {link_of(home, superlink, authority).revoke(node)}")
+    say(f"revoked {server.link().revoke(node)}")
 
 
 @documented
@@ -176,9 +185,7 @@ def stop_command(
     run: Path | None = None,
     *,
     number: Annotated[int | None, typer.Option("--run")] = None,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """End a run after its current round, or at once by its number.
 
@@ -201,7 +208,7 @@ def stop_command(
         say(f"{run} ends after its current round; see {run / 'server.log'}")
     else:
         assert number is not None
-        link_of(home, superlink, authority).stop(number)
+        server.link().stop(number)
         say(f"run {number} is stopped")
 
 
@@ -209,9 +216,7 @@ def stop_command(
 def run_command(
     experiment: Path,
     *,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
     out: Path = Path("runs/fed"),
     follow: bool = False,
     serve: Serve = None,
@@ -236,7 +241,7 @@ def run_command(
     from codedfedl.runs.federation import scheme_of
 
     scheme_of(read_experiment(experiment))
-    link = link_of(home, superlink, authority)
+    link = server.link()
     from codedfedl.cli.following import how_to_follow, run_and_follow, submit
 
     if follow or serve is not None:
