@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from codedfedl.cli.local import TrainingOptions
+from codedfedl.cli.federate_local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient, work_from, work_to
 from codedfedl.core.clipped import ClippedGradient
 from codedfedl.core.disclosure import Disclosed, Disclosure
@@ -394,7 +394,7 @@ class TestNode:
     def test_its_own_moments_stay_with_it(self, tmp_path: Path) -> None:
         grid, facts, _ = self.question(tmp_path)
         with pytest.raises(InputError, match="would be its own"):
-            grid.node(0).answer("moments", {"job": facts["job"], "about": [0.0] * 64}, {})
+            grid.node(0).answer("moments", {"job": facts["job"]}, {})
 
 
 @pytest.mark.parametrize("scheme", [{"name": "uncoded", "secure": True}, {"name": "private"}])
