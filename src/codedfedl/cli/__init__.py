@@ -9,7 +9,7 @@ import typer
 
 from codedfedl import __version__
 from codedfedl.cli.audit import audit_command
-from codedfedl.cli.federate import federate
+from codedfedl.cli.federate import federate_app
 from codedfedl.cli.fit import fit_command
 from codedfedl.cli.fleet import fleet_command
 from codedfedl.cli.options import documented
@@ -49,7 +49,7 @@ app = typer.Typer(
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
-app.add_typer(federate, name="federate", rich_help_panel="Train on real clients")
+app.add_typer(federate_app, name="federate", rich_help_panel="Train on real clients")
 
 
 @app.callback(invoke_without_command=True)

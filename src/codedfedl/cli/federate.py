@@ -17,7 +17,7 @@ from codedfedl.errors import InputError
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
 
-__all__ = ["federate"]
+__all__ = ["federate_app"]
 
 SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
 
@@ -314,7 +314,7 @@ def app_command() -> None:
     typer.echo(APP)
 
 
-federate = typer.Typer(
+federate_app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
 )
 _COMMANDS = {
@@ -338,4 +338,4 @@ _COMMANDS = {
 }
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
-        federate.command(_name, rich_help_panel=_panel)(_command)
+        federate_app.command(_name, rich_help_panel=_panel)(_command)
