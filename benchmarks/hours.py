@@ -21,7 +21,7 @@ from codedfedl.fleet.paper import paper_devices
 from codedfedl.report.results import outcomes
 from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 
 FLEETS: dict[str, dict[str, float]] = {
     "paper": {},

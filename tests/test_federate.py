@@ -29,8 +29,8 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.run import simulate
 from tests.loopback import (
     FIRST_NODE,
     Loopback,

@@ -16,8 +16,8 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check_trusted
 from codedfedl.runs.grid import cells
 from codedfedl.runs.overrides import parse_overrides
+from codedfedl.simulation.clients import Problem, embedded
 from codedfedl.simulation.engine import Entry
-from codedfedl.simulation.problem import Problem, embedded
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
 __all__ = ["show_audit"]

@@ -28,7 +28,7 @@ from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.runs.watching import look
-from codedfedl.simulation.side_doors import refuse_own_scale
+from codedfedl.simulation.units import refuse_own_scale
 
 __all__ = ["federate_here", "local_experiment", "local_results"]
 

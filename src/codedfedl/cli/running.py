@@ -24,10 +24,9 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check_trusted, read_experiment
 from codedfedl.runs.overrides import parse_overrides
-from codedfedl.simulation.progress import Progress, Watch, silent
+from codedfedl.simulation.experiment import simulate, simulate_all
+from codedfedl.simulation.progress import Progress, Watch, no_progress
 from codedfedl.simulation.replay import replay as replay_federation
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.side_by_side import Job, simulate_all
 from codedfedl.tracking import open_tracker
 
 __all__ = [
@@ -111,7 +110,7 @@ def run_experiment(
     resume: bool,
     model: str | None = None,
     workers: Workers = _ALONE,
-    also: Watch = silent,
+    also: Watch = no_progress,
 ) -> None:
     """Run an experiment, and show how far it is, here and to another watcher."""
     with watched() as show:
@@ -136,11 +135,11 @@ def run_experiments(
     experiments: Mapping[str, Experiment], out: Path, data: str | None, device: str
 ) -> dict[str, RunDirectory]:
     """Run experiments, each in its folder of `out`, or continue them; show how far they are."""
-    found = {name: RunDirectory(out / name) for name in experiments}
-    jobs = [Job(experiment, found[name]) for name, experiment in experiments.items()]
+    directories = {name: RunDirectory(out / name) for name in experiments}
+    jobs = [(experiment, directories[name]) for name, experiment in experiments.items()]
     with with_resume_hint(out, resumes=True), watched() as watch:
         simulate_all(jobs, watch, data=data, device=device)
-    return found
+    return directories
 
 
 @contextmanager
