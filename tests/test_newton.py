@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
-from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.data import load_dataset

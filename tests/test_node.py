@@ -29,11 +29,11 @@ from codedfedl.core.client import (
     Parity,
     Prepare,
     WeightedGradient,
+    work_to,
 )
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Limits, Task
-from codedfedl.core.travel import work_to
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order

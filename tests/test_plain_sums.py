@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from codedfedl.cli.local import TrainingOptions
-from codedfedl.core.client import Gradient, WeightedGradient
+from codedfedl.core.client import Gradient, WeightedGradient, work_from, work_to
 from codedfedl.core.clipped import ClippedGradient
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.masked import Masked, masked
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task
-from codedfedl.core.travel import work_from, work_to
 from codedfedl.core.waiting import Everyone
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError

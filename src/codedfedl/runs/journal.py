@@ -18,7 +18,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.aggregate import RunningSum
+from codedfedl.core.loop import RunningSum
 from codedfedl.core.protocol import Inbox, Reply
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, SETUP, Record
 from codedfedl.errors import InputError

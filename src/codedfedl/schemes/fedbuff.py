@@ -10,8 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.core.aggregate import EACH
-from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.protocol import EACH, Ask, Inbox
 from codedfedl.core.waiting import Next
 from codedfedl.errors import InputError
 from codedfedl.learning.optimisers import step

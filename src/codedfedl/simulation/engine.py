@@ -1,6 +1,6 @@
 """The engine: many settings of one seed side by side, on one data set and one feature map.
 
-Each setting has a driver (`core.drive`) and a time line. In every step all of them ask; the time
+Each setting has a driver (`core.loop`) and a time line. In every step all of them ask; the time
 lines say who arrived; and each of those clients answers, or the fast path sums for all of them.
 """
 
@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, asarray_like, to_host
-from codedfedl.core.aggregate import SUM, RunningSum, with_noise
-from codedfedl.core.drive import Driver, check_ask
-from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
+from codedfedl.core.loop import Driver, RunningSum, check_ask
+from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Scheme, State, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel, FleetDelays
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel, DelayParameters
+from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.clients import Problem, SimulatedClient, gram_of
 from codedfedl.simulation.clock import NEEDS_A_FLEET, Arrivals, Clock, Timeline, has_own_pace
@@ -45,8 +44,8 @@ class Entry:
     label: str
     scheme: Scheme
     task: Task
-    fleet: Fleet | DelayModel
-    actual: Fleet | DelayModel
+    fleet: DelayModel
+    actual: DelayModel
     followed: bool | None = None
 
     def check(self) -> None:
@@ -55,12 +54,12 @@ class Entry:
         ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
         if ask is not None:
             check_ask(self.scheme, ask)
-        formula = isinstance(self.actual, Fleet | FleetDelays)
+        formula = isinstance(self.actual, DelayParameters)
         if ask is not None and has_own_pace(ask.work) and not formula:
             raise InputError(f"{self.scheme.name}: {NEEDS_A_FLEET}")
 
 
-def entries(task: Task, fleet: Fleet | DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
+def entries(task: Task, fleet: DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
     """Return schemes that share a task and a fleet, which is also the actual one."""
     return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
 
@@ -137,7 +136,7 @@ class Simulation:
         features, targets = problem.batches[0].features, problem.batches[0].targets
         self.measuring = Measuring(problem, fast=fast)
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
+        clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
             key = (entry.task, entry.actual)
@@ -295,7 +294,10 @@ class Simulation:
         if arrivals.arrived.sum() < arrivals.ask.least:
             return {}
         luck = arrivals.luck(self.seed, "noise")
-        return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
+        return {
+            name: total + noise_steps(sigma, luck.standard_normal(total.shape))
+            for name, total in sums.items()
+        }
 
     def _record(self, setting: Setting, arrivals: Arrivals) -> Record:
         excess = np.nan

@@ -43,7 +43,7 @@ from codedfedl.simulation.units import Unit, datasets, deal, encoders, entries_o
 
 __all__ = ["is_done", "simulate", "simulate_all"]
 
-CHECKPOINT_FORMAT = 5
+CHECKPOINT_FORMAT = 6
 SECONDS_BETWEEN_SAVES = 2.0  # Of the whole checkpoint to the disk.
 SECONDS_BETWEEN_CHECKPOINTS = 5.0  # Of a unit that is being played.
 PROCESS_BYTES = 4 * 2**30  # Memory that every process should have.

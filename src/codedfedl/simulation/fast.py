@@ -25,10 +25,9 @@ from array_api_compat import array_namespace, is_numpy_array
 from threadpoolctl import ThreadpoolController
 
 from codedfedl.arrays import Array, IntArray, Mask, asarray_like
-from codedfedl.core.aggregate import SUM
 from codedfedl.core.client import Gradient
 from codedfedl.core.encoding import Gram, Parity
-from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.protocol import SUM, Ask, Inbox
 from codedfedl.core.work import Work
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.clients import Batch, gram_of
