@@ -35,9 +35,8 @@ from codedfedl.simulation.clients import embedded
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units
-from tests.loopback import Script, experiment_of, transport_of
-from tests.test_federate import model_of, rounds_of, run
-from tests.test_simulate import small
+from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of
+from tests.virtual import small
 
 FLEET = Fleet(
     points=[400, 400, 300, 400],

@@ -21,7 +21,7 @@ from codedfedl.simulation.experiment import is_done, simulate, simulate_all
 from codedfedl.simulation.pool import limited, usable_threads
 from codedfedl.simulation.progress import Progress, is_end, unit_of
 from tests.conftest import Run
-from tests.test_simulate import small
+from tests.virtual import small
 
 SCHEMES = [{"name": "coded", "redundancy": 0.1}, {"name": "coded-newton", "features": "structured"}]
 TABLES = ("rounds", "clients", "settings", "timeline")
