@@ -13,9 +13,8 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import check_trusted
+from codedfedl.runs.documents import check_trusted, parse_overrides
 from codedfedl.runs.grid import cells
-from codedfedl.runs.overrides import parse_overrides
 from codedfedl.simulation.engine import Entry
 from codedfedl.simulation.problem import Problem, embedded
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
@@ -102,7 +101,7 @@ def _audited(
 def _chosen(experiment: Experiment, setting: str | None) -> list[str]:
     """Return the ids of the settings that are wanted."""
     every = cells(experiment)
-    wanted = [cell.id for cell in every if setting in (None, cell.label, cell.scheme.name)]
+    wanted = [cell.id for cell in every if setting in (None, cell.label, cell.config.name)]
     if not wanted:
         assert setting is not None
         known = [cell.label for cell in every]

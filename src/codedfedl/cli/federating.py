@@ -24,9 +24,8 @@ from codedfedl.report.tables import rounds_view
 from codedfedl.runs.advice import advice
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import changed
+from codedfedl.runs.documents import changed, parse_overrides
 from codedfedl.runs.federation import federation_config, scheme_of
-from codedfedl.runs.overrides import parse_overrides
 from codedfedl.runs.watching import look
 from codedfedl.simulation.side_doors import refuse_own_scale
 

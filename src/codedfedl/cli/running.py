@@ -22,8 +22,7 @@ from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import check_trusted, read_experiment
-from codedfedl.runs.overrides import parse_overrides
+from codedfedl.runs.documents import check_trusted, parse_overrides, read_experiment
 from codedfedl.simulation.progress import Progress, Watch, silent
 from codedfedl.simulation.replay import replay as replay_federation
 from codedfedl.simulation.run import simulate

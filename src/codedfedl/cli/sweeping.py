@@ -18,9 +18,8 @@ from codedfedl.report.tables import outcome_view
 from codedfedl.report.verdict import CLOCKS, best, races
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import check
+from codedfedl.runs.documents import check, parse_overrides
 from codedfedl.runs.grid import axis, cells
-from codedfedl.runs.overrides import parse_overrides
 
 __all__ = ["sweep", "with_grid"]
 

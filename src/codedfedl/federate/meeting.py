@@ -54,7 +54,7 @@ def meet(
     names
         The name that each node is bound to by its key; no other node can have it.
     """
-    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    features = experiment.feature_map()
     job = job_of(experiment, secrets.token_hex(16))
     until = transport.now() + config.ready_timeout
     asked: dict[int, int] = {}
@@ -240,7 +240,7 @@ def _met_again(
     names: Mapping[int, str],
 ) -> Members:
     """Return the members, with the new numbers of those that reconnected under another."""
-    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    features = experiment.feature_map()
     job = job_of(experiment, members.key)
     greetings = {node: (node, {"job": asdict(job)}) for node in new}
     asked = transport.ask("hello", greetings, {}, _GREETING, largest=0) if new else {}

@@ -13,8 +13,8 @@ from codedfedl.errors import InputError
 from codedfedl.io.tables import load_table
 from codedfedl.report.columns import check_kinds
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.described import KnownCell, known_cells
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import KnownCell, known_cells
 from codedfedl.runs.tables import COMMON
 from codedfedl.runs.watching import Sight, look
 

@@ -19,8 +19,8 @@ from codedfedl.core.record import (
 )
 from codedfedl.errors import InputError
 from codedfedl.io.tables import repeated
-from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import KnownCell
 
 __all__ = ["COMMON", "CellRun", "planned_share", "stated_facts", "tables_of", "write_tables"]
 
