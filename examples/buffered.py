@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl import Answer, Array, Ask, Client, Cost, Inbox, Scheme, State, Task, Work
-from codedfedl.core.aggregate import EACH
+from codedfedl.core.protocol import EACH
 from codedfedl.fleet import costs
-from codedfedl.learning.gradients import gradient
+from codedfedl.learning.least_squares import gradient
 
 
 @dataclass(frozen=True)

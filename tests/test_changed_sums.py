@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from codedfedl.core.changed import Anchor, Changed
-from codedfedl.core.client import Embedded
-from codedfedl.core.travel import work_from, work_to
+from codedfedl.core.client import Embedded, work_from, work_to
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.shards import write_shards

@@ -4,9 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from codedfedl.cli.federating import local_experiment
+from codedfedl.data import load_dataset
+from codedfedl.federate.flower.local import LocalFederation, local_keys
+from codedfedl.federate.shards import write_shards
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.journal import Journal
+from codedfedl.simulation.replay import replay
+from tests.chaos import Chaos
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -17,14 +25,28 @@ def federate(*options: str, timeout: float) -> subprocess.CompletedProcess[str]:
 
 
 def test_chaos_loses_no_round(tmp_path: Path) -> None:
-    done = federate(
-        "chaos", "--minutes", "2", "--seed", "3", "--out", str(tmp_path / "run"), timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["each_once"]
-    assert found["replay_difference"] < 1e-4
-    assert sum(found["faults"].values()) >= 5
+    """Whatever is killed, every round is played exactly once, and the replay gives the model."""
+    clients, rounds, deadline = 3, 10, 12.0
+    changes = {
+        "federation.rounds": rounds,
+        "federation.clients": clients,
+        "federation.deadline": deadline,
+        "federation.test": str(tmp_path / "local" / "data" / "test.npz"),
+        "fleet.name": str(tmp_path / "run" / "fleet.csv"),
+        "federation.probes": 2,
+    }
+    experiment = local_experiment({"name": "coded"}, changes, {})
+    directory = RunDirectory(tmp_path / "run")
+    directory.open(experiment, resume=False)
+    shards = write_shards(experiment, load_dataset("digits"), tmp_path / "local" / "data")
+    keys = local_keys(tmp_path / "local" / "keys", clients)
+    with LocalFederation(tmp_path / "local", shards, keys=keys) as local:
+        chaos = Chaos(local, directory, seed=3, say=print)
+        chaos.play(rounds * deadline, patience=600.0)
+    records = Journal(directory.path).records()
+    assert [record.round for record in records if not record.is_setup] == list(range(rounds))
+    assert replay(directory).difference < 1e-4
+    assert sum(chaos.faults.values()) >= 5
 
 
 def test_nobody_ever_arrives(tmp_path: Path) -> None:

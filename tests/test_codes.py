@@ -4,9 +4,8 @@ from scipy.stats import norm
 
 from codedfedl import InputError
 from codedfedl.learning import dense_codes
-from codedfedl.learning.codes import CODES, Code
+from codedfedl.learning.codes import CODES, Code, point_weights
 from codedfedl.learning.dense_codes import Use
-from codedfedl.learning.parity import point_weights
 
 
 def _matrix(code: Code, points: int, rows: int, seed: int) -> np.ndarray:

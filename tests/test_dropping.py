@@ -12,7 +12,7 @@ from codedfedl import InputError
 from codedfedl.core.protocol import Task
 from codedfedl.core.waiting import Fastest
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.schemes import SCHEMES, settings_of
 from codedfedl.schemes.dropping import all_but_slowest
 from codedfedl.schemes.greedy import Greedy

@@ -26,6 +26,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.flower.keys import make_keys
 from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
 from codedfedl.federate.flower.programs import APP
+from codedfedl.federate.node_config import NodeConfig
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -84,7 +85,12 @@ class Running:
         helper = epsilon_cap is not None
         keys = local_keys(folder / "keys", clients, helper=helper) if tls else None
         self.local = LocalFederation(
-            folder, shards, keys=keys, app=app, stock=stock, epsilon_cap=epsilon_cap
+            folder,
+            shards,
+            keys=keys,
+            app=app,
+            stock=stock,
+            node=NodeConfig("node", epsilon_cap=epsilon_cap),
         )
 
     def submit(self) -> int:

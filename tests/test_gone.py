@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError
-from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.encoding import Parity as ParityWork
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Task
+from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Reply, Task
 from codedfedl.core.work import ArrayClient
 from codedfedl.federate.server import federate
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.parity import Parity, point_weights
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.codes import Parity, point_weights
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.planning.plan import Plan
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

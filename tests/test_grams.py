@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State
 from codedfedl.core.waiting import Everyone
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.tifl import TiFL
 from codedfedl.schemes.uncoded import Uncoded
@@ -137,10 +137,7 @@ class AtOldModel(Coded):
             return super().receive(state, inbox)
         batch = state.task.batch(state.round)
         total = inbox.plus(state.parity[batch], 0 * state.model)
-        return state.descended(total, self.divisor(state.task, batch, inbox.points))
-
-    def is_steady(self, state: Any) -> bool:
-        return False
+        return state.descended(total, float(state.task.points[batch].sum()))
 
 
 @pytest.mark.parametrize("scheme", [AtOldModel, Coded])

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from codedfedl import Fleet, FleetDelays, plan
+from codedfedl import Fleet, plan
 from codedfedl.arrays import FloatArray
-from codedfedl.learning.gradients import Quadratic, gradient
-from codedfedl.learning.parity import Parity, compose, encode, point_weights
-from codedfedl.learning.training import Schedule, accuracy, r_squared, step, telling_excess
+from codedfedl.learning.codes import Parity, encode, point_weights
+from codedfedl.learning.least_squares import Quadratic, gradient
+from codedfedl.learning.metrics import accuracy, r_squared, telling_excess
+from codedfedl.learning.optimisers import Schedule, step
 from codedfedl.random import stream
 
 
@@ -27,7 +28,7 @@ class TestParity:
             encode(x[s], y[s], w, rows, stream(1, "code", j))
             for j, (s, w) in enumerate(zip(shards, weights, strict=True))
         ]
-        found = compose(parts)
+        found = Parity(sum(p.features for p in parts), sum(p.targets for p in parts))
         whole = []
         for j, shard in enumerate(shards):
             code = stream(1, "code", j)
@@ -93,7 +94,7 @@ class Rounds:
             for load, p in zip(chosen.loads, chosen.return_probabilities, strict=True)
         ]
         self.weights = np.concatenate(weights)
-        seconds = FleetDelays(fleet).sample(chosen.loads, rounds, rng)
+        seconds = fleet.sample(chosen.loads, rounds, rng)
         arrived = (seconds <= chosen.deadline) & (chosen.loads > 0)
         residual = self.x @ self.beta - self.y
         per_client = np.zeros((n, q * c))

@@ -24,10 +24,10 @@ from codedfedl.core.client import (
     LocalModel,
     Parity,
     WeightedGradient,
+    work_to,
 )
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
 from codedfedl.core.masked import Masked
-from codedfedl.core.travel import work_to
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError

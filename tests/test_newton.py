@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
-from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.data import load_dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import Code, warn_of_thin_rows
 from codedfedl.learning.features import Structured
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.training import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded_newton import CodedNewton

@@ -29,11 +29,11 @@ from codedfedl.core.client import (
     Parity,
     Prepare,
     WeightedGradient,
+    work_to,
 )
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Limits, Task
-from codedfedl.core.travel import work_to
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order
@@ -45,9 +45,8 @@ from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Arrays
 from codedfedl.fleet.costs import Cost
-from codedfedl.learning.codes import Code
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.parity import encode, point_weights
+from codedfedl.learning.codes import Code, encode, point_weights
+from codedfedl.learning.least_squares import gradient
 from codedfedl.random import stream
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory

@@ -59,7 +59,7 @@ class TestSimulation:
         held, chance = clock.task.held, clock.chance
         now, busy, steps = 0.0, {}, []
         for round_ in range(len(setting.rounds)):
-            seconds = clock.model.seconds(held, chance.of_round(round_))
+            seconds = clock.model.seconds(held, chance[round_])
             for j in range(len(held)):
                 if j not in busy:
                     busy[j] = (now + seconds[j], round_)

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from codedfedl.cli.local import TrainingOptions
-from codedfedl.core.client import Gradient, WeightedGradient
+from codedfedl.core.client import Gradient, WeightedGradient, work_from, work_to
 from codedfedl.core.clipped import ClippedGradient
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.masked import Masked, masked
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task
-from codedfedl.core.travel import work_from, work_to
 from codedfedl.core.waiting import Everyone
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
@@ -26,6 +25,7 @@ from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.supernode import NodeSettings
 from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.job import Job
+from codedfedl.federate.node_config import NodeConfig
 from codedfedl.federate.server import federate
 from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
@@ -510,17 +510,19 @@ class TestCommands:
         self, options: TrainingOptions, cap: float | None, parity: bool
     ) -> None:
         scheme = scheme_of(experiment_of(3, 3, options.scheme_table))
-        assert options.epsilon_cap(scheme) == cap
-        assert options.own_parity(scheme) == parity
+        node = options.node(scheme, None, text=False)
+        assert (node.epsilon_cap, node.parity) == (cap, parity)
 
     def test_a_node_from_its_configuration(self, tmp_path: Path) -> None:
         own_key(tmp_path / "masks.key")
-        config = {"name": "ada", "helper": str(tmp_path / "masks.pub"), "vault": str(tmp_path)}
-        vault = node_from({**config, "epsilon_cap": inf, "parity": True}, "1").vault
+        pinned = tmp_path / "masks.pub"
+        config = NodeConfig("ada", helper=pinned, vault=tmp_path, epsilon_cap=inf, parity=True)
+        vault = node_from(config).vault
         assert vault is not None
         assert (vault.ledger.epsilon, vault.parity) == (inf, True)
-        settings = NodeSettings("127.0.0.1:1", {**config, "epsilon_cap": inf, "parity": True})
+        settings = NodeSettings("127.0.0.1:1", config)
         told = tomllib.loads(settings.stock_config().replace(" ", "\n"))
         assert (told["epsilon_cap"], told["parity"]) == (inf, True)
+        assert NodeConfig.read(told, "1") == config
         command = ["federate", "node", "--superlink", "127.0.0.1:1", "--name", "ada"]
         assert "give --helper too" in refusal(*command, "--parity")

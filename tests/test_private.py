@@ -12,14 +12,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from codedfedl.core.aggregate import with_noise
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, clipped
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.waiting import EveryoneUntil, arrivals
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import paper_fleet
 from codedfedl.fleet.devices import Workload
-from codedfedl.fleet.paper import paper_fleet
 from codedfedl.planning.noisy_descent import RESIDUAL, eigenvalues, learning_errors
 from codedfedl.planning.private import plan_private
 from codedfedl.privacy.accounting import Account, Release
@@ -236,11 +235,6 @@ def test_the_sum_is_that_of_clipped_features_and_residuals(seed: int) -> None:
     np.testing.assert_allclose(work.part((features, labels), model) * 1.2, expected, atol=1e-4)
 
 
-def test_noise_on_integers_is_exact_where_there_is_none() -> None:
-    total = np.array([0, 1, 2**32 - 1], dtype=np.uint32)
-    np.testing.assert_array_equal(with_noise(total, 0.0, np.random.default_rng(0)), total)
-
-
 class TestRoundedNoise:
     """Rounding and wrapping of Gaussian noise are done to what is already private."""
 
@@ -259,7 +253,7 @@ class TestRoundedNoise:
 
         A false alarm has a chance below 10⁻⁶.
         """
-        drawn = with_noise(np.zeros(200_000, np.uint32), 7.0, np.random.default_rng(0))
+        drawn = noise_steps(7.0, np.random.default_rng(0).standard_normal(200_000))
         steps = drawn.view(np.int32).astype(np.float64)
         assert steps.var() == pytest.approx(49 + 1 / 12, rel=0.016)
         assert abs(steps.mean()) < 5 * 7 / 200_000**0.5

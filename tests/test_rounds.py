@@ -18,7 +18,7 @@ from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered, Arrival
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import GAUSSIAN
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange

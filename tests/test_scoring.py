@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from codedfedl.learning.training import accuracy
+from codedfedl.learning.metrics import accuracy
 from codedfedl.simulation.evaluate import stacked_predictions
 from codedfedl.simulation.scoring import Scores
 

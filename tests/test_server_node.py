@@ -13,13 +13,13 @@ from codedfedl import Coded, Fleet, InputError, Server, plan
 from codedfedl.core.protocol import Ask, Inbox, Task
 from codedfedl.data import load_dataset
 from codedfedl.federate.server import federate
+from codedfedl.fleet.built_in import paper_fleet
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
-from codedfedl.fleet.paper import paper_fleet
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.features import RandomFourier
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.least_squares import gradient
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import make_scheme

@@ -17,7 +17,7 @@ from codedfedl.core.waiting import Everyone, Fastest, Next, Until, Wait, arrival
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.learning.codes import Code
 from codedfedl.learning.features import RandomFourier
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme

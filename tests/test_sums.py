@@ -14,9 +14,9 @@ from scipy.stats import chi2
 from typer.testing import CliRunner
 
 from codedfedl.cli import app
+from codedfedl.core.client import work_to
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
 from codedfedl.core.record import ARRIVED, REFUSED
-from codedfedl.core.travel import work_to
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import load_dataset
 from codedfedl.data.partitions import processing_order

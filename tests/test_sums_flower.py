@@ -15,6 +15,7 @@ from codedfedl.data import load_dataset
 from codedfedl.federate.flower.client_app import node_from, respond
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.helper import HelperNode
+from codedfedl.federate.node_config import NodeConfig
 from codedfedl.federate.server import federate
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.directory import RunDirectory
@@ -35,16 +36,14 @@ class NodesOnGrid(SmallGrid):
         self.helper = HelperNode("helper", folder / "helper")
         self.nodes: list[Any] = [
             node_from(
-                {
-                    "name": node_name(j),
-                    "data": str(shard),
-                    "cache": str(folder / "caches" / node_name(j)),
-                    "helper": str(folder / "helper" / "masks.pub"),
-                    "vault": str(folder / "vaults" / node_name(j)),
-                    "epsilon_cap": 8.0,
-                    **config,
-                },
-                str(j),
+                NodeConfig(
+                    node_name(j),
+                    data=shard,
+                    cache=folder / "caches" / node_name(j),
+                    helper=folder / "helper" / "masks.pub",
+                    vault=folder / "vaults" / node_name(j),
+                    **{"epsilon_cap": 8.0, **config},
+                )
             )
             for j, shard in enumerate(shards)
         ]

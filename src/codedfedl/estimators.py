@@ -47,7 +47,7 @@ from codedfedl.learning.features import (
     typical_sigma,
 )
 from codedfedl.learning.features.encoder import names_encoder
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.models.files import map_settings, save_model
 from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart

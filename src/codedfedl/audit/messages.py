@@ -7,17 +7,15 @@ import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to_host
 from codedfedl.audit.records import Records
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import Embed, Embedded, Gradient, Gram, Prepare, WeightedGradient
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum, clipped
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import BlockParity, Parity
 from codedfedl.core.masked import Masked
-from codedfedl.core.protocol import Inbox, Task
-from codedfedl.core.shared import PaddedGram, Raw, SharedGradient
+from codedfedl.core.protocol import EACH, Inbox, Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.learning.codes import Code
-from codedfedl.learning.parity import point_weights
+from codedfedl.learning.codes import Code, point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.evaluate import SimulatedClient
@@ -96,7 +94,7 @@ def check_work(work: Work) -> None:
                 "without secure, where the server sees more"
             )
         work = work.work
-    if isinstance(work, Raw | PaddedGram | SharedGradient):
+    if work.discloses is Disclosure.RAW:
         raise InputError(
             f"raw points leave the clients for {work.kind!r}: there is nothing left to infer"
         )

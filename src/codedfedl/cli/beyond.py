@@ -16,7 +16,7 @@ from codedfedl.cli.running import run_experiments
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
-from codedfedl.fleet.paper import paper_result
+from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import median_of_all, outcomes, written
 from codedfedl.report.rows import outcome_rows

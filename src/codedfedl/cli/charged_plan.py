@@ -10,8 +10,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Structured
-from codedfedl.planning.hours import Training, plan_hours
-from codedfedl.planning.plan import cheapest_plan
+from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
 from codedfedl.report.plan_table import duration
 
 __all__ = ["charged_plans", "charged_view"]

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.chaos import chaos_command
 from codedfedl.cli.helper import helper_command, ledger_command
 from codedfedl.cli.local import local_command
 from codedfedl.cli.options import Serve, Track
@@ -32,7 +31,6 @@ federate = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
 )
 federate.command("local")(local_command)
-federate.command("chaos")(chaos_command)
 federate.command("serve")(serve_command)
 federate.command("node")(node_command)
 federate.command("helper")(helper_command)

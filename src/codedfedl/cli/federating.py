@@ -93,19 +93,17 @@ def _trained(
     scheme = scheme_of(experiment)
     if only_private(scheme.disclosure):
         refuse_own_scale(loaded, scheme.name)
-    cap, parity = training.epsilon_cap(scheme), training.own_parity(scheme)
-    names = local_names(training.clients, helper=cap is not None)
+    node = training.node(scheme, experiment.features.encoder, text=how.text is not None)
+    has_helper = node.epsilon_cap is not None
+    names = local_names(training.clients, helper=has_helper)
     security.check_keys(names)
-    settings: dict[str, Any] = {"port": port, "works": training.modules}
-    settings |= {"encoder": experiment.features.encoder, "text": how.text is not None}
     with with_resume_hint(out, resume), directory.commanded(experiment, resume=resume):
         shards = write_shards(experiment, loaded, folder / "data")
-        keys = security.held(folder / "keys", training.clients, helper=cap is not None)
-        settings |= {"keys": keys, "epsilon_cap": cap, "parity": parity}
+        keys = security.held(folder / "keys", training.clients, helper=has_helper)
         with (
             directory.failures_noted(),
             ended_by_signals(),
-            LocalFederation(folder, shards, **settings) as running,
+            LocalFederation(folder, shards, keys=keys, port=port, node=node) as running,
         ):
             killed = followed(running, directory, security.kill)
     return {names[j]: after for j, after in killed.items()}

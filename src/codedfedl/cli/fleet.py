@@ -65,7 +65,7 @@ def fleet_command(
     then `codedfedl plan devices.csv --points 60`; or `codedfedl fleet --down LTE.down --up LTE.up
     --out devices.csv`.
     """
-    from codedfedl.fleet.traced import TraceFiles, traced_devices
+    from codedfedl.fleet.traces import TraceFiles, traced_devices
 
     check_destination(out, TABLE_SUFFIXES)
     given = [path for path in (capacity, availability, down, up) if path is not None]

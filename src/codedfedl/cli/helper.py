@@ -10,6 +10,7 @@ from codedfedl.cli.options import Json
 from codedfedl.cli.output import json_number, print_json, results
 from codedfedl.cli.serve import Authority, check_access, leave_on_signals, say
 from codedfedl.errors import InputError
+from codedfedl.federate.node_config import NodeConfig
 
 __all__ = ["helper_command", "ledger_command"]
 
@@ -49,7 +50,7 @@ def helper_command(
     node = HelperNode(name, home.resolve(), clients)
     say(f"clients pin {home / 'masks.pub'}")
     leave_on_signals()
-    settings = NodeSettings(superlink, {"name": name}, authority, key)
+    settings = NodeSettings(superlink, NodeConfig(name), authority, key)
     raise typer.Exit(run_answerer(settings, node, node.home, say))
 
 

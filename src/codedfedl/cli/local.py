@@ -1,6 +1,6 @@
 """`codedfedl federate local`: a whole federation on this machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ import typer
 from codedfedl.cli.options import Data, Json, Resume, Serve, grouped, known_schemes
 from codedfedl.cli.output import blaming
 from codedfedl.errors import InputError
+from codedfedl.federate.node_config import NodeConfig
 
 if TYPE_CHECKING:
     from codedfedl.core.protocol import Scheme
@@ -63,30 +64,27 @@ class TrainingOptions:
                 make_scheme(self.scheme, {name: value})
         return {"name": self.scheme, **settings, **({"secure": True} if self.secure else {})}
 
-    def epsilon_cap(self, scheme: "Scheme") -> float | None:
-        """Return the most ε that each node spends, if a helper is needed; otherwise None.
+    def node(self, scheme: "Scheme", encoder: str | None, *, text: bool) -> NodeConfig:
+        """Return what all nodes are configured with, so that they allow what the scheme needs.
 
         Sums without noise have no ε: asking for them here allows any.
         """
-        from codedfedl.core.disclosure import needs_helper, only_private
-
-        if not needs_helper(scheme.disclosure):
-            return None
+        from codedfedl.core.disclosure import Disclosure, needs_helper, only_private
         from codedfedl.federate.vault import EPSILON_CAP
 
-        return max(EPSILON_CAP, self.epsilon or 0.0) if only_private(scheme.disclosure) else inf
-
-    def own_parity(self, scheme: "Scheme") -> bool:
-        """Return whether nodes with a helper are asked for parity of their own."""
-        from codedfedl.core.disclosure import Disclosure
-
-        return {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
-
-    @property
-    def modules(self) -> list[str]:
-        """The user's own module whose work the nodes do, if the scheme has one."""
         module, colon, _ = self.scheme.partition(":")
-        return [module] if colon else []
+        config = NodeConfig(
+            "node",
+            text="inputs" if text else None,
+            encoder=encoder,
+            works=module if colon else None,
+        )
+        if not needs_helper(scheme.disclosure):
+            return config
+        private = only_private(scheme.disclosure)
+        cap = max(EPSILON_CAP, self.epsilon or 0.0) if private else inf
+        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
+        return replace(config, epsilon_cap=cap, parity=parity)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from codedfedl.cli.output import progress, results, save_pictures, wrote
 from codedfedl.cli.private import private
 from codedfedl.cli.running import run_experiments
 from codedfedl.experiments import built_in
-from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
+from codedfedl.fleet.built_in import FIGURE_1_SECONDS, figure_1_client
 from codedfedl.io.files import make_folder
 from codedfedl.planning.allocation import expected_return
 from codedfedl.planning.concave_pieces import piece_peaks
@@ -96,7 +95,7 @@ def _fig1(client: Any, out: Path, *, quiet: bool) -> dict[str, Any]:
 
     make_folder(out)
     peaks = piece_peaks(client, FIGURE_1_SECONDS)
-    returns = expected_return(FleetDelays(client), peaks[:, None], FIGURE_1_SECONDS)[:, 0]
+    returns = expected_return(client, peaks[:, None], FIGURE_1_SECONDS)[:, 0]
     files = save_pictures(return_figure(client, FIGURE_1_SECONDS), out / "fig1")
     pieces = [
         {"transmissions": nu, "load": float(load), "expected_return": float(returned)}

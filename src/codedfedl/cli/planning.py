@@ -7,17 +7,16 @@ from codedfedl.cli.output import json_number, messages, print_json, progress, re
 from codedfedl.cli.plan import OutputOptions, ParityOptions, WorkOptions
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import BUILT_IN, built_in_fleet, check_fleet_name
-from codedfedl.fleet.delays import DelaysWithPoints
 from codedfedl.fleet.devices import Fleet, Workload, read_fleet
 from codedfedl.fleet.maximum import expected_maximum
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.server import Server
-from codedfedl.planning.plan import Plan, cheapest_plan, plan
+from codedfedl.planning.plan import Plan, plan
 from codedfedl.report.plan_table import plan_view
 
 __all__ = ["show_plan"]
 
-Clients = Fleet | DelaysWithPoints[MeasuredDelays]
+Clients = Fleet | MeasuredDelays
 
 
 def show_plan(
@@ -87,7 +86,7 @@ def _show(
 ) -> None:
     """Write, draw and print a plan; in JSON, with extra fields."""
     with progress("planning"):
-        waiting = expected_maximum(clients, clients.points)
+        waiting = expected_maximum(clients, chosen.points)
     if chosen.parity_rows >= chosen.total_points:
         messages.print(
             f"note: {chosen.parity_rows:,} parity rows stand for all {chosen.total_points:,} "
@@ -176,12 +175,14 @@ def _plan_for_rounds(
     _server(parity, clients)  # refuses --max-rows alone
     _refuse("--rounds", _others(parity))
     from codedfedl.cli.charged_plan import charged_plans, charged_view
-    from codedfedl.fleet.costs import Setup
+    from codedfedl.planning.hours import Training, cheapest_plan
 
-    setup, workload = Setup(work.inputs, work.batches), _workload(work)
+    workload = _workload(work)
+    macs = work.inputs * workload.features
+    training = Training(workload, macs, work.batches, rounds, work.step, mixing=0)
     with progress("planning"):
         chosen, _ = cheapest_plan(
-            clients, rounds, lambda rows: setup.seconds(clients, workload, rows)
+            clients, rounds, lambda rows: training.setup_seconds(clients, rows)
         )
         charged = charged_plans(clients, workload, work.inputs, work.batches, rounds, work.step)
     _show(clients, chosen, output, {"charged": charged})

@@ -9,6 +9,7 @@ import typer
 
 from codedfedl.cli.output import messages
 from codedfedl.errors import InputError
+from codedfedl.federate.node_config import NodeConfig
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.programs import Superlink
@@ -168,16 +169,26 @@ def node_command(
         raise InputError(
             "--vault, --epsilon-cap and --parity are for secure sums: give --helper too"
         )
-    config: dict[str, Any] = dict(_pair(text) for text in settings or [])
-    paths = {"data": data, "cache": cache, "helper": helper, "vault": vault}
-    config |= {what: str(path.resolve()) for what, path in paths.items() if path is not None}
-    given = {"label": label, "text": text, "loader": loader, "works": works, "name": name}
-    given |= {"dataset": dataset, "accept": ",".join(accept) if accept else None}
     if encoder is not None and encoder.endswith(".onnx"):
         encoder = str(Path(encoder).resolve())
-    given["encoder"] = encoder
-    numbers = {"least": least, "epsilon_cap": epsilon_cap, "parity": parity or None}
-    config |= {what: value for what, value in (given | numbers).items() if value is not None}
+    config = NodeConfig(
+        name,
+        data=data and data.resolve(),
+        label=label,
+        text=text,
+        loader=loader,
+        encoder=encoder,
+        cache=cache and cache.resolve(),
+        least=least,
+        dataset=dataset,
+        accept=tuple(accept or ()),
+        works=works,
+        helper=helper and helper.resolve(),
+        vault=vault and vault.resolve(),
+        epsilon_cap=epsilon_cap,
+        parity=parity,
+        settings=dict(_pair(text) for text in settings or []),
+    )
     leave_on_signals()
     raise typer.Exit(run_node(NodeSettings(superlink, config, authority, key), say))
 

@@ -4,8 +4,8 @@ This is the only place where a client's mathematics is written. A real node call
 own data; the simulator calls it too, or does the same for many clients and models at once.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,15 +14,18 @@ import numpy.typing as npt
 from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import BlockParity, Gram, Parity
 from codedfedl.core.masked import Masked
-from codedfedl.core.protocol import Task
+from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Work
+from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.training import step
+from codedfedl.io.names import nearest
+from codedfedl.learning.least_squares import gradient
+from codedfedl.learning.optimisers import step
 
 __all__ = [
     "WORK",
@@ -36,6 +39,8 @@ __all__ = [
     "Parity",
     "Prepare",
     "WeightedGradient",
+    "work_from",
+    "work_to",
 ]
 
 _GROWTH = 1.5
@@ -46,6 +51,7 @@ class Prepare(Work):
     """Embed all points, and send nothing."""
 
     kind: ClassVar[str] = "prepare"
+    discloses: ClassVar[Disclosure | None] = None
     needs_model: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
@@ -67,6 +73,7 @@ class Embed(OnEmbedded):
     """Embed as many points as there is time for, and send nothing."""
 
     kind: ClassVar[str] = "embed"
+    discloses: ClassVar[Disclosure | None] = None
     needs_model: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
@@ -158,6 +165,7 @@ class LocalModel(Work):
     ridge: float
 
     kind: ClassVar[str] = "local_model"
+    discloses: ClassVar[Disclosure | None] = Disclosure.MODELS
 
     def available(self, task: Task) -> IntArray:
         """Return the points of the mini-batch."""
@@ -291,3 +299,40 @@ WORK: dict[str, type[Work]] = {
     )
 }
 """Every kind of work that comes with the package."""
+
+
+def work_to(work: Work) -> dict[str, Any]:
+    """Return work as it travels: its kind, and its fields as plain values."""
+    kind = type(work).kind
+    if WORK.get(kind) is not type(work):
+        kind = f"{type(work).__module__}:{type(work).__qualname__}"
+    return {"kind": kind, **{name: _plain(value) for name, value in work.as_sent().items()}}
+
+
+def work_from(facts: Mapping[str, Any], find: Callable[[str], type[Work] | None]) -> Work:
+    """Return work that somebody asks for.
+
+    Parameters
+    ----------
+    find
+        Returns the class of a custom kind, ``module:Class``; None if it may not be used here.
+    """
+    kind = str(facts["kind"])
+    given = {name: _read(value, find) for name, value in facts.items() if name != "kind"}
+    known = WORK.get(kind) or find(kind)
+    if known is None:
+        raise InputError(f"the work {kind!r} is unknown here: {nearest(kind, list(WORK))}")
+    return known.received(**given)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Work):  # work on another kind of work
+        return work_to(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _read(value: Any, find: Callable[[str], type[Work] | None]) -> Any:
+    nested = isinstance(value, Mapping) and "kind" in value
+    return work_from(value, find) if nested else value

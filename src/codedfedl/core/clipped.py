@@ -17,7 +17,7 @@ import numpy.typing as npt
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
-from codedfedl.core.protocol import Task
+from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, noise_steps

@@ -9,15 +9,15 @@ import numpy.typing as npt
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, FloatArray, IntArray
-from codedfedl.core.protocol import Task
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import GAUSSIAN, Code
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.parity import encode, evenness, point_weights
+from codedfedl.learning.codes import GAUSSIAN, Code, encode, evenness, point_weights
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["BlockParity", "Gram", "Parity"]
 
@@ -29,6 +29,7 @@ class Gram(Work):
     """The Gram matrix and the moments over all points."""
 
     kind: ClassVar[str] = "gram"
+    discloses: ClassVar[Disclosure | None] = Disclosure.STATISTICS
     needs_model: ClassVar[bool] = False
     once: ClassVar[bool] = True
 
@@ -66,6 +67,7 @@ class Parity(Work):
     code: Code = GAUSSIAN
 
     kind: ClassVar[str] = "parity"
+    discloses: ClassVar[Disclosure | None] = Disclosure.MIXED
     needs_model: ClassVar[bool] = False
     once: ClassVar[bool] = True
     exact: ClassVar[bool] = False
@@ -132,6 +134,7 @@ class BlockParity(OnEmbedded):
     bits: int = 16
 
     kind: ClassVar[str] = "block_parity"
+    discloses: ClassVar[Disclosure | None] = Disclosure.MIXED
     needs_model: ClassVar[bool] = False
     once: ClassVar[bool] = True
     exact: ClassVar[bool] = False

@@ -6,31 +6,31 @@ runtime, simulated or real, decides one thing only: who arrived, and when.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
-
-import numpy as np
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from codedfedl.arrays import Array, IntArray, Mask
-from codedfedl.core.aggregate import LEAST_SUMMED, SUM, Combine
 from codedfedl.core.disclosure import Disclosed
+from codedfedl.core.task import State, Task
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
-from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.fleet.server import ServerWork
-from codedfedl.learning.gradients import Quadratic
-from codedfedl.learning.training import Schedule, step
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work
-    from codedfedl.fleet.delays import DelayDistribution
+    from codedfedl.fleet.delays import DelayModel
     from codedfedl.learning.features import FeatureMap
     from codedfedl.privacy.accounting import Account
 
 __all__ = [
+    "EACH",
+    "SUM",
     "Ask",
+    "Combine",
     "Inbox",
     "Limits",
     "Reply",
@@ -42,68 +42,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """The public facts of a training task; none of them is private to a client.
+class Combine(Enum):
+    """What a scheme is given of the answers: their sum alone, or every answer separately."""
 
-    Attributes
-    ----------
-    workload
-        The cost of a point and a packet, with q and c.
-    feature_macs
-        Multiply-accumulates to embed a point.
-    points : array of shape (batches, n)
-        Points of every client in every mini-batch.
-    raw_bits
-        Bits of a raw point on a client, with its label; 0 if no scheme asks for it.
-    largest_square
-        Bound on the squared norm of a point's features; ∞ if there is none.
-    seed
-        Of the run: for what a scheme itself draws.
-    """
+    SUM = "sum"
+    EACH = "each"
 
-    workload: Workload
-    feature_macs: int
-    points: IntArray
-    epochs: int
-    schedule: Schedule
-    ridge: float
-    raw_bits: int = 0
-    largest_square: float = np.inf
-    seed: int = 0
 
-    @property
-    def model_shape(self) -> tuple[int, int]:
-        """(q, c), of a model and of a gradient."""
-        return self.workload.features, self.workload.labels
-
-    @property
-    def batches(self) -> int:
-        """Mini-batches in an epoch."""
-        return len(self.points)
-
-    @property
-    def clients(self) -> int:
-        """Number of clients."""
-        return int(self.points.shape[1])
-
-    @property
-    def rounds(self) -> int:
-        """Rounds in all epochs."""
-        return self.epochs * self.batches
-
-    def batch(self, round_: int) -> int:
-        """Return the mini-batch of a round, both counted from 0."""
-        return round_ % self.batches
-
-    @cached_property
-    def held(self) -> IntArray:
-        """Points of every client in all mini-batches, shape (n,)."""
-        return np.asarray(self.points.sum(0))
-
-    def step_size(self, round_: int) -> float:
-        """Return the step size of a round."""
-        return self.schedule.at(round_ // self.batches)
+SUM, EACH = Combine.SUM, Combine.EACH
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,37 +166,6 @@ class Inbox:
         return own.gradient(model) + self.total("gradient")
 
 
-@dataclass(frozen=True, eq=False)
-class State:
-    """The state of a scheme between two asks."""
-
-    task: Task
-    model: Array
-    round: int = 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds are done."""
-        return self.round >= self.task.rounds
-
-    @property
-    def checkpointed(self) -> bool:
-        """Whether `model` and `round` are all that the rounds have changed since the set-up.
-
-        Then a run continues from a checkpoint of both. A state with a memory of its own is
-        brought back by playing its rounds again, unless it says otherwise here.
-        """
-        return type(self) is State
-
-    def descended(self, total: Array, points: float) -> Self:
-        """Return the state after a step along the mean gradient `total`/`points`."""
-        size = self.task.step_size(self.round)
-        model = self.model
-        if points > 0:  # otherwise nobody answered, and the model stays
-            model = step(model, total, points, size, self.task.ridge)
-        return replace(self, model=model, round=self.round + 1)
-
-
 @dataclass(frozen=True)
 class Limits:
     """What the operator of a real federation sets, where a scheme does not.
@@ -301,12 +216,12 @@ class Scheme(ABC):
     """Whether a report shows its clients and first rounds one by one, not its results alone."""
 
     takes_any_delays: ClassVar[bool] = False
-    """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
+    """Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Former names of settings, with the current ones, for error messages."""
 
-    def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
+    def check(self, fleet: "DelayModel") -> None:  # noqa: B027
         """Refuse a fleet for which waiting might never end; real federations limit every wait."""
 
     def within(self, limits: Limits) -> "Scheme":
@@ -318,7 +233,7 @@ class Scheme(ABC):
         """Whether its rounds end at a deadline that it plans itself."""
         return False
 
-    def start(self, task: Task, fleet: "Fleet | DelayDistribution", model: Array) -> State:
+    def start(self, task: Task, fleet: "DelayModel", model: Array) -> State:
         """Plan, and return the state before the first ask."""
         return State(task, model)
 
@@ -329,18 +244,6 @@ class Scheme(ABC):
     @abstractmethod
     def receive(self, state: Any, inbox: Inbox) -> State:
         """Learn from the answers."""
-
-    def is_steady(self, state: Any) -> bool:
-        """Return whether every round to come is a plain step along a sum of gradients.
-
-        Its ask depends on the mini-batch alone, and `receive` does no more than `State.descended`
-        with `divisor`. A runtime may then compute several rounds together.
-        """
-        return False
-
-    def divisor(self, task: Task, batch: int, points: Any) -> Any:
-        """Return what a sum of gradients over so many points of a mini-batch is divided by."""
-        return points
 
     def plan(self, state: Any) -> Any:
         """Return the plan that the rounds follow, if there is one."""
@@ -366,7 +269,7 @@ class Runtime(Protocol):
         """Ask the clients for work on a model, wait, and return the answers."""
 
 
-def refuse_absent(fleet: "Fleet | DelayDistribution", waiting: str) -> None:
+def refuse_absent(fleet: "DelayModel", waiting: str) -> None:
     """Refuse a fleet for which waiting might never end, in the words of who would wait."""
     availability = getattr(fleet, "availability", None)
     if availability is not None and (availability < 1).any():

@@ -17,7 +17,6 @@ __all__ = [
     "Until",
     "Wait",
     "arrivals",
-    "arrivals_of_rounds",
 ]
 
 
@@ -126,26 +125,6 @@ def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]
     if last <= deadline and (needed <= len(order) or deadline == inf):
         return arrived, last
     return arrived & (seconds <= deadline), deadline
-
-
-def arrivals_of_rounds(wait: Wait, seconds: FloatArray) -> tuple[Mask, FloatArray]:
-    """`arrivals` of several rounds at once, shapes (rounds, n) and (rounds,): no answer is late."""
-    expected = np.isfinite(seconds).sum(axis=1)
-    distinct, which = np.unique(expected, return_inverse=True)
-    count = np.array([_needed(wait, most) for most in distinct.tolist()])[which]
-    there = np.minimum(count, expected)
-    order = np.argsort(seconds, axis=1, kind="stable")
-    rank = np.argsort(order, axis=1)
-    last = np.take_along_axis(seconds, order, axis=1)[np.arange(len(seconds)), there - 1]
-    last = np.where(there > 0, last, 0.0)
-    ended = (last <= wait.deadline) & ((count <= expected) | (wait.deadline == inf))
-    arrived = (rank < there[:, None]) & (ended[:, None] | (seconds <= wait.deadline))
-    return arrived, np.where(ended, last, wait.deadline)
-
-
-def _needed(wait: Wait, most: int) -> int:
-    """Return how many answers to this ask are enough; more than `most` if none are."""
-    return _smallest(lambda count: wait.enough(count, 0, most), most)
 
 
 def _smallest(enough: Callable[[int], bool], most: int) -> int:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, IntArray
-from codedfedl.core.protocol import Task
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.task import Task
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
 
@@ -107,6 +108,9 @@ class Work(ABC):
 
     once: ClassVar[bool] = False
     """Whether a client does it once in a federation: asked again, it sends the same."""
+
+    discloses: ClassVar[Disclosure | None] = Disclosure.GRADIENTS
+    """What a single answer shows to the server; None if nothing is sent."""
 
     exact: ClassVar[bool] = True
     """Whether answers are noiseless sums: two over almost the same points then reveal single ones.

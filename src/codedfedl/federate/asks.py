@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.travel import work_to
+from codedfedl.core.client import work_to
 from codedfedl.core.work import Work
 from codedfedl.privacy.fixed_point import Residues
 

@@ -8,7 +8,7 @@ from codedfedl.data.dataset import chance_of
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.data.scaling import UNSCALED, Scaling
 from codedfedl.data.shards import Shard, read_shard
-from codedfedl.learning.training import accuracy, r_squared
+from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.runs.config import Experiment
 
 __all__ = ["Evaluation"]

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from codedfedl import __version__
 from codedfedl.core.changed import Changed
+from codedfedl.core.client import work_from
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
-from codedfedl.core.travel import work_from
 from codedfedl.core.work import Work
 from codedfedl.data.scaling import Scaling, moments
 from codedfedl.data.shards import Shard
@@ -43,7 +43,7 @@ from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
-from codedfedl.learning.gradients import gradient
+from codedfedl.learning.least_squares import gradient
 
 if TYPE_CHECKING:
     from codedfedl.federate.vault import Vault

@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, to_host
-from codedfedl.core.aggregate import SUM, RunningSum
-from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare
-from codedfedl.core.drive import loads_of
-from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare, work_to
+from codedfedl.core.loop import RunningSum, loads_of
+from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP
-from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer

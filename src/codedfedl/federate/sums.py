@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, to_host
+from codedfedl.core.client import work_to
 from codedfedl.core.protocol import Ask, Inbox
-from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import MASKED, ask_digest, taken_apart

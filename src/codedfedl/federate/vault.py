@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.core.changed import Changed
+from codedfedl.core.client import work_to
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.encoding import BlockParity, Parity
 from codedfedl.core.masked import Masked
-from codedfedl.core.travel import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.answers import Answers

@@ -21,13 +21,47 @@ __all__ = [
     "GradientDescent",
     "Nesterov",
     "Optimiser",
+    "Schedule",
     "Step",
     "optimiser",
+    "step",
 ]
 
 _DEPENDENT = 1e-6  # of a direction that is new: less is rounding
 _SETTLED = 1e-6  # of all that the objective was lowered by
 _ENLARGED = 100.0  # times the first step: the targets are then small beside the predictions
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Step sizes that fall at some epochs.
+
+    Parameters
+    ----------
+    step
+        The first step size (the paper's μ).
+    decay
+        What it is multiplied by at each of `decay_epochs`, counted from 0.
+    """
+
+    step: float = 6.0
+    decay: float = 0.8
+    decay_epochs: tuple[int, ...] = (40, 65)
+
+    def __post_init__(self) -> None:
+        if not self.step > 0:
+            raise InputError(f"training.step is {self.step:g}: must be above 0")
+        if not 0 < self.decay <= 1:
+            raise InputError(f"training.decay is {self.decay:g}: must be above 0 and at most 1")
+
+    def at(self, epoch: int) -> float:
+        """Return the step size of an epoch."""
+        return self.step * self.decay ** sum(epoch >= when for when in self.decay_epochs)
+
+
+def step(model: Array, total: Array, points: float, size: float, ridge: float) -> Array:
+    """β − μ(g + λβ) with g = total/points (section 2.1), in as few passes as possible."""
+    return (1 - size * ridge) * model - (size / points) * total
 
 
 class Step(NamedTuple):
@@ -187,10 +221,10 @@ class BlockKrylov(Optimiser):
         model = best - memory.slope / max(largest, 1 / size)
         length = _ENLARGED * max(float(np.linalg.norm(memory.gradient)) * size, 1e-30)
         question = memory.start + length * _new(memory.directions, memory.slope)
-        return Step(_beside(model, asked), _beside(question, asked), memory)
+        return Step(_float32_like(model, asked), _float32_like(question, asked), memory)
 
 
-def _beside(array: FloatArray, other: Array) -> Array:
+def _float32_like(array: FloatArray, other: Array) -> Array:
     return asarray_like(array.astype(np.float32), other)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.core.disclosure import discloses_no_more
-from codedfedl.learning.training import telling_excess
+from codedfedl.learning.metrics import telling_excess
 from codedfedl.report.results import Outcome, median_of_all
 from codedfedl.report.rows import outcome_rows
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.core.record import FACTS, RUN_FACTS
-from codedfedl.fleet.paper import paper_result
+from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import KnownCell

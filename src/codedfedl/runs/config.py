@@ -29,7 +29,7 @@ from codedfedl.learning.features import (
     load_encoder,
     safe_step,
 )
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
 __all__ = [

@@ -18,12 +18,12 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.aggregate import RunningSum
+from codedfedl.core.loop import RunningSum
 from codedfedl.core.protocol import Inbox, Reply
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, SETUP, Record
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder
-from codedfedl.learning.parity import Parity
+from codedfedl.learning.codes import Parity
 from codedfedl.runs.chain import Chain, Hashing, digest
 from codedfedl.runs.exchange import Exchange, exchange_columns
 

@@ -6,14 +6,33 @@ Not federated learning at all: the speed limit where the data may be copied.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from codedfedl.arrays import IntArray
+from codedfedl.core.client import Gram
 from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Limits, State
-from codedfedl.core.shared import Raw
+from codedfedl.core.protocol import Ask, Limits, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
+from codedfedl.fleet import costs
+from codedfedl.fleet.costs import Cost
 from codedfedl.schemes.one_shot import OneShot
 
 __all__ = ["Centralised"]
+
+
+@dataclass(frozen=True)
+class Raw(Gram):
+    """All raw points; the answer is what the server computes from them, at no cost to anybody.
+
+    The server computes features and Gram matrix, and its algebra is free.
+    """
+
+    kind: ClassVar[str] = "raw"
+    discloses: ClassVar[Disclosure | None] = Disclosure.RAW
+    embeds: ClassVar[bool] = False
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return the bits of the points."""
+        return costs.raw(task.held, task.workload, task.raw_bits)
 
 
 @dataclass(frozen=True)

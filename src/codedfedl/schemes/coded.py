@@ -1,24 +1,23 @@
 """`coded`: the paper's scheme. A gradient on parity replaces the gradients that did not arrive."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray, Mask
-from codedfedl.core.aggregate import EACH, SUM
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure, needs_helper
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan
-from codedfedl.fleet.delays import DelayDistribution, delays_of
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, plan, rows_of
@@ -158,7 +157,7 @@ class Coded(Scheme):
                     f"{getattr(self, key)!r}: both set the deadline; leave one out"
                 )
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         chosen = optimiser(self.name, self.optimiser, same_points=False)
@@ -178,7 +177,7 @@ class Coded(Scheme):
         state = replace(state, current=mine)
         if not self.replan:
             return state
-        return replace(state, drift=Drift.unknown(delays_of(fleet)))
+        return replace(state, drift=Drift.unknown(fleet))
 
     def _server(self, points: IntArray) -> Server | None:
         """Return the server as a node, which takes `redundancy` of these points at most."""
@@ -187,7 +186,7 @@ class Coded(Scheme):
         most = rows_of(self.redundancy, int(points.sum()))
         return Server(self.server_rate, most, self.server_alpha)
 
-    def _by_rule(self, fleet: Fleet | DelayDistribution, points: IntArray) -> Plan:
+    def _by_rule(self, fleet: DelayModel, points: IntArray) -> Plan:
         server = self._server(points)
         if server is None:
             return plan(fleet, self.redundancy, points=points, deadline=self.deadline)
@@ -204,9 +203,7 @@ class Coded(Scheme):
             )
         return found
 
-    def _for_hours(
-        self, task: Task, fleet: Fleet | DelayDistribution, points: IntArray
-    ) -> HoursPlan:
+    def _for_hours(self, task: Task, fleet: DelayModel, points: IntArray) -> HoursPlan:
         if not isinstance(fleet, Fleet):
             raise InputError(
                 f"{self.name}.planned is 'hours', which needs a Fleet: measured delays do not say "
@@ -302,9 +299,8 @@ class Coded(Scheme):
             total = inbox.plus(state.parity[batch], state.asked)
         else:
             total = inbox.total()
-        points = self.divisor(task, batch, inbox.points)
-        if state.counted is not None:
-            points -= float(task.points[batch][~state.counted].sum())
+        held = task.points[batch]  # parity stands in for the points that are missing
+        points = float(held.sum() if state.counted is None else held[state.counted].sum())
         state = state.descended(total, points)
         return state if state.drift is None else self._followed(state, state.drift, inbox)
 
@@ -317,15 +313,6 @@ class Coded(Scheme):
         sure = [p.server_return_probability for p in state.plans]
         parity = tuple(part if p == 1 else part / p for part, p in zip(made, sure, strict=True))
         return replace(state, parity=parity)
-
-    def is_steady(self, state: CodedState) -> bool:
-        """Return whether the plan stays, steps are plain, and the server's gradient is there."""
-        stays = state.drift is None and self.server_rate is None
-        return bool(state.parity) and state.is_plain and stays
-
-    def divisor(self, task: Task, batch: int, points: Any) -> float:
-        """All points of the mini-batch: parity stands in for the points that are missing."""
-        return float(task.points[batch].sum())
 
     def _followed(self, state: CodedState, drift: Drift, inbox: Inbox) -> CodedState:
         """Learn how long clients took; every so many rounds, let the plans follow."""

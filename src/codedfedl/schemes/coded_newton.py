@@ -19,21 +19,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, asarray_like
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.encoding import MoreParity
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.protocol import EACH, Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings, check_replan
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
 from codedfedl.learning.damping import damping as damping_of
+from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.training import telling_excess
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
 from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension
@@ -138,7 +137,7 @@ class CodedNewton(Scheme):
         """Whether the rounds' deadline is the plan's."""
         return self.deadline is None
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> NewtonState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
         if not isinstance(fleet, Fleet):
             raise InputError(

@@ -9,8 +9,7 @@ authors rebalance during the run. The step is as in `mifa`.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from codedfedl.core.aggregate import EACH
-from codedfedl.core.protocol import Ask
+from codedfedl.core.protocol import EACH, Ask
 from codedfedl.schemes.mifa import MIFA, TableState
 
 __all__ = ["DSAG"]

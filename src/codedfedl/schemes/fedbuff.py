@@ -10,11 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.core.aggregate import EACH
-from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.protocol import EACH, Ask, Inbox
 from codedfedl.core.waiting import Next
 from codedfedl.errors import InputError
-from codedfedl.learning.training import step
+from codedfedl.learning.optimisers import step
 from codedfedl.schemes.pace import Paced, PacedState
 
 __all__ = ["FedBuff"]

@@ -5,11 +5,10 @@ from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.core.task import Descent
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.schemes.dropping import all_but_slowest, check_drop
 
@@ -39,11 +38,11 @@ class Greedy(Scheme):
         check_drop(self.name, self.drop)
         optimiser(self.name, self.optimiser, same_points=False)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting might never end."""
         refuse_absent(fleet, "greedy waits for a number of clients")
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> Descent:
         """Start at 0."""
         chosen = optimiser(self.name, self.optimiser, same_points=False)
         return Descent(task, model, optimiser=chosen)
@@ -59,7 +58,3 @@ class Greedy(Scheme):
     def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the mean gradient of the points that arrived."""
         return state.descended(inbox.total(), inbox.points)
-
-    def is_steady(self, state: Descent) -> bool:
-        """Return whether steps are plain."""
-        return state.is_plain

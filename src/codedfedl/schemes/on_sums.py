@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import Masked, masked
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State
+from codedfedl.core.protocol import EACH, Ask, Inbox, Scheme, State
 from codedfedl.errors import InputError
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_on_sums import NewtonOnSums

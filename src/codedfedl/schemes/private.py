@@ -14,21 +14,21 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, asarray_like
-from codedfedl.core.aggregate import LEAST_SUMMED
 from codedfedl.core.client import Embed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
-from codedfedl.core.descent import Descent
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import EveryoneUntil
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
 from codedfedl.planning.noisy_descent import RESIDUAL
 from codedfedl.planning.private import PrivatePlan, plan_private
 from codedfedl.privacy.accounting import UNITS, Account, check_budget
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.schemes.private_budget import NOISE, Budget, pool_weights
 
 __all__ = ["Private", "PrivateState"]
@@ -153,7 +153,7 @@ class Private(Scheme):
             setup_deadline=self.setup_deadline or limits.setup_deadline,
         )
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> PrivateState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> PrivateState:
         """Plan, and write down all that will be released."""
         if not isinstance(fleet, Fleet):
             raise InputError(

@@ -8,17 +8,24 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, asarray_like
-from codedfedl.core.aggregate import EACH
 from codedfedl.core.client import BlockParity
 from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, State, Task, refuse_absent
+from codedfedl.core.protocol import (
+    EACH,
+    Ask,
+    Inbox,
+    Limits,
+    Reply,
+    Scheme,
+    State,
+    Task,
+    refuse_absent,
+)
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.parity import Parity
+from codedfedl.fleet.delays import DelayModel
+from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
 from codedfedl.learning.sketching import Sketch
 
 __all__ = [
@@ -170,7 +177,7 @@ class SketchSolve(Scheme):
                 "0 seconds"
             )
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.setup_deadline is None:
             refuse_absent(fleet, "sketch-solve waits for all")
@@ -179,7 +186,7 @@ class SketchSolve(Scheme):
         """Take the operator's deadline for the set-up."""
         return self if self.setup_deadline else replace(self, setup_deadline=limits.setup_deadline)
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SketchState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> SketchState:
         """Refuse rows with more points than any client has."""
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")

@@ -31,8 +31,8 @@ from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.disclosure import Disclosed, needs_helper
 from codedfedl.core.protocol import Reply
 from codedfedl.errors import InputError
-from codedfedl.learning.gradients import gradient
-from codedfedl.learning.parity import Parity
+from codedfedl.learning.codes import Parity
+from codedfedl.learning.least_squares import gradient
 from codedfedl.planning.plan import Plan
 
 __all__ = [

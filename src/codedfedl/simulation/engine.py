@@ -1,6 +1,6 @@
 """The engine: many settings of one seed side by side, on one data set and one feature map.
 
-Each setting has a driver (`core.drive`) and a time line. In every step all of them ask; the time
+Each setting has a driver (`core.loop`) and a time line. In every step all of them ask; the time
 lines say who arrived; and sums of gradients are computed for all settings together.
 """
 
@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import is_numpy_array
 
 from codedfedl.arrays import Array, asarray_like, to_host
-from codedfedl.core.aggregate import SUM, RunningSum, with_noise
 from codedfedl.core.client import Gradient, Gram
-from codedfedl.core.drive import Driver
 from codedfedl.core.encoding import Parity
-from codedfedl.core.protocol import Ask, Inbox, Reply, Task
+from codedfedl.core.loop import Driver, RunningSum
+from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
+from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.evaluate import (
@@ -30,7 +28,6 @@ from codedfedl.simulation.evaluate import (
     Query,
     SimulatedClient,
 )
-from codedfedl.simulation.many_rounds import ManyRounds
 from codedfedl.simulation.measuring import Measuring
 from codedfedl.simulation.objective import Objective
 from codedfedl.simulation.parities import composite_parities
@@ -70,10 +67,8 @@ class Simulation:
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
         self.measuring = Measuring(problem)
-        alone = listener is None and not is_numpy_array(problem.test_features)
-        self.many = ManyRounds(problem, self.evaluator) if alone else None
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
+        clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
             key = (entry.task, entry.actual)
@@ -101,10 +96,7 @@ class Simulation:
         while asked := [(s, ask) for s in self.settings if (ask := s.driver.ask()) is not None]:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
-                if self.many is None:
-                    self._play(asked)
-                else:
-                    self._play_ahead(self.many, asked)
+                self._play(asked)
             quick = self.round - begun < _SPAN and time.monotonic() - since < _SECONDS
             if self.measuring.waiting and quick:
                 continue
@@ -185,19 +177,6 @@ class Simulation:
                 setting.records.append(self._record(setting, exchange))
         if measured:
             self.measuring.add(settings)
-
-    def _play_ahead(self, many: ManyRounds, asked: Sequence[tuple[Setting, Ask]]) -> None:
-        """Play several rounds at once of the settings that allow it, and as many of the others."""
-        ahead = many.of(asked)
-        if not ahead:
-            self._play(asked)
-            return
-        played = many.play(ahead)
-        for one in played:
-            one.setting.records += one.records()
-        others = [setting for setting, _ in asked if setting not in ahead]
-        for _ in played[0].metrics if others else ():
-            self._play([(one, ask) for one in others if (ask := one.driver.ask()) is not None])
 
     def _inboxes(self, settings: Sequence[Setting], exchanges: Sequence[Exchange]) -> list[Inbox]:
         """Compute what the clients that arrived have sent."""
@@ -281,7 +260,10 @@ class Simulation:
         if exchange.arrived.sum() < exchange.ask.least:
             return {}
         luck = exchange.luck(self.seed, "noise")
-        return {name: with_noise(total, sigma, luck) for name, total in sums.items()}
+        return {
+            name: total + noise_steps(sigma, luck.standard_normal(total.shape))
+            for name, total in sums.items()
+        }
 
     def _record(self, setting: Setting, exchange: Exchange) -> Record:
         excess = np.nan

@@ -20,7 +20,7 @@ from array_api_compat import array_namespace, is_numpy_array
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import Points
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.panels import Crew, times
 from codedfedl.random import stream
 from codedfedl.simulation.grams import Grams

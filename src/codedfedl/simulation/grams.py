@@ -13,7 +13,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import IntArray
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.streamed import ahead
 
 if TYPE_CHECKING:

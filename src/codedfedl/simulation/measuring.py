@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from codedfedl.arrays import Array
-from codedfedl.learning.training import accuracy, r_squared
+from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.simulation.evaluate import stacked_predictions
 from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.scoring import Scores

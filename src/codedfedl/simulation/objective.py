@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, to_host
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["Objective"]
 

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import RunningSum
 from codedfedl.core.encoding import Parity
-from codedfedl.learning.codes import Code
+from codedfedl.core.loop import RunningSum
+from codedfedl.learning.codes import Code, point_weights
 from codedfedl.learning.dense_codes import Use
-from codedfedl.learning.parity import point_weights
 from codedfedl.simulation.evaluate import Batch, SimulatedClient
 from codedfedl.simulation.streamed import ahead
 

@@ -13,7 +13,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.features import Encoder, FeatureMap, Identity
-from codedfedl.learning.training import Schedule
+from codedfedl.learning.optimisers import Schedule
 from codedfedl.simulation.evaluate import Batch
 from codedfedl.simulation.streamed import Streamed, too_large
 

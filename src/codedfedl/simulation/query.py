@@ -7,7 +7,7 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.protocol import Inbox
-from codedfedl.learning.gradients import Quadratic
+from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["Fused", "Query"]
 

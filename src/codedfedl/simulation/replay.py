@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.core.aggregate import SUM, RunningSum
-from codedfedl.core.drive import Driver, drive
-from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.loop import Driver, RunningSum, drive
+from codedfedl.core.protocol import SUM, Ask, Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import Dataset
 from codedfedl.data.partitions import processing_order

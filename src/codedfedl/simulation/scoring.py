@@ -4,7 +4,7 @@ Over some rounds a model moves almost along a line. The *lead* of a point's clas
 x·(β_y − β_k)/‖x‖, is then almost a line too: between two rounds at which it is known, it lies
 between its two values, give or take how far the columns y and k of the model stray from the line.
 So all points are scored at the first and the last of some rounds, which decides most of them for
-all rounds between; the others are scored in the middle, and so on. `learning.training.accuracy` of
+all rounds between; the others are scored in the middle, and so on. `learning.metrics.accuracy` of
 all predictions is the naive twin. What is closer than float32 can tell is decided in float64, so
 that the accuracy depends on the model alone, and not on which rounds are scored together.
 """

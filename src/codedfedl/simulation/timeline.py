@@ -5,24 +5,24 @@ is idle. If all clients drop their work when a round begins, a time line reduces
 that round.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
-from codedfedl.core.drive import loads_of
+from codedfedl.core.loop import loads_of
 from codedfedl.core.protocol import Ask
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SHOWN_ROUNDS, Record
-from codedfedl.core.waiting import arrivals, arrivals_of_rounds
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED
+from codedfedl.core.waiting import arrivals
 from codedfedl.core.work import Work
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet import costs
 from codedfedl.random import stream
 from codedfedl.simulation.clock import Clock, Draws, Message
 
-__all__ = ["Assignment", "Exchange", "Exchanges", "Timeline", "has_own_pace"]
+__all__ = ["Assignment", "Exchange", "Timeline", "has_own_pace"]
 
 
 @dataclass(frozen=True)
@@ -96,46 +96,6 @@ class Exchange:
         return Timings(loads, seconds, loads > 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Exchanges:
-    """Several rounds of a setting at once: what an `Exchange` says of one of them.
-
-    Attributes
-    ----------
-    asks
-        Of the first rounds; they repeat.
-    seconds : array of shape (rounds,)
-    arrived, outcome, loads, arrival_times : arrays of shape (rounds, n)
-    """
-
-    asks: Sequence[Ask]
-    rounds: range
-    seconds: FloatArray
-    arrived: Mask
-    outcome: npt.NDArray[np.int8]
-    loads: IntArray
-    arrival_times: FloatArray
-
-    @property
-    def missed(self) -> IntArray:
-        """Points that were asked for and did not arrive, shape (rounds, n)."""
-        return np.where(self.arrived, 0, self.loads)
-
-    @property
-    def points(self) -> IntArray:
-        """Points that arrived, shape (rounds,)."""
-        return np.asarray((self.loads * self.arrived).sum(axis=1))
-
-    def records(self, metrics: Iterator[float]) -> Iterator[Record]:
-        """Yield the records of the rounds, with the metric of the model after each."""
-        deadlines = [ask.wait.deadline for ask in self.asks]
-        parts = (self.rounds, self.seconds.tolist(), self.loads, self.outcome, self.arrival_times)
-        for k, (round_, seconds, loads, outcome, times) in enumerate(zip(*parts, strict=True)):
-            shown = times if round_ < SHOWN_ROUNDS else None
-            deadline = deadlines[k % len(deadlines)]
-            yield Record(round_, deadline, seconds, loads, outcome, shown, metric=next(metrics))
-
-
 def has_own_pace(work: Work) -> bool:
     """Return whether the time available decides how many points each client processes."""
     return type(work).points_by is not Work.points_by
@@ -204,37 +164,6 @@ class Timeline:
             self._idle_since[started] = self.now + np.minimum(seconds[started], length)
         self.now += length
         return new
-
-    @property
-    def has_embedded(self) -> bool:
-        """Whether every client has embedded all its points."""
-        return bool((self._embedded >= self.held).all())
-
-    def exchanges(self, asks: Sequence[Ask], rounds: range) -> "Exchanges":
-        """Play several rounds at once; the asks repeat.
-
-        All points must be embedded, and what is asked must be one packet without late answers:
-        then no round depends on those before it. `exchange` is the naive twin.
-        """
-        cycle = [loads_of(ask, self.task) for ask in asks]
-        loads = np.stack([cycle[k % len(asks)] for k in range(len(rounds))])
-        arrived, times = np.zeros(loads.shape, dtype=bool), np.zeros(loads.shape)
-        seconds = np.zeros(len(rounds))
-        alike = all((one == cycle[0]).all() for one in cycle) and len({a.wait for a in asks}) == 1
-        apart = 1 if alike else len(asks)  # rounds from one to the next with the same question
-        for k, ask in enumerate(asks[: min(apart, len(rounds))]):
-            every, some = slice(k, None, apart), slice(rounds[k], rounds.stop, apart)
-            found = self.clock.seconds_of_rounds(some, ask.work.cost(self.task, cycle[k]))
-            times[every] = found = np.where(cycle[k] > 0, found, np.inf)
-            arrived[every], seconds[every] = arrivals_of_rounds(ask.wait, found)
-        last = (len(rounds) - 1) % len(asks)
-        macs = asks[last].work.cost(self.task, cycle[last]).macs
-        self.processed = macs / self.task.workload.point_macs
-        outcome = _outcome(loads > 0, times, arrived)
-        for length in seconds.tolist():
-            self.now += length
-        self._idle_since[:] = self.now
-        return Exchanges(asks[: len(rounds)], rounds, seconds, arrived, outcome, loads, times)
 
     def _begin(self, ask: Ask) -> None:
         """Advance the clients to the moment of the ask."""

@@ -3,9 +3,9 @@
 The engine's own isolation starts a process per message; `worker.py` answers in a long-lived one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -14,6 +14,7 @@ from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.wire import pack, question_of, unpack
 from codedfedl.federate.node import QUESTIONS, Node
+from codedfedl.federate.node_config import NodeConfig
 from codedfedl.federate.transport import Answerer
 from codedfedl.learning.codes import LEAST_MIXING
 
@@ -27,77 +28,47 @@ app = ClientApp()
 
 def node_of(context: Context) -> Node:
     """Return the node that a SuperNode's configuration describes."""
-    return node_from(context.node_config, str(context.node_id))
+    return node_from(NodeConfig.read(context.node_config, str(context.node_id)))
 
 
-def node_from(config: Mapping[str, Any], number: str) -> Node:
-    """Return the node that a configuration describes; without a name it has a number.
-
-    Its keys: `name`; `data`, a file or folder, with `label` and `text` for a table; or `loader`, a
-    function as ``module:function``; `encoder`, an ONNX file or ``module:function``; `cache`, a
-    folder of the node's own; `least`, the fewest points that it answers for together; `dataset`, a
-    name for its data, by default their file or loader; `accept`, digests of further jobs on them
-    that its owner accepts, and `works`, modules whose own kinds of work it does, both separated by
-    commas;
-    `helper`, the file with the helper's public key, `vault`, a folder that outlives the cache,
-    `epsilon_cap`, what it spends of a data set at most, and `parity`, whether it sends parity.
-    """
-    name = str(config.get("name", number))
+def node_from(config: NodeConfig) -> Node:
+    """Return the node that a configuration describes."""
 
     def load() -> Shard:
-        if "loader" in config:
-            return load_shard(str(config["loader"]), dict(config))
-        if "data" in config:
-            label, text = (_text(config, key) for key in ("label", "text"))
-            return read_shard(str(config["data"]), label, text)
+        if config.loader is not None:
+            return load_shard(config.loader, config.values)
+        if config.data is not None:
+            return read_shard(str(config.data), config.label, config.text)
         raise InputError(
-            f"{name} has no data: start it with --data …/my.npz, or --loader module:function"
+            f"{config.name} has no data: start it with --data …/my.npz, or --loader module:function"
         )
 
-    accepted = str(config.get("accept", "")).split(",")
-    least = config.get("least", LEAST_MIXING)
-    if not isinstance(least, int) or least < 1:
-        raise InputError(f"least is {least!r} in the node configuration: must be 1 or more")
-    default = Path.home() / ".cache" / "codedfedl" / number
-    works = [module.strip() for module in str(config.get("works", "")).split(",") if module.strip()]
-    cache = Path(str(config.get("cache", default)))
+    works = [module.strip() for module in (config.works or "").split(",") if module.strip()]
+    file = None if config.data is None else config.data.name
     return Node(
-        name,
+        config.name,
         load,
-        cache,
-        data=_dataset_of(config) or name,
-        least=least,
-        accepted=[digest.strip() for digest in accepted],
+        config.cache or Path.home() / ".cache" / "codedfedl" / config.name,
+        data=config.dataset or file or config.loader or config.name,
+        least=config.least or LEAST_MIXING,
+        accepted=config.accept,
         works=works,
-        encoder=_text(config, "encoder"),
-        vault=_vault_of(config, name),
+        encoder=config.encoder,
+        vault=_vault_of(config),
     )
 
 
-def _dataset_of(config: Mapping[str, Any]) -> str:
-    """Return the name of a node's data: its own, or that of their file or loader."""
-    if "dataset" in config or "data" not in config:
-        return str(config.get("dataset") or config.get("loader") or "")
-    return Path(str(config["data"])).name
-
-
-def _text(config: Mapping[str, Any], key: str) -> str | None:
-    return str(config[key]) if key in config else None
-
-
-def _vault_of(config: Mapping[str, Any], name: str) -> "Vault | None":
+def _vault_of(config: NodeConfig) -> "Vault | None":
     """Return the node's vault, if it has pinned a helper."""
-    if "helper" not in config:
+    if config.helper is None:
         return None
     from codedfedl.federate.vault import EPSILON_CAP, Vault
     from codedfedl.privacy.keys import read_public
 
-    default = Path.home() / ".local" / "share" / "codedfedl" / "vaults" / name
-    folder = Path(str(config.get("vault", default)))
-    cap = float(config.get("epsilon_cap", EPSILON_CAP))
-    parity = bool(config.get("parity", False))
-    pinned = read_public(Path(str(config["helper"])))
-    return Vault(folder, pinned, epsilon_cap=cap, parity=parity)
+    default = Path.home() / ".local" / "share" / "codedfedl" / "vaults" / config.name
+    cap = EPSILON_CAP if config.epsilon_cap is None else config.epsilon_cap
+    pinned = read_public(config.helper)
+    return Vault(config.vault or default, pinned, epsilon_cap=cap, parity=config.parity)
 
 
 def answer(message: Message, context: Context) -> Message:

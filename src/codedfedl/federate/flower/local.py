@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +26,7 @@ from codedfedl.federate.flower.programs import APP, Superlink, environment, free
 from codedfedl.federate.flower.registry import NODE
 from codedfedl.federate.flower.superlink import running
 from codedfedl.federate.flower.supernode import NodeSettings
+from codedfedl.federate.node_config import NodeConfig
 from codedfedl.federate.shards import node_name
 from codedfedl.io.files import make_folder
 
@@ -65,17 +67,10 @@ class LocalFederation:
         The Flower app folder that runs are begun with.
     stock
         Whether nodes are Flower's own, which run the code of `app`, for tests of malicious nodes.
-    works
-        Modules whose own kinds of work the nodes do; they may lie in the current folder.
-    encoder
-        The nodes' encoder, as ``module:function`` or the path of an ONNX file.
-    text
-        Whether the nodes' points are texts.
-    epsilon_cap
-        If given, there is a helper too, and the nodes answer only in secure sums, up to this ε for
-        each data set; ∞ for sums without noise.
-    parity
-        Whether such nodes send parity of their own too.
+    node
+        What all nodes have in common, besides their names, data and folders. With an
+        `epsilon_cap`, there is a helper too, and the nodes answer only in secure sums. Its modules
+        and its encoder may lie in the current folder.
     """
 
     def __init__(
@@ -87,16 +82,11 @@ class LocalFederation:
         port: int | None = None,
         app: Path = APP,
         stock: bool = False,
-        works: Sequence[str] = (),
-        encoder: str | None = None,
-        text: bool = False,
-        epsilon_cap: float | None = None,
-        parity: bool = False,
+        node: NodeConfig = NodeConfig("node"),  # noqa: B008
     ) -> None:
         self.folder, self.shards, self.keys, self.app = folder.resolve(), shards, keys, app
-        self.port, self.stock, self.works = port or free_port(HOST), stock, works
-        self.home, self.epsilon_cap, self.parity = self.folder / "flower", epsilon_cap, parity
-        self.encoder, self.text = encoder, text
+        self.port, self.stock, self.node = port or free_port(HOST), stock, node
+        self.home, self.has_helper = self.folder / "flower", node.epsilon_cap is not None
         self.helper: subprocess.Popen[bytes] | None = None
         self._superlink: Superlink | None = None
         self.link: subprocess.Popen[bytes] | None = None
@@ -115,10 +105,10 @@ class LocalFederation:
         try:
             self.start_link()
             if self.keys is not None:
-                for name in local_names(len(self.shards), helper=self.epsilon_cap is not None):
+                for name in local_names(len(self.shards), helper=self.has_helper):
                     role = HELPER if name == HELPER else NODE
                     self.superlink.register(self.keys.node(name)[1], name, role)
-            if self.epsilon_cap is not None:
+            if self.has_helper:
                 self.start_helper()
             for j in range(len(self.shards)):
                 self.start_node(j)
@@ -184,25 +174,16 @@ class LocalFederation:
 
     def start_node(self, j: int) -> None:
         """Start a node, or start it again, with its own data, key and cache."""
-        name = node_name(j)
-        data, cache = str(self.shards[j].resolve()), str(self.cache(j))
+        name, data = node_name(j), self.shards[j].resolve()
+        config = replace(self.node, name=name, data=data, cache=self.cache(j))
+        if self.has_helper:
+            pinned = self.helper_home / "masks.pub"
+            config = replace(config, helper=pinned, vault=self.vault(j))
+        settings = NodeSettings(self.address, config, *self._credentials(name))
         if self.stock:
-            config = {"name": name, "data": data, "cache": cache}
-            settings = NodeSettings(self.address, config, *self._credentials(name))
             command = [*settings.command(free_port(HOST)), "--node-config", settings.stock_config()]
         else:
-            command = [*self._command("node", name), "--data", data, "--cache", cache]
-            if self.works:
-                command += ["--works", ",".join(self.works)]
-            if self.encoder is not None:
-                command += ["--encoder", self.encoder]
-            if self.text:
-                command += ["--text", "inputs"]
-            if self.epsilon_cap is not None:
-                command += ["--helper", str(self.helper_home / "masks.pub")]
-                command += ["--vault", str(self.vault(j))]
-                command += ["--epsilon-cap", str(self.epsilon_cap)]
-                command += ["--parity"] if self.parity else []
+            command = self._command("node", config)
         self.nodes[j] = self.start_program(name, command)
 
     def start_helper(self) -> None:
@@ -210,13 +191,13 @@ class LocalFederation:
         from codedfedl.privacy.keys import own_key
 
         own_key(self.helper_home / "masks.key")  # nodes pin it, so it is made before they start
-        command = [*self._command("helper", HELPER), "--home", str(self.helper_home)]
+        command = [*self._command("helper", NodeConfig(HELPER)), "--home", str(self.helper_home)]
         self.helper = self.start_program(HELPER, command)
 
-    def _command(self, role: str, name: str) -> list[str]:
+    def _command(self, role: str, config: NodeConfig) -> list[str]:
         """Return how a node or a helper is started."""
-        command = [*_FEDERATE, role, "--superlink", self.address, "--name", name]
-        authority, key = self._credentials(name)
+        command = [*_FEDERATE, role, "--superlink", self.address, *config.options]
+        authority, key = self._credentials(config.name)
         return command if key is None else [*command, "--ca", str(authority), "--key", str(key)]
 
     def _credentials(self, name: str) -> tuple[Path | None, Path | None]:
@@ -313,8 +294,8 @@ class LocalFederation:
     def _search_path(self) -> dict[str, str]:
         """Let the processes import modules of the current folder, where they must."""
         here = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
-        own = self.works or self.encoder is not None
-        return {"PYTHONPATH": os.pathsep.join(filter(None, here))} if own else {}
+        has_modules = self.node.works or self.node.encoder is not None
+        return {"PYTHONPATH": os.pathsep.join(filter(None, here))} if has_modules else {}
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         """Forget a process, since its id may be reused soon."""

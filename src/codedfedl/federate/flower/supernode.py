@@ -10,18 +10,18 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.keys import check_server, write_secret
 from codedfedl.federate.flower.programs import environment, free_port, own_user
+from codedfedl.federate.node_config import NodeConfig
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.connections import listens
 from codedfedl.io.files import lock, make_folder
@@ -45,18 +45,18 @@ class NodeSettings:
     authority, key
         The authority's certificate and the node's private key; plaintext without them.
     config
-        What `client_app.node_from` reads.
+        The node's own; a helper has only a name.
     """
 
     superlink: str
-    config: Mapping[str, Any]
+    config: NodeConfig
     authority: Path | None = None
     key: Path | None = None
 
     @property
     def name(self) -> str:
         """What the server calls the node."""
-        return str(self.config["name"])
+        return self.config.name
 
     def command(self, port: int) -> list[str]:
         """Return how the SuperNode is started."""
@@ -71,14 +71,15 @@ class NodeSettings:
 
     def stock_config(self) -> str:
         """Return the configuration as Flower takes it on the command line."""
-        texts = {key: json.dumps(value) for key, value in self.config.items() if value != inf}
-        texts |= {key: "inf" for key, value in self.config.items() if value == inf}  # as TOML does
+        values = self.config.values
+        texts = {key: json.dumps(value) for key, value in values.items() if value != inf}
+        texts |= {key: "inf" for key, value in values.items() if value == inf}  # as TOML does
         return " ".join(f"{key}={text}" for key, text in texts.items())
 
 
 def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
     """Answer the server until the SuperNode ends; return how it ended."""
-    node = node_from(settings.config, settings.name)
+    node = node_from(settings.config)
     node.ready()  # what is wrong with its data or encoder is said here, and not to the server
     return run_answerer(settings, node, node.cache, say)
 

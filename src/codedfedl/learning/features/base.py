@@ -10,7 +10,7 @@ from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, asarray_like
 
-__all__ = ["FeatureMap", "Identity", "drawn_beside", "floating", "hadamard"]
+__all__ = ["FeatureMap", "Identity", "drawn_like", "floating", "hadamard"]
 
 
 class FeatureMap(Protocol):
@@ -66,14 +66,14 @@ def hadamard(rows: Array) -> Array:
     xp = array_namespace(rows)
     *shape, n = rows.shape
     right = 1 << (n.bit_length() // 2)
-    small = (drawn_beside(matrix_of(size), rows) for size in (right, n // right))
+    small = (drawn_like(matrix_of(size), rows) for size in (right, n // right))
     halves = xp.reshape(rows, (prod(shape), n // right, right))
     for matrix in small:
         halves = xp.permute_dims(halves @ matrix, (0, 2, 1))
     return xp.reshape(halves, (*shape, n))
 
 
-def drawn_beside(drawn: npt.NDArray[Any], points: Array) -> Array:
+def drawn_like(drawn: npt.NDArray[Any], points: Array) -> Array:
     """Move draws from the host to the device of the points, in their precision."""
     double = points.dtype == array_namespace(points).float64
     return asarray_like(drawn.astype(np.float64 if double else np.float32), points)

@@ -9,7 +9,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 
 from codedfedl.arrays import Array, FloatArray
 from codedfedl.errors import InputError
-from codedfedl.learning.features.base import drawn_beside, floating, hadamard
+from codedfedl.learning.features.base import drawn_like, floating, hadamard
 
 __all__ = ["LEAST_WIDTH", "RandomFourier", "Structured", "check_settings"]
 
@@ -81,7 +81,7 @@ class RandomFourier(_Fourier):
         """Return √(2/q)·cos(xω + δ)."""
         points = floating(points)
         draws = self.frequencies(points.shape[1])
-        omega, delta = (drawn_beside(drawn, points) for drawn in draws)
+        omega, delta = (drawn_like(drawn, points) for drawn in draws)
         return self._cosines(points, lambda rows: rows @ omega, delta)
 
 
@@ -126,7 +126,7 @@ class Structured(_Fourier):
         points = floating(points)
         xp = array_namespace(points)
         shared, own, lengths, delta = (
-            drawn_beside(draws, points) for draws in self.draws(points.shape[1])
+            drawn_like(draws, points) for draws in self.draws(points.shape[1])
         )
         blocks, n = own.shape
         lengths = lengths / n  # both transforms as rotations

@@ -9,7 +9,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
-from codedfedl.learning.features.base import drawn_beside, floating, hadamard
+from codedfedl.learning.features.base import drawn_like, floating, hadamard
 from codedfedl.learning.features.fourier import LEAST_WIDTH, check_settings
 
 __all__ = ["Patches", "Tiles", "Tiling"]
@@ -222,7 +222,7 @@ class Patches:
         tiling, filters = self.tiles.on(inputs), self.filters(inputs)
         indices = asarray_like(tiling.indices().ravel(), points)
         drawn = self.frequencies(inputs)
-        omega, delta = (drawn_beside(array, points) for array in drawn)
+        omega, delta = (drawn_like(array, points) for array in drawn)
         at_rest = xp.cos(delta)
         scale = (2.0 / self.size(inputs)) ** 0.5
         shape = (points.shape[0], self.size(inputs))

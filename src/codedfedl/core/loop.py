@@ -4,8 +4,7 @@ A runtime may drive many schemes side by side, as the simulator does; each has a
 rules of the loop are in it.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from codedfedl.core.waiting import Everyone
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 
-__all__ = ["PREPARE", "Driver", "check_ask", "drive", "loads_of"]
+__all__ = ["PREPARE", "Driver", "RunningSum", "check_ask", "drive", "loads_of"]
 
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
 """The set-up of a scheme that has none of its own."""
@@ -79,11 +78,6 @@ class Driver:
             self.state = state
         self.played += not ask.setup
 
-    def advance(self, model: Array, rounds: int) -> None:
-        """Take over a model after several rounds that a runtime played on its own."""
-        self.state = replace(self.state, model=model, round=self.state.round + rounds)
-        self.played += rounds
-
 
 def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
     """Drive a scheme on a runtime to its end; yields every round, `SETUP` for what comes before."""
@@ -119,3 +113,28 @@ def loads_of(ask: Ask, task: Task) -> IntArray:
             f"{most.tolist()}: ask for no more"
         )
     return loads
+
+
+class RunningSum:
+    """A running sum that holds one answer at a time in memory."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Array] = {}
+        self._updatable: set[str] = set()  # no answer refers to them
+
+    def add(self, arrays: Mapping[str, Array]) -> None:
+        """Add an answer."""
+        for name, array in arrays.items():
+            before = self._totals.get(name)
+            if before is None:
+                self._totals[name] = array
+            elif name in self._updatable and before.dtype == array.dtype:
+                before += array
+                self._totals[name] = before
+            else:
+                self._totals[name] = before + array
+                self._updatable.add(name)
+
+    def result(self) -> dict[str, Array]:
+        """Return the sums; empty where nothing was added."""
+        return self._totals

@@ -1,0 +1,157 @@
+"""What is trained, and where training stands: a task, and the state of a scheme that trains."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from codedfedl.arrays import Array, IntArray
+from codedfedl.fleet.devices import Workload
+from codedfedl.learning.optimisers import GradientDescent, Optimiser, Schedule, step
+
+__all__ = ["Descent", "State", "Task"]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The public facts of a training task; none of them is private to a client.
+
+    Attributes
+    ----------
+    workload
+        The cost of a point and a packet, with q and c.
+    feature_macs
+        Multiply-accumulates to embed a point.
+    points : array of shape (batches, n)
+        Points of every client in every mini-batch.
+    raw_bits
+        Bits of a raw point on a client, with its label; 0 if no scheme asks for it.
+    largest_square
+        Bound on the squared norm of a point's features; ∞ if there is none.
+    seed
+        Of the run: for what a scheme itself draws.
+    """
+
+    workload: Workload
+    feature_macs: int
+    points: IntArray
+    epochs: int
+    schedule: Schedule
+    ridge: float
+    raw_bits: int = 0
+    largest_square: float = np.inf
+    seed: int = 0
+
+    @property
+    def model_shape(self) -> tuple[int, int]:
+        """(q, c), of a model and of a gradient."""
+        return self.workload.features, self.workload.labels
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches in an epoch."""
+        return len(self.points)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return int(self.points.shape[1])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in all epochs."""
+        return self.epochs * self.batches
+
+    def batch(self, round_: int) -> int:
+        """Return the mini-batch of a round, both counted from 0."""
+        return round_ % self.batches
+
+    @cached_property
+    def held(self) -> IntArray:
+        """Points of every client in all mini-batches, shape (n,)."""
+        return np.asarray(self.points.sum(0))
+
+    def step_size(self, round_: int) -> float:
+        """Return the step size of a round."""
+        return self.schedule.at(round_ // self.batches)
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The state of a scheme between two asks."""
+
+    task: Task
+    model: Array
+    round: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.round >= self.task.rounds
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether `model` and `round` are all that the rounds have changed since the set-up.
+
+        Then a run continues from a checkpoint of both. A state with a memory of its own is
+        brought back by playing its rounds again, unless it says otherwise here.
+        """
+        return type(self) is State
+
+    def descended(self, total: Array, points: float) -> Self:
+        """Return the state after a step along the mean gradient `total`/`points`."""
+        size = self.task.step_size(self.round)
+        model = self.model
+        if points > 0:  # otherwise nobody answered, and the model stays
+            model = step(model, total, points, size, self.task.ridge)
+        return replace(self, model=model, round=self.round + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Descent(State):
+    """A model trained by gradient descent.
+
+    Attributes
+    ----------
+    optimiser
+        The update rule.
+    question
+        The model at which the next gradient is evaluated; `model` if None.
+    memory
+        The optimiser's memory between two steps.
+    """
+
+    optimiser: Optimiser = field(default_factory=GradientDescent)
+    question: Array = None
+    memory: Any = None
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether the optimiser has no memory: plain descent needs only its model."""
+        return self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether steps are those of plain descent."""
+        return isinstance(self.optimiser, GradientDescent)
+
+    @property
+    def asked(self) -> Array:
+        """The model at which the next gradient is evaluated."""
+        return self.model if self.question is None else self.question
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done, or more would not improve the model."""
+        return super().finished or self.optimiser.settled(self.memory)
+
+    def descended(self, total: Array, points: float) -> Self:
+        """Return the state after a step of the optimiser along the mean gradient."""
+        if self.is_plain or points <= 0:
+            return super().descended(total, points)
+        asked = self.asked
+        gradient = total / points + self.task.ridge * asked
+        size = self.task.step_size(self.round)
+        made = self.optimiser.step(asked, gradient, size, self.memory)
+        return replace(self, **made._asdict(), round=self.round + 1)

@@ -1,0 +1,126 @@
+"""What the owner of a node decides, in one value: its data, and what may leave it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from codedfedl.errors import InputError
+
+__all__ = ["NodeConfig"]
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """The node's data, and what it may send.
+
+    Every field is an option of ``codedfedl federate node`` of the same name, and a key of the
+    ``--node-config`` of a stock SuperNode.
+
+    Attributes
+    ----------
+    name
+        The name that the operator registered.
+    data
+        The node's points: a file or a folder.
+    label
+        The label column of a table.
+    text
+        The column of a table with texts.
+    loader
+        Instead of --data: a function, as module:function.
+    encoder
+        The node's own encoder: an .onnx file, or module:function.
+    cache
+        The node's cache folder.
+    least
+        Never answer for fewer points together.
+    dataset
+        A name for the node's data; by default their file or loader.
+    accept : DIGEST
+        Accept another job on the same data, by the digest that the node named when it refused; may
+        be repeated.
+    works
+        Modules with custom kinds of work, separated by commas.
+    helper
+        The helper's masks.pub: answer only with masked sums.
+    vault
+        With --helper: a permanent folder for the ledger.
+    epsilon_cap
+        With --helper: the most ε to spend on a data set, over all runs; inf also allows sums
+        without noise.
+    parity
+        With --helper: also send parity of the node's own points, which hides nothing.
+    settings
+        Further keys, for the loader.
+    """
+
+    name: str
+    data: Path | None = None
+    label: str | None = None
+    text: str | None = None
+    loader: str | None = None
+    encoder: str | None = None
+    cache: Path | None = None
+    least: int | None = None
+    dataset: str | None = None
+    accept: tuple[str, ...] = ()
+    works: str | None = None
+    helper: Path | None = None
+    vault: Path | None = None
+    epsilon_cap: float | None = None
+    parity: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.least is not None and (not isinstance(self.least, int) or self.least < 1):
+            raise InputError(
+                f"least is {self.least!r} in the node configuration: must be 1 or more"
+            )
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], name: str) -> Self:
+        """Return the configuration with which a stock SuperNode was started.
+
+        Parameters
+        ----------
+        values
+            The fields by name, `accept` separated by commas; other keys are the loader's.
+        name
+            The node's name where it is not given one.
+        """
+        known: dict[str, Any] = {"name": name}
+        known |= {key: values[key] for key in _FIELDS if key in values}
+        for key in _TEXTS & known.keys():
+            known[key] = str(known[key])
+        for key in _PATHS & known.keys():
+            known[key] = Path(str(known[key]))
+        accepted = str(known.pop("accept", "")).split(",")
+        known["accept"] = tuple(digest.strip() for digest in accepted if digest.strip())
+        if "epsilon_cap" in known:
+            known["epsilon_cap"] = float(known["epsilon_cap"])
+        settings = {key: value for key, value in values.items() if key not in _FIELDS}
+        return cls(**known, settings=settings)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is given, by name, as plain values; `read` takes them, and so does a loader."""
+        given = {name: getattr(self, name) for name in _FIELDS}
+        given["accept"] = ",".join(self.accept) or None
+        known = {k: v for k, v in given.items() if v is not None and v is not False}
+        texts = {key: str(known[key]) for key in _PATHS & known.keys()}
+        return {**self.settings, **known, **texts}
+
+    @property
+    def options(self) -> list[str]:
+        """What follows ``codedfedl federate node`` on the command line; without `settings`."""
+        options = []
+        for name, value in replace(self, accept=(), settings={}).values.items():
+            flag = "--" + name.replace("_", "-")
+            options += [flag] if value is True else [flag, str(value)]
+        return options + [word for digest in self.accept for word in ("--accept", digest)]
+
+
+_FIELDS = [entry.name for entry in fields(NodeConfig) if entry.name != "settings"]
+_TEXTS = {"name", "label", "text", "loader", "encoder", "dataset", "works"}
+_PATHS = {"data", "cache", "helper", "vault"}
