@@ -121,7 +121,7 @@ def _check_kinds(made: type[Scheme], settings: dict[str, Any], least: float) -> 
             for kind, _ in known
         )
         if fits and isinstance(value, Real):
-            fits = value >= least  # NaN is not
+            fits = bool(value >= least)  # type: ignore[operator]  # NaN is not
         if not fits and not (value is None and NoneType in allowed):
             words = " or ".join(word for _, word in known)
             bound = " from 0" if least == 0 and isinstance(value, Real) else ""
