@@ -10,9 +10,9 @@ import pytest
 
 from codedfedl import Fleet, InputError, plan
 from codedfedl.core.client import Embedded, WeightedGradient
+from codedfedl.core.columns import round_columns
 from codedfedl.core.encoding import BlockParity, MoreParity
 from codedfedl.core.protocol import Inbox, Limits, Task
-from codedfedl.core.record import round_columns
 from codedfedl.core.work import ArrayClient
 from codedfedl.federate.server import federate
 from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
@@ -35,9 +35,8 @@ from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.problem import embedded
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units
-from tests.loopback import Script, experiment_of, transport_of
-from tests.test_federate import model_of, rounds_of, run
-from tests.test_simulate import small
+from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of
+from tests.virtual import small
 
 FLEET = Fleet(
     points=[400, 400, 300, 400],

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from codedfedl import InputError
-from codedfedl.cli.running import named_experiment
-from codedfedl.experiments import built_in
+from codedfedl.experiments import built_in, named_experiment
 from codedfedl.runs.documents import parse_overrides, read_experiment
 from codedfedl.schemes import settings_of
 

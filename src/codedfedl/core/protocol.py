@@ -256,7 +256,7 @@ class Scheme(ABC):
     def facts(self, state: Any) -> dict[str, float]:
         """Return numbers for tables and reports, by name.
 
-        Those of `core.record.FACTS` have columns of their own in a report; others are shown by
+        Those of `core.columns.FACTS` have columns of their own in a report; others are shown by
         their names.
         """
         return {}

@@ -176,16 +176,10 @@ _INSTRUCTIONS: dict[str, _Instruction] = {
     "REDUCE": _Machine.reduce,
     "BUILD": _Machine.build,
 }
-_VALUES: tuple[str, ...] = (
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "LONG1",
-    "BINFLOAT",
-    "SHORT_BINUNICODE",
-    "BINUNICODE",
+_VALUES = (
+    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"),
+    *("SHORT_BINSTRING", "BINSTRING", "SHORT_BINBYTES"),
 )
-_VALUES += ("SHORT_BINSTRING", "BINSTRING", "SHORT_BINBYTES")
 _INSTRUCTIONS |= dict.fromkeys(_VALUES, _ARGUMENT)
 _KNOWN = {
     opcode.code.encode("latin-1"): (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.core.record import FACTS, RUN_FACTS
+from codedfedl.core.columns import FACTS, RUN_FACTS
 from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, RunTables
 from codedfedl.runs.directory import RunDirectory

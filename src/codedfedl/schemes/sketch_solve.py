@@ -26,7 +26,7 @@ from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
-from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.sketch import Sketch
 
 __all__ = [
     "Block",
@@ -204,7 +204,7 @@ class SketchSolve(Scheme):
         blocks = blocks_of(inbox.replies, state.task)
         sketch = Sketch.of(*stacked(blocks))
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
-        model = asarray_like(sketch.solve(ridge).astype(np.float32), state.model)
+        model = asarray_like(sketch.ridge_regression(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)
 
     def facts(self, state: SketchState) -> dict[str, float]:

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import to_host
+from codedfedl.core.columns import FACTS
 from codedfedl.core.disclosure import only_private
-from codedfedl.core.record import FACTS, Record, metric_name, packed, unpacked
+from codedfedl.core.record import Record, metric_name, packed, unpacked
 from codedfedl.fleet.delays import TIME_PARTS
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
