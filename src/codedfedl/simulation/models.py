@@ -61,7 +61,7 @@ def check_model(name: str | None, cells: Sequence[Cell]) -> None:
 
 
 def _names(cell: Cell) -> tuple[str, str, str]:
-    return cell.scheme.plain_name, cell.label, cell.id
+    return cell.scheme, cell.label, cell.id
 
 
 def write_models(
@@ -139,7 +139,7 @@ def _card(trained: _Trained, temperature: float | None) -> dict[str, Any]:
         "data": dataset.name,
         "training_points": len(dataset.inputs),
         "test_points": len(dataset.test_inputs),
-        "scheme": cell.scheme.plain_name,
+        "scheme": cell.scheme,
         "setting": cell.label,
         "settings": cell.settings,
         "seed": trained.unit.seed,
@@ -174,7 +174,7 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
     """Write the account of every private setting and seed; nothing where there is none."""
     runs: list[dict[str, Any]] = []
     for unit in units:
-        if not any(only_private(scheme_class(cell.scheme.name).disclosure) for cell in unit.cells):
+        if not any(only_private(scheme_class(cell.config.name).disclosure) for cell in unit.cells):
             continue
         for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
             if not only_private(entry.scheme.disclosure):
@@ -183,7 +183,7 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
             account = entry.scheme.privacy(state)
             if account is None:
                 raise InputError(
-                    f"scheme {cell.scheme.name!r} discloses 'dp' alone and states no account: "
+                    f"scheme {cell.config.name!r} discloses 'dp' alone and states no account: "
                     "return one from privacy, or disclose more"
                 )
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
