@@ -194,7 +194,7 @@ def local_command(
     from codedfedl.report.reading import RunTables
     from codedfedl.report.tables import rounds_view
     from codedfedl.runs.directory import RunDirectory
-    from codedfedl.runs.overrides import parse_overrides
+    from codedfedl.runs.documents import parse_overrides
 
     directory = RunDirectory(out)
     folder = out.resolve() / "local" / "data"
@@ -231,7 +231,7 @@ def _train(
     from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
     from codedfedl.runs.federation import scheme_of
-    from codedfedl.simulation.side_doors import refuse_own_scale
+    from codedfedl.simulation.units import refuse_own_scale
 
     if port is not None:
         check_port(port)
