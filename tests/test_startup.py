@@ -12,7 +12,7 @@ from codedfedl.cli.options import known_schemes
 from codedfedl.schemes import SCHEMES
 from tests.conftest import Run
 
-COMMANDS = list(typer.main.get_command(app).commands)
+COMMANDS = [*vars(typer.main.get_command(app))["commands"]]
 HEAVY = {"jinja2", "matplotlib", "numpy", "pooch", "pyarrow", "pydantic", "scipy", "sklearn"}
 ASK = """
 import sys

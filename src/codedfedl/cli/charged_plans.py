@@ -1,5 +1,7 @@
 """Plans that charge the set-up: `codedfedl plan --excess`, `--within` and `--rounds`."""
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,18 +12,19 @@ from codedfedl.arrays import IntArray
 from codedfedl.cli.output import plain_table
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup
-from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Patches, Structured, Tiles
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
 from codedfedl.planning.maps import MapCost, MapPlan, best_map, plan_maps
+from codedfedl.planning.plan import Plan
 from codedfedl.report.plan_table import duration
 
 if TYPE_CHECKING:
     from codedfedl.cli.plan import WorkOptions
 
-__all__ = ["charged_plans", "charged_view", "plan_cold_start", "plan_feature_map"]
+__all__ = ["charged_view", "plan_cold_start", "plan_feature_map", "plan_for_rounds"]
 
 SHOWN_CLIENTS = 12
 MIN_PATCH_SIDE = 16
@@ -47,7 +50,6 @@ def plan_cold_start(
     ways = BlockSetup(work.workload, macs, 1, LEAST_MIXING, bits=16).ways()
     chosen, setup = best_cold_start(clients, points, ways, excess)
     parity_rows = setup.rows(chosen.points)
-    columns = (clients.client.tolist(), points, chosen.points, parity_rows)
     document = {
         "setup_deadline_s": chosen.setup_deadline,
         "round_deadline_s": chosen.round_deadline,
@@ -59,11 +61,11 @@ def plan_cold_start(
         "clients": [
             {
                 "client": client,
-                "points": int(held),
-                "embedded": int(embedded),
-                "parity_rows": int(rows),
+                "points": int(points[j]),
+                "embedded": int(chosen.points[j]),
+                "parity_rows": int(parity_rows[j]),
             }
-            for client, held, embedded, rows in zip(*columns, strict=True)
+            for j, client in enumerate(clients.client.tolist())
         ],
     }
     return document, Group(
@@ -163,41 +165,44 @@ def _snippet(chosen: MapCost, image: tuple[int, int, int] | None) -> Text:
     return Text("\n".join(lines))
 
 
-def charged_plans(
-    clients: Fleet, workload: Workload, inputs: int, batches: int, rounds: int, step: float
-) -> dict[str, Any]:
-    """Plan the same training twice: by E[return] = m − u, and with the deadline free.
+def plan_for_rounds(
+    clients: Fleet, work: "WorkOptions", rounds: int
+) -> tuple[Plan, dict[str, Any]]:
+    """Minimise the time of set-up and all rounds; compare the paper's rule with a free deadline.
 
-    Structured features, and a sparse code with ten points of a client behind every parity row.
+    The plan is for a dense code on random features. The comparison plans the same training by
+    E[return] = m − u and with the deadline free: structured features, and a sparse code with ten
+    points of a client behind every parity row.
     """
-    macs = Structured(workload.features).macs(inputs)
-    training = Training(workload, macs, batches, rounds, step, LEAST_MIXING)
-    rule, seconds = cheapest_plan(
-        clients, rounds, lambda rows: training.setup_seconds(clients, rows)
-    )
-    document: dict[str, Any] = {
-        "rule": {
-            "deadline_s": rule.deadline,
-            "parity_rows": rule.parity_rows,
-            "setup_s": training.setup_seconds(clients, rule.parity_rows),
-            "total_s": seconds,
-        },
+    macs = work.inputs * work.features
+    dense = Training(work.workload, macs, work.batches, rounds, work.step, mixing=0)
+    chosen, _ = cheapest_plan(clients, rounds, partial(dense.setup_seconds, clients))
+    structured = Structured(work.features).macs(work.inputs)
+    sparse = replace(dense, feature_macs=structured, mixing=LEAST_MIXING)
+    rule, seconds = cheapest_plan(clients, rounds, partial(sparse.setup_seconds, clients))
+    setup_seconds = sparse.setup_seconds(clients, rule.parity_rows)
+    charged: dict[str, Any] = {
+        "rule": _times(rule, setup_seconds, seconds),
         "hours": None,
         "rule_costs": None,
     }
     try:
-        free = plan_hours(clients, training, EXCESS_BOUND)
+        free = plan_hours(clients, sparse, EXCESS_BOUND)
     except InputError:  # some clients are rarely available: only the rule has a plan
-        return document
-    document["hours"] = {
-        "deadline_s": free.plan.deadline,
-        "parity_rows": free.plan.parity_rows,
-        "setup_s": free.setup_seconds,
-        "total_s": free.seconds,
-        "excess_bound": free.excess,
+        return chosen, charged
+    times = _times(free.plan, free.setup_seconds, free.seconds)
+    charged["hours"] = {**times, "excess_bound": free.excess}
+    charged["rule_costs"] = seconds / free.seconds
+    return chosen, charged
+
+
+def _times(plan: Plan, setup_seconds: float, seconds: float) -> dict[str, Any]:
+    return {
+        "deadline_s": plan.deadline,
+        "parity_rows": plan.parity_rows,
+        "setup_s": setup_seconds,
+        "total_s": seconds,
     }
-    document["rule_costs"] = seconds / free.seconds
-    return document
 
 
 def charged_view(charged: dict[str, Any], rounds: int) -> Group:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,11 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from codedfedl.errors import InputError
+from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 from codedfedl.io.names import printable
 
 __all__ = [
     "Printing",
     "blaming",
+    "check_outputs",
+    "exit_on_signals",
     "json_number",
     "messages",
     "plain_table",
@@ -68,6 +72,26 @@ def blaming(option: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
+
+
+def check_outputs(taken: Mapping[Path, str], **outputs: Path | None) -> None:
+    """Refuse files that could not be written, or that overwrite an input or another output.
+
+    Parameters
+    ----------
+    taken
+        What each input is, in words.
+    outputs
+        Paths by the name of their option: a picture for `figure`, and tables for all others.
+    """
+    names = {path.resolve(): name for path, name in taken.items()}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_destination(path, FIGURE_SUFFIXES if option == "figure" else TABLE_SUFFIXES)
+        if path.resolve() in names:
+            raise InputError(f"--{option} {path} is {names[path.resolve()]}: choose another")
+        names[path.resolve()] = f"--{option}'s file too"
 
 
 @contextmanager
@@ -129,6 +153,21 @@ def with_resume_hint(run: Path, resumes: bool) -> Iterator[None]:
             again = "the same command" if resumes else "the same command and --resume"
             say(f"stopped: {run} is kept; continue with {again}")
         raise
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, so that all processes are ended."""
+
+    def leave(number: int, _frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def say(sentence: str) -> None:

@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codedfedl.cli.options import Data, Json, documented
-from codedfedl.cli.output import json_number, plain_table, print_json, results, show, wrote
-from codedfedl.io.files import TABLE_SUFFIXES, check_destination
+from codedfedl.cli.output import (
+    check_outputs,
+    json_number,
+    plain_table,
+    print_json,
+    results,
+    show,
+    wrote,
+)
+from codedfedl.io.files import check_destination
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,8 +70,7 @@ def predict_command(
     from codedfedl.io.tables import write_table
     from codedfedl.models import load_model
 
-    if out is not None:
-        check_destination(out, TABLE_SUFFIXES)
+    check_outputs({}, out=out)
     known = load_model(model, encoder)
     given = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
     inputs = given.inputs if given.scaled else known.raw(given.inputs)
