@@ -129,9 +129,6 @@ class Direct:
             except (MalformedError, InputError) as error:
                 yield identity, error
 
-    def pause(self, waiting: int) -> float:
-        return 0.05
-
     def _pulled(self, identity: str) -> list[Message]:
         return tried(lambda: self._grid.pull_messages([identity]))
 
@@ -139,7 +136,7 @@ class Direct:
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten what the transport waits between two tries."""
-    monkeypatch.setattr(transports, "_AGAIN", 0.05)
+    monkeypatch.setattr(transports, "RETRY_SECONDS", 0.05)
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from codedfedl.cli.serve import check_access
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import own_user
-from codedfedl.federate.flower.keys import make_keys, make_node_key
-from codedfedl.federate.flower.own_user import OwnUser
-from codedfedl.federate.flower.programs import Superlink
-from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of
-from codedfedl.federate.flower.superlink import ServerSettings, running
+from codedfedl.federate.deploy.keys import make_keys, make_node_key
+from codedfedl.federate.deploy.registry import Entry, Registry, fingerprint_of
+from codedfedl.federate.flower import programs
+from codedfedl.federate.flower.programs import OwnUser
+from codedfedl.federate.flower.superlink import ServerSettings, Superlink, running
 from codedfedl.federate.flower.wire import MalformedError, inflating, pack, unpack
 from codedfedl.federate.server import federate
 from codedfedl.io.connections import listens
@@ -255,11 +255,11 @@ class TestOwnUser:
 
         found: list[uvicorn.Config] = []
         script = SimpleNamespace(load=lambda: lambda: found.append(uvicorn.Config("a:b")))
-        monkeypatch.setattr(own_user, "entry_points", lambda **_: [script])
-        monkeypatch.setattr(own_user, "_end_with", lambda _: None)
+        monkeypatch.setattr(metadata, "entry_points", lambda **_: [script])
+        monkeypatch.setattr(programs, "_end_with", lambda _: None)
         monkeypatch.setattr(sys, "argv", ["own_user", "flower-superlink"])
         monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # put back
-        own_user.main()
+        programs.main()
         assert not found[0].proxy_headers
         assert not found[0].access_log, "a stranger could fill the log"
         assert isinstance(found[0].app, OwnUser)

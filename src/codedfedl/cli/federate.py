@@ -113,7 +113,7 @@ def keys_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import make_keys
+    from codedfedl.federate.deploy.keys import make_keys
 
     if not 0 < days < math.inf:
         raise InputError(f"--days is {days:g}: must be above 0")

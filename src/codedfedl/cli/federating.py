@@ -74,7 +74,7 @@ def _trained(
     resume: bool,
 ) -> dict[str, int]:
     """Run the federation; return which nodes were killed, and after which round."""
-    from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
+    from codedfedl.federate.deploy.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
 
     security.check(training)

@@ -19,7 +19,7 @@ from codedfedl.runs.journal import Journal
 from codedfedl.runs.watching import Sight, look
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.local import LocalFederation
+    from codedfedl.federate.deploy.local import LocalFederation
 
 __all__ = [
     "LOCAL",
@@ -58,8 +58,8 @@ def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> 
     def look_after_nodes() -> bool:
         rounds = journal.rounds()
         if len(killed) < min(kill, rounds):
-            last = len(running.nodes) - 1 - len(killed)
-            running.signal_node(last, signal.SIGKILL)
+            last = len(running.shards) - 1 - len(killed)
+            running.send(running.names[last], signal.SIGKILL)
             killed[last] = rounds
         return ended()
 

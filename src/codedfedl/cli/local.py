@@ -14,7 +14,7 @@ from codedfedl.federate.node_config import NodeConfig
 
 if TYPE_CHECKING:
     from codedfedl.core.protocol import Scheme
-    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.deploy.keys import Keys
 
 __all__ = ["SecurityOptions", "TrainingOptions", "local_command"]
 
@@ -115,15 +115,15 @@ class SecurityOptions:
 
     def check_keys(self, names: list[str]) -> None:
         """Refuse a folder of keys that lacks one."""
-        from codedfedl.federate.flower.keys import Keys
+        from codedfedl.federate.deploy.keys import Keys
 
         if self.keys is not None:
             Keys(self.keys).check("127.0.0.1", names)
 
     def held(self, folder: Path, clients: int, *, helper: bool) -> "Keys | None":
         """Return the keys of --keys, or with --tls new ones in a folder."""
-        from codedfedl.federate.flower.keys import Keys
-        from codedfedl.federate.flower.local import local_keys
+        from codedfedl.federate.deploy.keys import Keys
+        from codedfedl.federate.deploy.local import local_keys
 
         if self.keys is not None:
             return Keys(self.keys)

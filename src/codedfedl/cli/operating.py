@@ -24,7 +24,7 @@ from codedfedl.runs.watching import look
 from codedfedl.tracking import open_tracker
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.programs import Superlink
+    from codedfedl.federate.flower.superlink import Superlink
 
 __all__ = ["finish", "follow_run", "how_to_follow", "run_and_follow", "submit"]
 

@@ -12,7 +12,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.node_config import NodeConfig
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.programs import Superlink
+    from codedfedl.federate.flower.superlink import Superlink
 
 __all__ = [
     "SERVER_HOME",
@@ -45,12 +45,11 @@ Authority = Annotated[
 
 def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
     """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
-    from codedfedl.federate.flower.programs import Superlink, check_engine
+    from codedfedl.federate.flower.programs import check_engine
+    from codedfedl.federate.flower.superlink import Superlink, running
 
     check_engine()
     if superlink is None:
-        from codedfedl.federate.flower.superlink import running
-
         return running(home.resolve())
     if authority is not None and not authority.is_file():
         raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
@@ -81,7 +80,7 @@ def serve_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.deploy.keys import Keys
     from codedfedl.federate.flower.superlink import ServerSettings, serve
 
     if (keys is None) != insecure:
@@ -160,7 +159,7 @@ def node_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.deploy.keys import check_name
     from codedfedl.federate.flower.supernode import NodeSettings, run_node
 
     check_name(name)
@@ -231,8 +230,8 @@ def register_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
-    from codedfedl.federate.flower.registry import ROLES
+    from codedfedl.federate.deploy.keys import check_name
+    from codedfedl.federate.deploy.registry import ROLES
 
     if name is not None and len(keys) > 1:
         raise InputError(
@@ -259,7 +258,7 @@ def revoke_command(
     authority: Authority = None,
 ) -> None:
     """Revoke a node's key: it is refused, and cannot be registered again."""
-    from codedfedl.federate.flower.registry import fingerprint_of
+    from codedfedl.federate.deploy.registry import fingerprint_of
 
     found = fingerprint_of(Path(who)) if Path(who).is_file() else who
     messages.print(f"revoked {link_of(home, superlink, authority).revoke(found)}")
@@ -301,7 +300,7 @@ def key_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import make_node_key
+    from codedfedl.federate.deploy.keys import make_node_key
 
     private, public = make_node_key(folder, name)
     messages.print(f"{private} stays here; give {public} to the operator", soft_wrap=True)

@@ -24,8 +24,11 @@ from codedfedl.federate.transport import printable
 
 __all__ = ["Batched", "Pulled", "Pulls", "pulls_of", "tried"]
 
-_TRIES = 3
-_HEADS = 2**23  # bytes of facts, and of what describes the arrays
+TRIES = 3
+"""How often the engine is asked the same."""
+
+HEAD_BYTES = 2**23
+"""Bytes of facts, and of what describes the arrays."""
 
 Pulled = Message | MalformedError | InputError
 """An answer, why it is not ours, or why there will be none."""
@@ -43,13 +46,10 @@ class Pulls(Protocol):
             The most bytes of each answer that is not there yet, by the message it answers.
         """
 
-    def pause(self, waiting: int) -> float:
-        """Return how many seconds to leave between two looks for so many answers."""
-
 
 def tried(call: Callable[[], Iterable[Any]]) -> list[Any]:
     """Ask the engine, which may refuse a request when it is busy, a few times."""
-    for attempt in range(_TRIES):
+    for attempt in range(TRIES):
         try:
             return list(call())
         except MalformedError:  # trying again would not mend it
@@ -87,7 +87,7 @@ class Batched:
 
     def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
         """Yield the answers of which all parts are there, and forget these parts."""
-        self._begun = {one: parts for one, parts in self._begun.items() if one in waiting}
+        self._begun = {name: parts for name, parts in self._begun.items() if name in waiting}
         unknown = [identity for identity in waiting if identity not in self._begun]
         try:
             self._begun |= dict(tried(lambda: self._heard_of(unknown)))
@@ -99,10 +99,6 @@ class Batched:
                 del self._begun[identity]
                 yield identity, pulled
             del pulled
-
-    def pause(self, waiting: int) -> float:
-        """Return a tenth of a second: a look for a thousand answers is one request, too."""
-        return 0.1
 
     def _heard_of(self, unknown: list[str]) -> Iterable[tuple[str, "_Parts"]]:
         """Ask which answers have come, at least in part."""
@@ -133,7 +129,7 @@ class Batched:
         except Exception as error:  # a busy engine, or whatever a rogue has sent
             parts.failures += 1
             reason = printable(f"{type(error).__name__}: {error}")
-            failed = parts.failures >= _TRIES
+            failed = parts.failures >= TRIES
             return InputError(f"the answer cannot be pulled ({reason})") if failed else None
         return message
 
@@ -164,16 +160,16 @@ class _Parts:
         return self._alone
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
-        found = self._pulled.get(request.object_id)
-        if found is None:
-            found = self._client.PullObject(request)
-            if found.object_found and not found.object_available:
+        part = self._pulled.get(request.object_id)
+        if part is None:
+            part = self._client.PullObject(request)
+            if part.object_found and not part.object_available:
                 raise _UploadingError
-            self._bytes += len(found.object_content)
-            if self.largest is not None and self._bytes > self.largest + _HEADS:
+            self._bytes += len(part.object_content)
+            if self.largest is not None and self._bytes > self.largest + HEAD_BYTES:
                 self._pulled.clear()
                 raise MalformedError(
                     f"malformed message (parts of more than {self.largest:,} bytes)"
                 )
-            self._pulled[request.object_id] = found
-        return found
+            self._pulled[request.object_id] = part
+        return part

@@ -25,7 +25,8 @@ __all__ = [
     "unpack",
 ]
 
-_MOST_FACTS = 2**22  # letters of the facts in an answer
+MAX_FACTS = 2**22
+"""Letters of the facts in an answer."""
 
 
 class MalformedError(ValueError):
@@ -67,7 +68,7 @@ def unpack(content: RecordDict, largest: int | None = None) -> Answered:
         assert isinstance(config, ConfigRecord)
         assert isinstance(record, ArrayRecord)
         text = str(config["json"])
-        _refuse_large(len(text), _MOST_FACTS)
+        _refuse_large(len(text), MAX_FACTS)
         _refuse_large(sum(len(array.data) for array in record.values()), largest)
         facts = json.loads(text)
         arrays = {name: _numbers(array) for name, array in record.items()}
@@ -128,7 +129,7 @@ def _declared(content: bytes, chunks: Mapping[str, Any]) -> int:
     """Return how many bytes an array's list of chunks comes to."""
     try:
         start = content.index(b"{")  # the head before it has the chunks' ids and no such letter
-        ids = [found.decode() for found in re.findall(rb"[0-9a-f]{64}", content[:start])]
+        ids = [digits.decode() for digits in re.findall(rb"[0-9a-f]{64}", content[:start])]
         sizes = [len(chunks[name].data) for name in ids]
         return sum(sizes[index] for index in json.loads(content[start:])["arraychunk_ids"])
     except Exception as error:  # a rogue may send anything
