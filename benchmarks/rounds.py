@@ -30,7 +30,7 @@ from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.flower.pulls import Pulled, tried
 from codedfedl.federate.flower.transport import FlowerTransport
-from codedfedl.federate.flower.wire import MalformedError, inflating
+from codedfedl.federate.flower.wire import MalformedError
 from codedfedl.federate.shards import write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -73,8 +73,7 @@ class OneByOne:
 
     def _look(self, identity: str, largest: int | None) -> None:
         try:
-            with inflating(largest):
-                messages = tried(lambda: self._grid.pull_messages([identity]))
+            messages = tried(lambda: self._grid.pull_messages([identity]))
             self._done.put((identity, messages[0] if messages else None))
         except (MalformedError, InputError) as error:
             self._done.put((identity, error))
