@@ -16,14 +16,13 @@ from codedfedl.core.task import State, Task
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
-from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work
-    from codedfedl.fleet.delays import DelayDistribution
+    from codedfedl.fleet.delays import DelayModel
     from codedfedl.learning.features import FeatureMap
     from codedfedl.privacy.accounting import Account
 
@@ -217,12 +216,12 @@ class Scheme(ABC):
     """Whether a report shows its clients and first rounds one by one, not its results alone."""
 
     takes_any_delays: ClassVar[bool] = False
-    """Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`."""
+    """Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Former names of settings, with the current ones, for error messages."""
 
-    def check(self, fleet: "Fleet | DelayDistribution") -> None:  # noqa: B027
+    def check(self, fleet: "DelayModel") -> None:  # noqa: B027
         """Refuse a fleet for which waiting might never end; real federations limit every wait."""
 
     def within(self, limits: Limits) -> "Scheme":
@@ -234,7 +233,7 @@ class Scheme(ABC):
         """Whether its rounds end at a deadline that it plans itself."""
         return False
 
-    def start(self, task: Task, fleet: "Fleet | DelayDistribution", model: Array) -> State:
+    def start(self, task: Task, fleet: "DelayModel", model: Array) -> State:
         """Plan, and return the state before the first ask."""
         return State(task, model)
 
@@ -257,7 +256,7 @@ class Scheme(ABC):
     def facts(self, state: Any) -> dict[str, float]:
         """Return numbers for tables and reports, by name.
 
-        Those of `core.record.FACTS` have columns of their own in a report; others are shown by
+        Those of `core.columns.FACTS` have columns of their own in a report; others are shown by
         their names.
         """
         return {}
@@ -270,7 +269,7 @@ class Runtime(Protocol):
         """Ask the clients for work on a model, wait, and return the answers."""
 
 
-def refuse_absent(fleet: "Fleet | DelayDistribution", waiting: str) -> None:
+def refuse_absent(fleet: "DelayModel", waiting: str) -> None:
     """Refuse a fleet for which waiting might never end, in the words of who would wait."""
     availability = getattr(fleet, "availability", None)
     if availability is not None and (availability < 1).any():

@@ -19,8 +19,7 @@ from codedfedl.arrays import Array, IntArray
 from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fitting.drift import check_replan
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.cold_start import plan_embedding, sampling_excess
 from codedfedl.schemes.pace import Paced, PacedState
@@ -70,7 +69,7 @@ class Balanced(Paced):
         optimiser(self.name, self.optimiser, same_points=True)
         check_replan(self.name, self.replan)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "balanced waits for all")
 

@@ -13,7 +13,7 @@ from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan
-from codedfedl.fleet.delays import DelayDistribution, delays_of
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
@@ -157,7 +157,7 @@ class Coded(Scheme):
                     f"{getattr(self, key)!r}: both set the deadline; leave one out"
                 )
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> CodedState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         chosen = optimiser(self.name, self.optimiser, same_points=False)
@@ -177,7 +177,7 @@ class Coded(Scheme):
         state = replace(state, current=mine)
         if not self.replan:
             return state
-        return replace(state, drift=Drift.unknown(delays_of(fleet)))
+        return replace(state, drift=Drift.unknown(fleet))
 
     def _server(self, points: IntArray) -> Server | None:
         """Return the server as a node, which takes `redundancy` of these points at most."""
@@ -186,7 +186,7 @@ class Coded(Scheme):
         most = rows_of(self.redundancy, int(points.sum()))
         return Server(self.server_rate, most, self.server_alpha)
 
-    def _by_rule(self, fleet: Fleet | DelayDistribution, points: IntArray) -> Plan:
+    def _by_rule(self, fleet: DelayModel, points: IntArray) -> Plan:
         server = self._server(points)
         if server is None:
             return plan(fleet, self.redundancy, points=points, deadline=self.deadline)
@@ -203,9 +203,7 @@ class Coded(Scheme):
             )
         return found
 
-    def _for_hours(
-        self, task: Task, fleet: Fleet | DelayDistribution, points: IntArray
-    ) -> HoursPlan:
+    def _for_hours(self, task: Task, fleet: DelayModel, points: IntArray) -> HoursPlan:
         if not isinstance(fleet, Fleet):
             raise InputError(
                 f"{self.name}.planned is 'hours', which needs a Fleet: measured delays do not say "

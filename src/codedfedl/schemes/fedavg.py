@@ -9,8 +9,7 @@ from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, refuse_ab
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 
 __all__ = ["FedAvg"]
 
@@ -45,7 +44,7 @@ class FedAvg(Scheme):
             if value is not None and not value > 0:
                 raise InputError(f"{self.name}.{name} is {value:g}: must be above 0")
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
             refuse_absent(fleet, f"{self.name} without {self.name}.deadline waits for all")

@@ -14,10 +14,8 @@ from codedfedl.core.client import LocalDirection
 from codedfedl.core.protocol import Inbox, State, Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.fedavg import FedAvg
-from codedfedl.schemes.mean_delays import mean_seconds
 
 __all__ = ["FedNova"]
 
@@ -63,15 +61,15 @@ class FedNova(FedAvg):
                 f"{self.local_steps}"
             )
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> NovaState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> NovaState:
         """Choose the steps of every client and mini-batch."""
         steps = np.array([self._steps(fleet, points) for points in task.points])
         return NovaState(task, model, steps=steps)
 
-    def _steps(self, fleet: Fleet | DelayDistribution, points: IntArray) -> IntArray:
+    def _steps(self, fleet: DelayModel, points: IntArray) -> IntArray:
         """Return as many steps as fit into the time of the slowest client, on average."""
         counts = np.arange(1, self.most_steps + 1)[:, None]
-        seconds = mean_seconds(self.name, fleet, counts * points)  # shape (most_steps, n)
+        seconds = fleet.mean(counts * points)  # shape (most_steps, n)
         asked = (points > 0) & np.isfinite(seconds[0])  # whoever never answers is not waited for
         slowest = seconds[self.local_steps - 1][asked].max(initial=0.0)
         fitting = (seconds <= slowest * (1 + 1e-9)).sum(axis=0)

@@ -23,8 +23,7 @@ from codedfedl.core.work import Answer, Client, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import optimiser
 
@@ -132,7 +131,7 @@ class GradientCoding(Scheme):
             raise InputError(f"gradient-coding.stragglers is {self.stragglers}: must be at least 1")
         optimiser(self.name, self.optimiser, same_points=True)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "gradient-coding waits for all shares")
 
@@ -152,7 +151,7 @@ class GradientCoding(Scheme):
         count = clients // (self.stragglers + 1)
         return np.arange(clients) % count
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SharedState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> SharedState:
         """Refuse more stragglers than there are clients."""
         self.groups(task.clients)
         chosen = optimiser(self.name, self.optimiser, same_points=True)

@@ -8,8 +8,7 @@ from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
 from codedfedl.core.task import Descent
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.schemes.dropping import all_but_slowest, check_drop
 
@@ -39,11 +38,11 @@ class Greedy(Scheme):
         check_drop(self.name, self.drop)
         optimiser(self.name, self.optimiser, same_points=False)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting might never end."""
         refuse_absent(fleet, "greedy waits for a number of clients")
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> Descent:
         """Start at 0."""
         chosen = optimiser(self.name, self.optimiser, same_points=False)
         return Descent(task, model, optimiser=chosen)

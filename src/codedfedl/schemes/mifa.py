@@ -13,8 +13,7 @@ from typing import ClassVar, Self
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task, refuse_absent
 from codedfedl.core.waiting import Everyone, Fastest, Wait
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import step
 from codedfedl.schemes.dropping import all_but_slowest, check_drop
 from codedfedl.schemes.pace import Paced, PacedState, Table
@@ -60,7 +59,7 @@ class MIFA(Paced):
         """Return how many answers a round waits for."""
         return all_but_slowest(self.drop, task.clients)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, f"{self.name} waits for all in its first round")
 

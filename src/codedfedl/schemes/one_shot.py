@@ -9,8 +9,7 @@ from codedfedl.core.client import Gram
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
 from codedfedl.core.waiting import Everyone
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["OneShot"]
@@ -26,7 +25,7 @@ class OneShot(Scheme):
     descends: ClassVar[bool] = False
     solver: ClassVar[str] = "exact"
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "one-shot waits for all")
 

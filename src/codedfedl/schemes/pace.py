@@ -18,7 +18,7 @@ from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.cold_start import plan_embedding
 
@@ -72,7 +72,7 @@ class Paced(Scheme):
         """Take the operator's deadline for the set-up."""
         return replace(self, setup_deadline=self.setup_deadline or limits.setup_deadline)
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Any:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> Any:
         """Plan the set-up."""
         seconds = self.setup_deadline
         if seconds is None:

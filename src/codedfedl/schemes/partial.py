@@ -16,8 +16,7 @@ from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.plan import Plan, plan
 
@@ -69,7 +68,7 @@ class Partial(Scheme):
         """Whether the deadline is the plan's."""
         return self.deadline is None
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> PartialState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> PartialState:
         """Plan every mini-batch as the paper does, and drop the parity."""
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         plans = {

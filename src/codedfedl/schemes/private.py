@@ -21,7 +21,7 @@ from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import EveryoneUntil
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
@@ -153,7 +153,7 @@ class Private(Scheme):
             setup_deadline=self.setup_deadline or limits.setup_deadline,
         )
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> PrivateState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> PrivateState:
         """Plan, and write down all that will be released."""
         if not isinstance(fleet, Fleet):
             raise InputError(

@@ -14,8 +14,7 @@ from typing import ClassVar
 from codedfedl.arrays import Array
 from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task, refuse_absent
 from codedfedl.core.waiting import Next
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.mifa import TableState
 from codedfedl.schemes.pace import Paced
 
@@ -44,7 +43,7 @@ class Ringleader(Paced):
 
     name: ClassVar[str] = "ringleader"
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "ringleader gathers until all have answered")
 

@@ -24,10 +24,9 @@ from codedfedl.core.protocol import (
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
-from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.sketch import Sketch
 
 __all__ = [
     "Block",
@@ -178,7 +177,7 @@ class SketchSolve(Scheme):
                 "0 seconds"
             )
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.setup_deadline is None:
             refuse_absent(fleet, "sketch-solve waits for all")
@@ -187,7 +186,7 @@ class SketchSolve(Scheme):
         """Take the operator's deadline for the set-up."""
         return self if self.setup_deadline else replace(self, setup_deadline=limits.setup_deadline)
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SketchState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> SketchState:
         """Refuse rows with more points than any client has."""
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
@@ -205,7 +204,7 @@ class SketchSolve(Scheme):
         blocks = blocks_of(inbox.replies, state.task)
         sketch = Sketch.of(*stacked(blocks))
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
-        model = asarray_like(sketch.solve(ridge).astype(np.float32), state.model)
+        model = asarray_like(sketch.ridge_regression(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)
 
     def facts(self, state: SketchState) -> dict[str, float]:

@@ -15,10 +15,8 @@ from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task, refuse_absent
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.random import stream
-from codedfedl.schemes.mean_delays import mean_seconds
 
 __all__ = ["TiFL"]
 
@@ -54,13 +52,13 @@ class TiFL(Scheme):
         if self.tiers < 1:
             raise InputError(f"tifl.tiers is {self.tiers}: must be at least 1")
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "tifl waits for all clients of a tier")
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> TieredState:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> TieredState:
         """Sort the clients by their mean time for all their points."""
-        order = np.argsort(mean_seconds(self.name, fleet, task.points[0]), kind="stable")
+        order = np.argsort(fleet.mean(task.points[0]), kind="stable")
         tiers = np.empty(task.clients, dtype=np.int64)
         for tier, members in enumerate(np.array_split(order, min(self.tiers, task.clients))):
             tiers[members] = tier

@@ -9,8 +9,7 @@ from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 
 __all__ = ["Uncoded"]
@@ -36,11 +35,11 @@ class Uncoded(Scheme):
     def __post_init__(self) -> None:
         optimiser(self.name, self.optimiser, same_points=True)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
+    def check(self, fleet: DelayModel) -> None:
         """Refuse fleets for which waiting would never end."""
         refuse_absent(fleet, "uncoded waits for all")
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
+    def start(self, task: Task, fleet: DelayModel, model: Array) -> Descent:
         """Start at 0."""
         return Descent(
             task, model, optimiser=optimiser(self.name, self.optimiser, same_points=True)
