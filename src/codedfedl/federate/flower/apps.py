@@ -112,8 +112,7 @@ def federate_on(transport: Transport, keys: Mapping[str, Any]) -> None:
     """
     from codedfedl.federate.server import federate
     from codedfedl.runs.directory import RunDirectory
-    from codedfedl.runs.documents import read_experiment
-    from codedfedl.runs.overrides import parse_overrides
+    from codedfedl.runs.documents import parse_overrides, read_experiment
 
     if not keys.get("experiment") or not keys.get("out"):
         raise InputError(
