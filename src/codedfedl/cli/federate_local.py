@@ -231,7 +231,7 @@ def _train(
     from codedfedl.federate.deploy.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
     from codedfedl.runs.federation import scheme_of
-    from codedfedl.simulation.side_doors import refuse_own_scale
+    from codedfedl.simulation.units import refuse_own_scale
 
     if port is not None:
         check_port(port)

@@ -265,7 +265,6 @@ class Coded(Scheme):
             Until(chosen.deadline),
             chosen.loads,
             combine=EACH if self.stand_in else SUM,
-            adds=None if self.stand_in else state.parity[batch],
             model=state.question,
             server_work=None if server is None else ServerWork(server, chosen.parity_rows),
         )
