@@ -81,8 +81,8 @@ def reproduce_command(
         settings,
     )
     from codedfedl.reproduce.frontiers import frontier
-    from codedfedl.reproduce.job import Reproduction
     from codedfedl.reproduce.paper_results import figure_1, table_1
+    from codedfedl.reproduce.reproduction import Reproduction
 
     job = Reproduction(
         out,

@@ -17,7 +17,7 @@ from codedfedl.io.names import nearest
 from codedfedl.report.frontier import Place, frontier_rows, places
 from codedfedl.report.results import outcomes, written
 from codedfedl.report.units import unit_for
-from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction, listing
+from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction, listing
 
 __all__ = ["DATASETS", "FLEETS", "frontier"]
 
@@ -75,7 +75,7 @@ def frontier(job: Reproduction) -> dict[str, Any]:
                 continue
             settings = _places(job, fleet, dataset)
             rows += frontier_rows(settings)
-            if any(place.hours is not None for place in settings):
+            if any(entry.hours is not None for entry in settings):
                 panels.append((f"{dataset}, {_target(settings)}", settings))
             job.show(Text(f"\n{dataset}, {fleet} fleet", style="bold"))
             job.show(_table(settings))
@@ -136,11 +136,11 @@ def _target(settings: Sequence[Place]) -> str:
 
 
 def _table(settings: Sequence[Place]) -> Table:
-    unit = unit_for(place.hours or 0.0 for place in settings)
+    unit = unit_for(entry.hours or 0.0 for entry in settings)
     headings = ("setting", "leaves a client", "points a row", unit.name, "over seeds", "final")
     table = listing([*headings, "best rival that discloses no more", "gain"])
-    for place in sorted(settings, key=lambda place: place.hours or float("inf")):
-        outcome = place.outcome
+    for entry in sorted(settings, key=lambda entry: entry.hours or float("inf")):
+        outcome = entry.outcome
         met = [t * unit.per_hour for t in outcome.total_hours if t is not None]
         final = sorted(outcome.final)[len(outcome.final) // 2]
         density = outcome.points_per_parity_row
@@ -148,10 +148,10 @@ def _table(settings: Sequence[Place]) -> Table:
             outcome.setting,
             listed(outcome.disclosure),
             "" if density is None else f"{density:.0f}",
-            "not met" if place.hours is None else f"{place.hours * unit.per_hour:.4g}",
+            "not met" if entry.hours is None else f"{entry.hours * unit.per_hour:.4g}",
             f"{min(met):.4g} – {max(met):.4g}" if met else "",
             written(outcome.metric, final),
-            "" if place.rival is None else place.rival.setting,
-            "–" if place.gain is None else f"{place.gain:.2f}×",
+            "" if entry.rival is None else entry.rival.setting,
+            "–" if entry.gain is None else f"{entry.gain:.2f}×",
         )
     return table
