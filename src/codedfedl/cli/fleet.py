@@ -90,10 +90,8 @@ def fleet_command(
     devices.write(out)
     wrote(out)
     spreads = {name: _spread(getattr(devices, name).tolist()) for name in _QUANTITIES}
-    lines = [f"{f'{clients} clients':<14}{'smallest':>10}{'median':>10}{'largest':>10}"]
-    for name, spread in spreads.items():
-        lines.append(f"{name:<14}" + "".join(f"{value:>10.3g}" for value in spread.values()))
-    show(as_json, {"devices": str(out), "clients": clients, **spreads}, "\n".join(lines))
+    rows = [{f"{clients} clients": name, **spread} for name, spread in spreads.items()]
+    show(as_json, {"devices": str(out), "clients": clients, **spreads}, rows)
 
 
 def _spread(values: list[float]) -> dict[str, float]:

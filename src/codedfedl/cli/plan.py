@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codedfedl.cli.options import Json, documented
-from codedfedl.cli.output import check_outputs, json_number, progress, say, show, wrote
+from codedfedl.cli.output import View, check_outputs, json_number, progress, say, show, wrote
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from codedfedl.fleet.devices import Fleet, Workload
     from codedfedl.fleet.measured import MeasuredDelays
     from codedfedl.fleet.server import Server
@@ -223,14 +221,14 @@ def plan_command(
     if parity.within is not None or parity.excess is not None:
         _plan_cold_start(clients, parity, work, output)
     elif parity.rounds is not None:
-        from codedfedl.cli.charged_plans import charged_view, plan_for_rounds
+        from codedfedl.cli.charged_plans import charged_views, plan_for_rounds
 
         parity.server(clients)  # refuses --max-rows alone
         parity.refuse("--rounds", "redundancy", "rows", "server_rate")
         with progress("planning"):
             chosen, charged = plan_for_rounds(clients, work, parity.rounds)
-        view = charged_view(charged, parity.rounds)
-        _show(clients, chosen, output, {"charged": charged}, view)
+        views = charged_views(charged, parity.rounds)
+        _show(clients, chosen, output, {"charged": charged}, *views)
     else:
         server = parity.server(clients)
         with progress("planning"):
@@ -263,10 +261,10 @@ def _plan_cold_start(
     image = None if parity.within is None else work.image_shape
     with progress("planning"):
         if parity.within is None:
-            document, view = plan_cold_start(clients, work, excess)
+            document, views = plan_cold_start(clients, work, excess)
         else:
-            document, view = plan_feature_map(clients, work, image, excess, parity.within)
-    show(output.as_json, document, view)
+            document, views = plan_feature_map(clients, work, image, excess, parity.within)
+    show(output.as_json, document, *views)
 
 
 def _show(
@@ -274,7 +272,7 @@ def _show(
     chosen: "Plan",
     output: OutputOptions,
     more: dict[str, Any] | None = None,
-    *views: "RenderableType",
+    *views: View,
 ) -> None:
     """Write, draw and print a plan; in JSON with more fields, and for people with more views."""
     from codedfedl.fleet.maximum import expected_maximum

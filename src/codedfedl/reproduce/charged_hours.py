@@ -113,7 +113,8 @@ def robustness(job: Reproduction) -> dict[str, Any]:
                 }
                 for plan, metric in reached.items()
             ]
-    return job.show_rows(rows)
+    job.show(rows)
+    return {"rows": rows}
 
 
 def _robust(job: Reproduction, dataset: str, number: int, delays: str) -> dict[str, Experiment]:
@@ -152,12 +153,12 @@ def quality(job: Reproduction) -> dict[str, Any]:
         every = curves(directory)
         exact = {curve.seed: curve for curve in every if curve.cell == one_shot.id}
         rows += [
-            {"dataset": dataset}
-            | rounds_to_exact(curve, exact[curve.seed], experiment.fleet.clients)
+            {"dataset": dataset} | rounds_to_exact(curve, exact[curve.seed], clients)
             for curve in every
             if curve.cell == newton.id
         ]
-    return job.show_rows(rows)
+    job.show(rows)
+    return {"rows": rows}
 
 
 def rounds_to_exact(curve: Curve, exact: Curve, clients: int) -> dict[str, Any]:
