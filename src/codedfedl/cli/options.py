@@ -114,7 +114,7 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Import and run the Python code that the run directory names (module:Class).",
+        help="Import and run the Python code that the run directory or the model names.",
     ),
 ]
 Serve = Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Data, Json
+from codedfedl.cli.options import Data, Json, Trust
 from codedfedl.cli.output import print_json, wrote
 from codedfedl.io.files import check_destination
 
@@ -39,6 +39,7 @@ def predict_command(
         bool, typer.Option("--probabilities", help="Also give the probability of every class.")
     ] = False,
     encoder: EncoderName = None,
+    trust: Trust = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -52,13 +53,14 @@ def predict_command(
     """
     from codedfedl.cli.predicting import write_predictions
 
-    write_predictions(model, points, out, probabilities, encoder, data, as_json)
+    write_predictions(model, points, out, probabilities, encoder, trust, data, as_json)
 
 
 def export_command(
     model: ModelFile,
     out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("model.onnx"),
     encoder: EncoderName = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX: a graph from points to scores.
@@ -70,7 +72,7 @@ def export_command(
     from codedfedl.models.onnx import export_onnx
 
     check_destination(out, (".onnx",))
-    known = load_model(model, encoder)
+    known = load_model(model, encoder, trust=trust)
     export_onnx(known, out)
     if as_json:
         print_json({"model": str(model), "onnx": str(out), "inputs": known.inputs})

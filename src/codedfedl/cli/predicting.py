@@ -26,13 +26,14 @@ def write_predictions(
     out: Path | None,
     probabilities: bool,
     encoder: str | None,
+    trust: bool,
     data: str | None,
     as_json: bool,
 ) -> None:
     """Predict the points of a file or a data set, and print or write the predictions."""
     if out is not None:
         check_destination(out, TABLE_SUFFIXES)
-    known = load_model(model, encoder)
+    known = load_model(model, encoder, trust=trust)
     found = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
     inputs = found.inputs if found.scaled else known.raw(found.inputs)
     predicted = known.predict(inputs)

@@ -37,7 +37,7 @@ __all__ = ["Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
 
 
 def _known_features(kind: str) -> str:
-    if kind not in FEATURE_KINDS:
+    if kind not in FEATURE_KINDS and ":" not in kind:
         raise ValueError(nearest(kind, FEATURE_KINDS))
     return kind
 

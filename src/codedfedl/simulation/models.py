@@ -14,7 +14,7 @@ from codedfedl.core.record import metric_name, unpacked
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.models.files import map_settings
+from codedfedl.learning.features import map_settings
 from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
