@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import typer
 
-from codedfedl.cli.operating import finish
+from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
 from codedfedl.federate.failures import nobody_arrived
@@ -35,8 +35,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
-from tests.loopback import FIRST_NODE, Script, experiment_of, transport_of
-from tests.test_federate import NEWTON, rounds_of, run
+from tests.loopback import FIRST_NODE, NEWTON, Script, experiment_of, rounds_of, run, transport_of
 
 
 @pytest.fixture(scope="module")

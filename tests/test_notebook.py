@@ -26,7 +26,7 @@ from codedfedl import (
 from codedfedl.io.notebook import html_table
 from codedfedl.report.fleet_figure import round_parts
 from codedfedl.runs.directory import RunDirectory
-from tests.test_simulate import small
+from tests.virtual import small
 
 EVIL = "<script>alert('x')</script>&"
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "fleet-to-model.ipynb"

@@ -26,7 +26,7 @@ from codedfedl.simulation.replay import replay
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.loopback import Script, experiment_of, transport_of
-from tests.test_simulate import final_of, played, seconds_of, small
+from tests.virtual import final_of, played, seconds_of, small
 
 BUFFERED = {"name": "examples.buffered:Buffered", "count": 2}
 

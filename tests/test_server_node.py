@@ -27,7 +27,7 @@ from codedfedl.schemes.uncoded import Uncoded
 from codedfedl.simulation.engine import Listener, Setting, Simulation, entries
 from codedfedl.simulation.run import prepare
 from tests.loopback import experiment_of, transport_of
-from tests.test_simulate import small
+from tests.virtual import small
 
 FEATURES, LABELS, POINTS = 4, 2, 6
 

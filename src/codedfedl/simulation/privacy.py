@@ -29,7 +29,7 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
     """Write the account of every private setting and seed; nothing where there is none."""
     runs: list[dict[str, Any]] = []
     for unit in units:
-        if not any(only_private(scheme_class(cell.scheme.name).disclosure) for cell in unit.cells):
+        if not any(only_private(scheme_class(cell.config.name).disclosure) for cell in unit.cells):
             continue
         for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
             if not only_private(entry.scheme.disclosure):
@@ -38,7 +38,7 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
             account = entry.scheme.privacy(state)
             if account is None:
                 raise InputError(
-                    f"scheme {cell.scheme.name!r} discloses 'dp' alone and states no account: "
+                    f"scheme {cell.config.name!r} discloses 'dp' alone and states no account: "
                     "return one from privacy, or disclose more"
                 )
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
