@@ -81,7 +81,7 @@ def own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_uses_them_and_its_model_names_its_map(run: Run) -> None:
     plain, own = "uncoded", "uncoded optimiser own_parts:HeavyBall"
     document = json.loads(run("simulate", "mine.toml", "--out", "run", "--model", own, "--json")[1])
-    accuracies = {row["setting"]: row["final"] for row in document["settings"]}
+    accuracies = {row["setting"]: row["final"][0] for row in document["rows"]}
     assert accuracies[own] > accuracies[plain] > 0.3  # momentum is ahead
     code, _, err = run("predict", "run/model.npz", "digits")
     assert code == 2
