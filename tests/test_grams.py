@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State
+from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State
 from codedfedl.core.waiting import Everyone
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.schemes.coded import Coded, CodedState
@@ -26,7 +26,7 @@ LONG: dict[str, Any] = {"training": {"epochs": 60, "step": 2.0, "ridge": 9e-6, "
 class Sampled(Scheme):
     """A random number of points of each client, drawn afresh in every round."""
 
-    name: ClassVar[str] = "sampled"
+    info: ClassVar[Info] = Info("sampled")
 
     def ask(self, state: State) -> Ask | None:
         if state.finished:
@@ -43,7 +43,7 @@ class Sampled(Scheme):
 class Few(Sampled):
     """One client in turn: the same loads come back after many others."""
 
-    name: ClassVar[str] = "few"
+    info: ClassVar[Info] = Info("few")
     distinct: int = 40
 
     def ask(self, state: State) -> Ask | None:
@@ -125,7 +125,7 @@ def test_a_hint_changes_no_result(seed: int, steady: bool, adds_it: bool, asked:
 class AtOldModel(Coded):
     """It adds the parity's gradient at the first model, wherever the clients' is."""
 
-    name: ClassVar[str] = "at-old-model"
+    info: ClassVar[Info] = replace(Coded.info, name="at-old-model")
     hints: bool = True
 
     def ask(self, state: CodedState) -> Ask | None:
@@ -153,7 +153,7 @@ def test_runs_with_and_without_hints_agree(scheme: type[Coded]) -> None:
 class Unhinted(Coded):
     """The paper's scheme, without the hint."""
 
-    name: ClassVar[str] = "unhinted"
+    info: ClassVar[Info] = replace(Coded.info, name="unhinted")
 
     def ask(self, state: CodedState) -> Ask | None:
         ask = super().ask(state)

@@ -92,8 +92,8 @@ def _trained(
     loaded = how.load(data)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
-    if only_private(scheme.disclosure):
-        refuse_own_scale(loaded, scheme.name)
+    if only_private(scheme.info.disclosure):
+        refuse_own_scale(loaded, scheme.info.name)
     node = training.node(scheme, experiment.features.encoder, text=how.text is not None)
     has_helper = node.epsilon_cap is not None
     names = local_names(training.clients, helper=has_helper)

@@ -79,11 +79,11 @@ class TrainingOptions:
             encoder=encoder,
             works=module if colon else None,
         )
-        if not needs_helper(scheme.disclosure):
+        if not needs_helper(scheme.info.disclosure):
             return config
-        private = only_private(scheme.disclosure)
+        private = only_private(scheme.info.disclosure)
         cap = max(EPSILON_CAP, self.epsilon or 0.0) if private else inf
-        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
+        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.info.disclosure
         return replace(config, epsilon_cap=cap, parity=parity)
 
 

@@ -26,6 +26,9 @@ __all__ = ["CELLS", "KnownCell", "cells_text", "described", "known_cells"]
 CELLS = "cells.json"
 """The file of a run directory that describes its settings."""
 
+FEATURED = ("coded", "coded-newton", "uncoded")
+"""Schemes of which reports show clients and first rounds one by one, not the results alone."""
+
 _NOT_SETTINGS = ("name", "features", "secure")
 
 
@@ -80,7 +83,7 @@ def described(cell: Cell) -> KnownCell:
     """Describe a setting; its scheme is made for that."""
     config, experiment = cell.scheme, cell.experiment
     scheme = checked_scheme(config.name, config.settings)
-    disclosed = (on_sums(scheme) if config.secure else scheme).disclosure
+    disclosed = (on_sums(scheme) if config.secure else scheme).info.disclosure
     exact = {f"schemes.{name}": value for name, value in config.settings.items()}  # ∞ is kept
     return KnownCell(
         id=cell.id,
@@ -94,10 +97,10 @@ def described(cell: Cell) -> KnownCell:
         redundancy=config.settings.get("redundancy"),
         scheme=config.plain_name,
         features=cell.features,
-        optimiser=str(getattr(scheme, "optimiser", scheme.solver)),
+        optimiser=str(getattr(scheme, "optimiser", scheme.info.solver)),
         disclosure=[kind.value for kind in Disclosure if kind in disclosed],
-        baseline=scheme.baseline,
-        featured=scheme.featured,
+        baseline=scheme.info.baseline,
+        featured=config.plain_name in FEATURED,
         as_in_paper=cell.as_in_paper,
     )
 

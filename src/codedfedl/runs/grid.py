@@ -15,7 +15,7 @@ from codedfedl.runs.config import Experiment, SchemeConfig
 from codedfedl.runs.documents import check, table_keys
 from codedfedl.runs.labels import distinct_labels, flattened
 from codedfedl.runs.overrides import parse_value, set_key
-from codedfedl.schemes import SCHEMES, scheme_class, settings_of
+from codedfedl.schemes import RENAMED_SETTINGS, SCHEMES, scheme_class, settings_of
 
 __all__ = ["RESULTS", "SCHEME", "Cell", "axis", "cells", "names"]
 
@@ -58,7 +58,7 @@ class Cell:
     @property
     def features(self) -> str:
         """The kind of its feature map: the experiment's, the scheme's, or a class of its own."""
-        own = scheme_class(self.scheme.name).features
+        own = scheme_class(self.scheme.name).info.features
         if own is not None:
             return type(own).__name__.lower()
         return self.scheme.features or self.experiment.features.kind
@@ -145,7 +145,11 @@ def _settings(scheme: str) -> list[str]:
     A name that another scheme has today is left to that one.
     """
     today = {name for one in SCHEMES for name in settings_of(one)}
-    once = [name for name in scheme_class(scheme).renamed if name not in today]
+    once = [
+        name
+        for name in RENAMED_SETTINGS.get(scheme_class(scheme).info.name, {})
+        if name not in today
+    ]
     return settings_of(scheme) + once
 
 
@@ -190,7 +194,7 @@ def _listed(schemes: Iterable[str]) -> str:
 def _remedy(key: str, tables: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     """Say what to vary instead of a setting that none of the schemes has, or where it is one."""
     for table, _ in tables:
-        if new := scheme_class(table["name"]).renamed.get(key):
+        if new := RENAMED_SETTINGS.get(scheme_class(table["name"]).info.name, {}).get(key):
             return f"it is now {new!r}"
     having = _listed(name for name in SCHEMES if key in settings_of(name))
     return f"add a scheme that has it ({having}), or vary another key"

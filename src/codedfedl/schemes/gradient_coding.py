@@ -15,16 +15,14 @@ from typing import ClassVar, Protocol, cast
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import EACH, Ask, Inbox, Limits, Scheme, Task, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import EACH, Ask, Delays, Inbox, Info, Limits, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Fastest
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import optimiser
 
@@ -123,25 +121,26 @@ class GradientCoding(Scheme):
     stragglers: int = 2
     optimiser: str = "block-cg"
 
-    name: ClassVar[str] = "gradient-coding"
-    solves: ClassVar[bool] = True
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    info: ClassVar[Info] = Info(
+        "gradient-coding",
+        frozenset({Disclosure.GRADIENTS}),
+        solves=True,
+        waits="waits for all shares",
+    )
 
     def __post_init__(self) -> None:
         if self.stragglers < 1:
             raise InputError(f"gradient-coding.stragglers is {self.stragglers}: must be at least 1")
-        optimiser(self.name, self.optimiser, same_points=True)
+        optimiser(self.info.name, self.optimiser, same_points=True)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "gradient-coding waits for all shares")
-
-    def within(self, limits: Limits) -> "GradientCoding":
-        """Refuse: nodes do not talk to one another."""
-        raise InputError(
-            "gradient-coding needs clients that share data with one another, which no node does: "
-            "simulate it"
-        )
+    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+        """Refuse a federation: nodes do not talk to one another."""
+        if limits is not None:
+            raise InputError(
+                "gradient-coding needs clients that share data with one another, which no node "
+                "does: simulate it"
+            )
+        super().check(fleet)
 
     def groups(self, clients: int) -> IntArray:
         """Return every client's group, of s + 1 or a few more."""
@@ -152,10 +151,12 @@ class GradientCoding(Scheme):
         count = clients // (self.stragglers + 1)
         return np.arange(clients) % count
 
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> SharedState:
+    def start(
+        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+    ) -> SharedState:
         """Refuse more stragglers than there are clients."""
         self.groups(task.clients)
-        chosen = optimiser(self.name, self.optimiser, same_points=True)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=True)
         return SharedState(task, model, optimiser=chosen)
 
     def ask(self, state: SharedState) -> Ask | None:

@@ -5,12 +5,10 @@ from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Embedded, Gradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import Ask, Delays, Inbox, Info, Limits, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.optimisers import optimiser
 
 __all__ = ["Uncoded"]
@@ -28,23 +26,22 @@ class Uncoded(Scheme):
 
     optimiser: str = "gd"
 
-    name: ClassVar[str] = "uncoded"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
-    baseline: ClassVar[str] = "waiting for all"
-    featured: ClassVar[bool] = True
+    info: ClassVar[Info] = Info(
+        "uncoded",
+        frozenset({Disclosure.GRADIENTS}),
+        baseline="waiting for all",
+        waits="waits for all",
+    )
 
     def __post_init__(self) -> None:
-        optimiser(self.name, self.optimiser, same_points=True)
+        optimiser(self.info.name, self.optimiser, same_points=True)
 
-    def check(self, fleet: Fleet | DelayDistribution) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "uncoded waits for all")
-
-    def start(self, task: Task, fleet: Fleet | DelayDistribution, model: Array) -> Descent:
+    def start(
+        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+    ) -> Descent:
         """Start at 0."""
-        return Descent(
-            task, model, optimiser=optimiser(self.name, self.optimiser, same_points=True)
-        )
+        chosen = optimiser(self.info.name, self.optimiser, same_points=True)
+        return Descent(task, model, optimiser=chosen)
 
     def ask(self, state: Descent) -> Ask | None:
         """Ask for the gradient over all points."""

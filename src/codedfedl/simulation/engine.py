@@ -22,6 +22,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.privacy.fixed_point import noise_steps
+from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.clock import Clock
 from codedfedl.simulation.evaluate import (
@@ -75,9 +76,10 @@ class Simulation:
             key = (entry.task, entry.actual)
             if key not in clocks:
                 clocks[key] = Clock(entry.actual, entry.task, seed)
-            state = entry.scheme.start(entry.task, entry.fleet, self._zero)
+            rng = stream(seed, "scheme")
+            state = entry.scheme.start(entry.task, entry.fleet, self._zero, rng=rng)
             driver = Driver(entry.scheme, state, entry.task.rounds)
-            followed = entry.scheme.solves if entry.followed is None else entry.followed
+            followed = entry.scheme.info.solves if entry.followed is None else entry.followed
             setting = Setting(entry.label, driver, Timeline(clocks[key]), followed)
             self.settings.append(setting)
         for start in range(0, len(self.settings), _TOGETHER):

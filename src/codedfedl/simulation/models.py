@@ -52,7 +52,7 @@ def endings(simulation: Simulation, place: int) -> Checkpoint:
     """Evaluate every setting's last model on the training points."""
     arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
-        if only_private(setting.scheme.disclosure):
+        if only_private(setting.scheme.info.disclosure):
             continue  # the privacy budget does not cover this
         with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
             arrays[f"{place}/{s}/objective"] = np.array(_objective(simulation, setting))

@@ -7,6 +7,7 @@ from typing import Any
 from codedfedl.core.disclosure import only_private
 from codedfedl.errors import InputError
 from codedfedl.privacy.accounting import Account
+from codedfedl.random import stream
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import scheme_class
 from codedfedl.simulation.units import Unit, deal, entries_of
@@ -29,17 +30,21 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
     """Write the account of every private setting and seed; nothing where there is none."""
     runs: list[dict[str, Any]] = []
     for unit in units:
-        if not any(only_private(scheme_class(cell.scheme.name).disclosure) for cell in unit.cells):
+        if not any(
+            only_private(scheme_class(cell.scheme.name).info.disclosure) for cell in unit.cells
+        ):
             continue
         for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
-            if not only_private(entry.scheme.disclosure):
+            if not only_private(entry.scheme.info.disclosure):
                 continue
-            state = entry.scheme.start(entry.task, entry.fleet, None)
-            account = entry.scheme.privacy(state)
+            state = entry.scheme.start(
+                entry.task, entry.fleet, None, rng=stream(unit.seed, "scheme")
+            )
+            account = entry.scheme.describe(state).account
             if account is None:
                 raise InputError(
                     f"scheme {cell.scheme.name!r} discloses 'dp' alone and states no account: "
-                    "return one from privacy, or disclose more"
+                    "return one from describe, or disclose more"
                 )
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
             runs.append(which | account.document())

@@ -62,7 +62,9 @@ def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
     arrays: Checkpoint = {}
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
         prefix = f"{place}/{s}/"
-        if cell.experiment.training.target is None and not only_private(setting.scheme.disclosure):
+        if cell.experiment.training.target is None and not only_private(
+            setting.scheme.info.disclosure
+        ):
             exact = simulation.exact_metric(setting.state.task)
             arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
         if cell.experiment.training.objective:

@@ -41,7 +41,7 @@ class Entry:
             check_ask(self.scheme, ask)
         formula = isinstance(self.actual, Fleet | FleetDelays)
         if ask is not None and has_own_pace(ask.work) and not formula:
-            raise InputError(f"{self.scheme.name}: {NEEDS_A_FLEET}")
+            raise InputError(f"{self.scheme.info.name}: {NEEDS_A_FLEET}")
 
 
 def entries(task: Task, fleet: Fleet | DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:

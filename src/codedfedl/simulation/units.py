@@ -105,11 +105,11 @@ def units(
         for cell in found:
             one, data = cell.experiment, cell.experiment.data
             scheme = make_scheme(cell.scheme.name, cell.scheme.settings)
-            features = scheme.features
+            features = scheme.info.features
             if features is not None and cell.scheme.features is not None:
                 name = cell.scheme.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
-            if only_private(scheme.disclosure):
+            if only_private(scheme.info.disclosure):
                 refuse_side_doors(one, cell.scheme, loaded[data])
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
@@ -160,7 +160,6 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
                 epochs=training.epochs,
                 schedule=one.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
-                seed=unit.seed,
             )
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
