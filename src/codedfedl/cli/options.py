@@ -27,7 +27,7 @@ __all__ = [
     "known_schemes",
 ]
 
-_SCHEME_NAME = re.compile(r'^    name: ClassVar\[str\] = "(.+)"$', re.MULTILINE)
+_SCHEME_NAME = re.compile(r'(?:Info\(\s*|\.info,\s*name=)"([a-z-]+)"')
 
 
 def known_experiments(begun: str) -> list[str]:

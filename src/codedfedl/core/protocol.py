@@ -192,12 +192,16 @@ class Limits:
     rounds
     availability
         No client is assumed to answer in a larger share of the rounds.
+    first_deadline : seconds, optional
+        Of the first rounds, where an earlier plan of the scheme has chosen it; a plan that follows
+        the clients may choose another.
     """
 
     deadline: float | None
     setup_deadline: float
     rounds: int
     availability: float
+    first_deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,8 @@ class Info:
         The feature map, where the scheme itself decides it.
     any_delays
         Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`.
+    featured
+        Whether a report shows its clients and first rounds one by one, not its results alone.
     baseline
         What reports call it as a baseline of gains; empty if it is not one.
     waits
@@ -233,6 +239,7 @@ class Info:
     descends: bool = True
     features: "FeatureMap | None" = None
     any_delays: bool = False
+    featured: bool = False
     baseline: str = ""
     waits: str = ""
 

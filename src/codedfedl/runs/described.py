@@ -26,9 +26,6 @@ __all__ = ["CELLS", "KnownCell", "cells_text", "described", "known_cells"]
 CELLS = "cells.json"
 """The file of a run directory that describes its settings."""
 
-FEATURED = ("coded", "coded-newton", "uncoded")
-"""Schemes of which reports show clients and first rounds one by one, not the results alone."""
-
 _NOT_SETTINGS = ("name", "features", "secure")
 
 
@@ -100,7 +97,7 @@ def described(cell: Cell) -> KnownCell:
         optimiser=str(getattr(scheme, "optimiser", scheme.info.solver)),
         disclosure=[kind.value for kind in Disclosure if kind in disclosed],
         baseline=scheme.info.baseline,
-        featured=config.plain_name in FEATURED,
+        featured=scheme.info.featured,
         as_in_paper=cell.as_in_paper,
     )
 

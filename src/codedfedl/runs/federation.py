@@ -69,10 +69,11 @@ def scheme_of(experiment: Experiment) -> Scheme:
     return scheme
 
 
-def _limits(config: FederationConfig, deadline: float | None = None) -> Limits:
-    """Return what the operator sets; with a deadline of a round, if the operator sets none."""
-    deadline = config.deadline if deadline is None else deadline
-    return Limits(deadline, config.setup_timeout, config.rounds, config.availability)
+def _limits(config: FederationConfig, first_deadline: float | None = None) -> Limits:
+    """Return what the operator sets, with the deadline of the first rounds if it is planned."""
+    return Limits(
+        config.deadline, config.setup_timeout, config.rounds, config.availability, first_deadline
+    )
 
 
 def _check_sums(config: FederationConfig) -> None:
@@ -135,7 +136,7 @@ def start(
         deadline = max(planned, config.margin * _typical_seconds(measured))
     if by_most is measured and deadline == planned:
         return state
-    return _started(scheme, experiment, members, measured, model, deadline=deadline)
+    return _started(scheme, experiment, members, measured, model, first_deadline=deadline)
 
 
 def _by_most(measured: Fit) -> Fit:
@@ -160,10 +161,10 @@ def _started(
     model: Array,
     *,
     margin: float = 1.0,
-    deadline: float | None = None,
+    first_deadline: float | None = None,
 ) -> State:
     task, config = federation_task(experiment, members), federation_config(experiment)
-    limits, rng = _limits(config, deadline), stream(experiment.seeds[0], "scheme")
+    limits, rng = _limits(config, first_deadline), stream(experiment.seeds[0], "scheme")
     if scheme.info.any_delays:
         delays = _Cautious(measured.measured.delays, config.availability, margin)
         return scheme.start(task, delays, model, limits, rng)

@@ -14,4 +14,4 @@ __all__ = ["CFL"]
 class CFL(Coded):
     """Coded federated learning for linear regression."""
 
-    info: ClassVar[Info] = replace(Coded.info, name="cfl", features=Identity())
+    info: ClassVar[Info] = replace(Coded.info, name="cfl", features=Identity(), featured=False)

@@ -141,7 +141,10 @@ class Coded(Scheme):
     stand_in: bool | None = None
 
     info: ClassVar[Info] = Info(
-        "coded", frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}), any_delays=True
+        "coded",
+        frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}),
+        any_delays=True,
+        featured=True,
     )
 
     def __post_init__(self) -> None:
@@ -210,6 +213,7 @@ class Coded(Scheme):
     ) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
         deadline, stand_in = self._deadline(limits), self._stands_in(limits)
+        first = limits.first_deadline if limits is not None and deadline is None else deadline
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)
         if self.planned == "hours":
@@ -219,7 +223,7 @@ class Coded(Scheme):
             code = Code(self.code, max(one.nonzeros for one in by_hours.values()))
             promised = (first.seconds / 3600, first.excess)
         else:
-            plans = {key: self._by_rule(fleet, points, deadline) for key, points in held.items()}
+            plans = {key: self._by_rule(fleet, points, first) for key, points in held.items()}
             code, promised = Code(self.code, self.nonzeros), (np.nan, np.nan)
         mine = tuple(plans[p.tobytes()] for p in task.points)
         rows = max(p.parity_rows for p in mine)

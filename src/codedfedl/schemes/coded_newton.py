@@ -119,6 +119,7 @@ class CodedNewton(Scheme):
         solver="newton",
         solves=True,
         descends=False,
+        featured=True,
     )
     summed: ClassVar[bool] = False
     """Whether rounds are secure sums."""
@@ -154,7 +155,10 @@ class CodedNewton(Scheme):
                 "takes; give a fleet file, or use coded"
             )
         settings = self._within(limits)
-        plan, parity = settings._planned(task, fleet)
+        first = settings
+        if limits is not None and settings.deadline is None:
+            first = replace(settings, deadline=limits.first_deadline)
+        plan, parity = first._planned(task, fleet)
         last = plan.rounds
         if self.hours is not None:
             left = 3600 * self.hours - plan.setup_deadline

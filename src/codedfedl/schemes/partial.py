@@ -61,7 +61,9 @@ class Partial(Scheme):
         self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
     ) -> PartialState:
         """Plan every mini-batch as the paper does, and drop the parity."""
-        deadline = self.deadline or (None if limits is None else limits.deadline)
+        deadline = self.deadline
+        if limits is not None:
+            deadline = deadline or limits.deadline or limits.first_deadline
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         plans = {
             key: plan(fleet, self.missing, points=points, deadline=deadline)

@@ -29,6 +29,7 @@ class Uncoded(Scheme):
     info: ClassVar[Info] = Info(
         "uncoded",
         frozenset({Disclosure.GRADIENTS}),
+        featured=True,
         baseline="waiting for all",
         waits="waits for all",
     )
