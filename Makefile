@@ -45,7 +45,7 @@ test-search: $(DEV) ## Search for asks that give points away, and for records th
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest tests/test_limits.py -n auto --hypothesis-profile search
 
 test-browser: docs ## The report and the docs in a real browser; needs Chromium
-	$(BIN)/pytest tests/test_browser.py tests/test_browser_live.py -m browser
+	$(BIN)/pytest -m browser
 
 test-engine-short: $(DEV) ## Short federations on the real engine: TLS, kills, strangers
 	$(BIN)/pytest -m "engine and not long" $(PYTEST)
@@ -62,6 +62,7 @@ test-newest: ## The tests with PYTHON and the newest versions on the index, in a
 	@$(NEWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps flwr==1.42.0
 	@$(NEWEST)/bin/python -VV && $(NEWEST)/bin/python -m pip freeze --exclude-editable
 	OPENBLAS_NUM_THREADS=1 $(NEWEST)/bin/pytest -n auto --dist worksteal -p no:cacheprovider
+	$(NEWEST)/bin/pytest -m engine -k test_a_short_federation_with_tls_and_one_kill -p no:cacheprovider
 
 test-extras: $(EXTRAS) ## What needs optional packages: PyTorch, ONNX, Dask, trackers, texts, a notebook, a wheel
 	$(BIN)/pytest -m extras

@@ -15,9 +15,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, FloatArray, to_device
-from codedfedl.learning.damping import damping
-from codedfedl.learning.sketching import Sketch
-from codedfedl.learning.tridiagonal import Tridiagonal
+from codedfedl.learning.sketch import Sketch, damping
 
 _LABELS, _RIDGE = 10, 0.5
 
@@ -26,7 +24,7 @@ def timed(name: str, work: Callable[[], Any]) -> Any:
     """Do some work once, and print its seconds and the processor's."""
     start, busy = time.perf_counter(), time.process_time()
     result = work()
-    last = result.hessian.reflections[-1].w if isinstance(result, Sketch) else result
+    last = result.features if isinstance(result, Sketch) else result
     if not isinstance(last, float):
         float(last[-1, -1])  # reading a number waits for a GPU
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
@@ -46,25 +44,25 @@ def parity(rows: int, features: int, seed: int, device: str) -> tuple[Array, Arr
 
 def newton(sketch: Sketch, gradient: FloatArray) -> FloatArray:
     """Return a step and its decrement, as a round does."""
-    turned = sketch.turned(gradient)
-    sketch.divided(sketch.curved(turned), 1.1, _RIDGE)
-    return sketch.turned_back(sketch.divided(turned, 1.1, 30.0))
+    slope = sketch.to_basis(gradient)
+    sketch.solve(sketch.apply_hessian(slope), 1.1, _RIDGE)
+    return sketch.from_basis(sketch.solve(slope, 1.1, 30.0))
 
 
 def alone(x: Array) -> None:
-    """Print the seconds of the two steps that make most of a sketch, and what eigenvectors take."""
+    """Print the seconds of the three steps that a decomposition consists of."""
     xp = array_namespace(x)
     x = xp.astype(x, xp.float64)
     gram = timed("Gram matrix", lambda: x.T @ x)
-    timed("eigenvectors, for comparison", lambda: xp.linalg.eigh(gram)[1])
-    timed("block tridiagonal", lambda: Tridiagonal.of(gram).reflections[-1].w)
+    basis = timed("eigenvectors", lambda: xp.linalg.eigh(gram)[1])
+    timed("rows in their basis", lambda: x @ basis)
 
 
 def set_up(x: Array, y: Array) -> Sketch:
     """Return a sketch, and print the seconds of everything that a set-up does with it."""
     sketch: Sketch = timed("set-up: sketch", partial(Sketch.of, x, y))
     ridge = timed("set-up: choice of the ridge", partial(sketch.best_ridge, _RIDGE))
-    timed("set-up: first model", partial(sketch.solve, ridge))
+    timed("set-up: first model", partial(sketch.ridge_regression, ridge))
     timed("set-up: its excess", partial(sketch.excess, ridge, _RIDGE))
     timed("set-up: damping", partial(damping, sketch, _RIDGE, np.random.default_rng(0)))
     return sketch
@@ -80,8 +78,7 @@ def measure(features: int, rows: int, late: int, device: str) -> None:
     timed("a step", partial(newton, sketch, gradient))
     more = parity(late, features, 3, device)
     updated = timed("late rows: update", partial(sketch.with_rows, *more))
-    step = timed("late rows: first step", partial(newton, updated, gradient))
-    timed("late rows: every further step", partial(newton, updated, gradient))
+    step = timed("late rows: a step", partial(newton, updated, gradient))
     timed("late rows: smallest objective", partial(updated.smallest_objective, _RIDGE))
     xp = array_namespace(x)
     whole = xp.concat([x, more[0]]), xp.concat([y, more[1]])

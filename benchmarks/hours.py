@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from codedfedl.experiments import built_in
-from codedfedl.fleet.delays import FleetDelays
+from codedfedl.fleet.built_in import paper_devices
 from codedfedl.fleet.devices import Workload
-from codedfedl.fleet.paper import paper_devices
 from codedfedl.report.results import outcomes
 from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import RunDirectory
@@ -51,7 +50,7 @@ def _hours(fleet: dict[str, float]) -> list[tuple[float, float]]:
     """Return hours found and predicted of the plan, then of every place of the grid."""
     devices = paper_devices(**fleet)  # type: ignore[arg-type]
     clients = devices.fleet(Workload(2000, 10), 400)
-    longest = float(FleetDelays(clients).mean(clients.points).max())
+    longest = float(clients.mean(clients.points).max())
     grid = [
         {"redundancy": u, "deadline": share * longest, "nonzeros": max(1, round(10 * u * 30))}
         for u in _REDUNDANCIES

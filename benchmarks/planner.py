@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import bisect, brentq
 from tests.naive import deadline_by_scipy
 
-from codedfedl import Fleet, FleetDelays, minimum_deadline, plan
+from codedfedl import Fleet, minimum_deadline, plan
 
 SCIPY_CLIENTS = 200
 
@@ -51,7 +51,7 @@ def against_scipy(name: str, fleet: Fleet, scipy_clients: int = SCIPY_CLIENTS) -
     chosen = np.random.default_rng(1).choice(len(fleet), scipy_clients, replace=False)
     few = fleet.take(np.sort(chosen))
     target = 0.9 * few.points.sum()
-    deadline = minimum_deadline(FleetDelays(few), target, whole=False).t
+    deadline = minimum_deadline(few, target, whole=False).t
     print(f"{name}: {len(fleet):,} clients")
     print(f"  ours           {ours * 1e6:12.2f} µs a client, {ours * len(fleet):.2f} s in all")
     for root_finder in (bisect, brentq):

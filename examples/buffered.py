@@ -14,8 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl import Answer, Array, Ask, Client, Cost, Inbox, Info, Scheme, State, Task, Work
-from codedfedl.core.protocol import EACH, Delays, Limits, Rng
+from codedfedl.core.protocol import EACH, AnyLimits, Rng
 from codedfedl.fleet import costs
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import gradient
 
 
@@ -89,7 +90,7 @@ class Buffered(Scheme):
     info: ClassVar[Info] = Info("buffered")
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> BufferedState:
         """Return the state before the first ask."""
         return BufferedState(task, model)

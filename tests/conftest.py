@@ -18,8 +18,26 @@ settings.load_profile("repeatable")
 settings.register_profile("search", derandomize=False, deadline=None, max_examples=500)
 
 
+NOT_HERE = ("needs the real data", "needs the superuser")
+"""Reasons for which a test may be skipped where none may."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--turn", type=int, metavar="N", help="run N of the tests: each day others")
+    parser.addoption("--no-skips", action="store_true", help="fail if tests are skipped")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where tests were skipped: a package that is missing is a check that is missing."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--no-skips"):
+        return
+    reasons = {str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])}
+    refused = sorted(reason for reason in reasons if not reason.endswith(NOT_HERE))
+    if refused and session.exitstatus == pytest.ExitCode.OK:
+        print("\ntests were skipped:", *refused, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(trylast=True)

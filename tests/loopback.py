@@ -12,16 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from codedfedl.core.record import Record
 from codedfedl.data import load_dataset
 from codedfedl.data.shards import read_shard
 from codedfedl.federate.memory import MemoryTransport, Respond
 from codedfedl.federate.node import Node
+from codedfedl.federate.server import federate
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.federate.vault import Vault
 from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 
 FIRST_NODE = 1000
 SEED = 0
@@ -126,3 +131,25 @@ def transport_of(experiment: Experiment, folder: Path, script: Script | None = N
 def far(array: Any) -> Any:
     """Return an array that no points can add up to."""
     return np.full_like(array, 3e38)
+
+
+NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
+
+
+def run(
+    experiment: Experiment, tmp_path: Path, script: Script | None = None
+) -> tuple[Loopback, list[Exchange], list[str]]:
+    grid = transport_of(experiment, tmp_path / "nodes", script)
+    said: list[str] = []
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
+    return grid, list(Journal(tmp_path / "run").exchanges()), said
+
+
+def rounds_of(exchanges: list[Exchange]) -> list[Record]:
+    return [exchange.record for exchange in exchanges if not exchange.record.is_setup]
+
+
+def model_of(tmp_path: Path) -> np.ndarray[Any, Any]:
+    stored = RunDirectory(tmp_path / "run").checkpoint()
+    assert stored is not None
+    return stored["model"]

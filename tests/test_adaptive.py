@@ -10,16 +10,14 @@ import pytest
 
 from codedfedl import Fleet, InputError, plan
 from codedfedl.core.client import Embedded, WeightedGradient
+from codedfedl.core.columns import round_columns
 from codedfedl.core.encoding import BlockParity, MoreParity
 from codedfedl.core.protocol import Inbox, Limits, Task
-from codedfedl.core.record import round_columns
 from codedfedl.core.work import ArrayClient
 from codedfedl.federate.server import federate
 from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
-from codedfedl.fleet.slowed import slowed
 from codedfedl.learning.codes import Code, Parity, point_weights
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import Schedule
@@ -37,9 +35,8 @@ from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.problem import embedded
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units
-from tests.loopback import Script, experiment_of, transport_of
-from tests.test_federate import model_of, rounds_of, run
-from tests.test_simulate import small
+from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of
+from tests.virtual import small
 
 FLEET = Fleet(
     points=[400, 400, 300, 400],
@@ -48,13 +45,11 @@ FLEET = Fleet(
     packet_time=3.0,
     erasure=0.1,
 )
-PLANNED = FleetDelays(FLEET)
+PLANNED = FLEET
 TRAINING = {"epochs": 15, "step": 2.0, "ridge": 9e-6, "target": 0.5}
 
 
-def watched(
-    planned: FleetDelays, actual: FleetDelays, loads: Any, deadline: float, rounds: int
-) -> Drift:
+def watched(planned: Fleet, actual: Fleet, loads: Any, deadline: float, rounds: int) -> Drift:
     """Return what rounds show that end at a deadline."""
     drift, times = Drift.unknown(planned), actual.sample(loads, rounds, np.random.default_rng(5))
     for seconds in times:
@@ -79,7 +74,7 @@ class TestDrift:
     def test_slow_downs_are_found_within_a_step_of_the_grid(self, factor: list[float]) -> None:
         """Forty rounds, of which some end before everybody has answered."""
         chosen = plan(FLEET, 0.1)
-        actual = FleetDelays(slowed(FLEET, np.array(factor)))
+        actual = FLEET.slowed(np.array(factor))
         deadline = max(factor) * chosen.deadline
         found = watched(PLANNED, actual, chosen.loads, deadline, 40).slowdowns
         assert np.abs(np.log2(found / factor)).max() <= 0.11
@@ -89,7 +84,7 @@ class TestDrift:
 
         More than 8 would be a chance of 1e-4.
         """
-        many = FleetDelays(FLEET.take(np.tile(np.arange(4), 250)))
+        many = FLEET.take(np.tile(np.arange(4), 250))
         chosen = plan(FLEET, 0.1)
         loads = np.tile(chosen.loads, 250)
         alarms = [
@@ -103,12 +98,12 @@ class TestDrift:
         drift = Drift.unknown(PLANNED)
         for _ in range(30):
             drift = drift.after(Timings.until(loads, np.full(4, np.inf), never, 200.0))
-        late = 1 - FleetDelays(slowed(FLEET, drift.slowdowns)).cdf(loads, 200.0)
+        late = 1 - FLEET.slowed(drift.slowdowns).cdf(loads, 200.0)
         assert (late > 0.8).all()
         assert (drift.slowdowns < SLOWDOWNS[-1]).all()
 
     def test_a_client_that_recovers_is_believed(self) -> None:
-        slow, loads = FleetDelays(slowed(FLEET, np.full(4, 3.0))), np.full(4, 100)
+        slow, loads = FLEET.slowed(np.full(4, 3.0)), np.full(4, 100)
         drift = watched(PLANNED, slow, loads, 1e6, 60)
         assert (drift.slowdowns > 2.5).all()
         for seconds in PLANNED.sample(loads, 150, np.random.default_rng(1)):
@@ -123,7 +118,7 @@ class TestDrift:
         loads, rng = np.array([50, 50]), np.random.default_rng(2)
         chances = slow.draw(40, rng)
         for round_ in range(40):
-            seconds = slow.seconds(loads, chances.of_round(round_))
+            seconds = slow.seconds(loads, chances[round_])
             drift = drift.after(Timings.until(loads, seconds, seconds < 9, 9.0))
         assert drift.slowdowns == pytest.approx([1.0, 3.0], rel=0.1)
 
@@ -132,7 +127,7 @@ class TestReplan:
     @pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
     def test_slower_clients_need_as_much_more_time(self, factor: float) -> None:
         chosen = plan(FLEET, 0.1)
-        found = replanned(chosen, slowed(PLANNED, np.full(4, factor)))
+        found = replanned(chosen, PLANNED.slowed(np.full(4, factor)))
         assert found.deadline == pytest.approx(factor * chosen.deadline, rel=2e-3)
         assert found.expected_return == pytest.approx(chosen.expected_return, rel=2e-3)
         assert answer_weights(chosen, found) == pytest.approx(np.ones(4), rel=0.01)
@@ -140,13 +135,13 @@ class TestReplan:
 
     def test_a_client_that_is_gone_is_weighted_no_further(self) -> None:
         chosen = plan(FLEET, 0.3)
-        found = replanned(chosen, slowed(PLANNED, np.array([1, 1, 1, 32.0])), deadline=300.0)
+        found = replanned(chosen, PLANNED.slowed(np.array([1, 1, 1, 32.0])), deadline=300.0)
         assert found.deadline == 300.0
         assert answer_weights(chosen, found)[3] == pytest.approx(LARGEST_WEIGHT)
 
     def test_a_limit_of_the_deadline_changes_the_weights(self) -> None:
         """Who answers half as often as planned counts twice."""
-        chosen, slow = plan(FLEET, 0.3), slowed(PLANNED, np.full(4, 2.0))
+        chosen, slow = plan(FLEET, 0.3), PLANNED.slowed(np.full(4, 2.0))
         found = replanned(chosen, slow, longest=1.5 * chosen.deadline)
         assert found.deadline == 1.5 * chosen.deadline
         weights = answer_weights(chosen, found)
@@ -177,7 +172,7 @@ class TestReplan:
         if replan:
             evidence = np.zeros((len(SLOWDOWNS), 4))
             evidence[np.abs(SLOWDOWNS[:, None] - factor).argmin(0), np.arange(4)] = 1e3
-            state = replace(state, drift=Drift(FleetDelays(fleet), evidence), round=8)
+            state = replace(state, drift=Drift(fleet, evidence), round=8)
             nobody = np.zeros(4, bool)
             state = replace(scheme.receive(state, Inbox(nobody, 0.0)), model=state.model, round=0)
             assert state.current[0].deadline > 1.2 * made.deadline
@@ -189,7 +184,7 @@ class TestReplan:
             ask.work.for_client(j).answer(client, load, state.model).arrays["gradient"]
             for j, (client, load) in enumerate(zip(clients, made.loads.tolist(), strict=True))
         ]
-        chances = FleetDelays(slowed(fleet, factor)).cdf(made.loads, ask.wait.deadline)
+        chances = fleet.slowed(factor).cdf(made.loads, ask.wait.deadline)
         expected = np.zeros((5, 2))
         for arrived in product([False, True], repeat=4):
             total = sum((a for a, came in zip(answers, arrived, strict=True) if came), np.zeros(()))
@@ -348,7 +343,7 @@ class TestNewton:
         """
         clients, loads = np.tile(np.arange(4), 8), np.full(32, 200)
         fleet = replace(FLEET.take(clients), client=np.arange(32).astype(str))
-        many, slow = FleetDelays(fleet), FleetDelays(slowed(fleet, np.full(32, 2.0)))
+        many, slow = fleet, fleet.slowed(np.full(32, 2.0))
         for actual, low, high in ((slow, 1.5, 2.7), (many, 1.0, 1.0)):
             times = actual.sample(loads, 20, np.random.default_rng(8))
             drifts = [

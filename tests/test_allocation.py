@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from codedfedl import (
     Fleet,
-    FleetDelays,
     InputError,
     MeasuredDelays,
     best_loads,
@@ -23,7 +22,7 @@ from tests.strategies import fleets, times
 
 @given(fleet=fleets(always_there=False, max_points=1000), t=times())
 def test_bisection_finds_the_same_returns_as_the_pieces(fleet: Fleet, t: float) -> None:
-    model = FleetDelays(fleet)
+    model = fleet
     pieces, general = best_loads(model, t), _by_bisection(model, fleet.points, t)
     np.testing.assert_allclose(
         general.loads * general.return_probabilities,
@@ -37,7 +36,7 @@ def test_bisection_finds_the_same_returns_as_the_pieces(fleet: Fleet, t: float) 
 @given(fleet=fleets(max_clients=3, max_points=30), share=st.floats(0.05, 0.95))
 def test_deadline_against_exhaustive_search(fleet: Fleet, share: float) -> None:
     target = share * fleet.total_points
-    found = minimum_deadline(FleetDelays(fleet), target)
+    found = minimum_deadline(fleet, target)
     expected = theorem.minimum_waiting_time(theorem.clients_of(fleet), target)
     assert found.t == pytest.approx(expected, rel=1e-6)
     assert found.expected_return >= target
@@ -46,14 +45,14 @@ def test_deadline_against_exhaustive_search(fleet: Fleet, share: float) -> None:
 def test_continuous_deadline_against_scipy() -> None:
     fleet = paper_fleet().take(np.arange(0, 30, 3))
     target = 0.85 * fleet.total_points
-    found = minimum_deadline(FleetDelays(fleet), target, whole=False)
+    found = minimum_deadline(fleet, target, whole=False)
     assert found.t == pytest.approx(naive.deadline_by_scipy(fleet, target), rel=1e-6)
 
 
 @given(fleet=fleets(), share=st.floats(0.05, 0.95))
 def test_no_shorter_deadline_would_do(fleet: Fleet, share: float) -> None:
     target = share * fleet.total_points
-    model = FleetDelays(fleet)
+    model = fleet
     found = minimum_deadline(model, target)
     assert best_loads(model, found.t * (1 - 1e-6)).expected_return < target
 
@@ -64,14 +63,14 @@ def test_whole_loads_cost_little_where_clients_have_many_points(fleet: Fleet, sh
 
     With a nearly deterministic processor it can cost more: 0.3% for one client, α = 100, ℓ = 50.
     """
-    model, target = FleetDelays(fleet), share * fleet.total_points
+    model, target = fleet, share * fleet.total_points
     whole, continuous = (minimum_deadline(model, target, whole=w).t for w in (True, False))
     assert continuous * (1 - 3 * DEADLINE_TOLERANCE) <= whole <= continuous * 1.001
 
 
 @given(fleet=fleets(), t=times(), later=st.floats(1.0, 10.0))
 def test_return_rises_with_the_waiting_time(fleet: Fleet, t: float, later: float) -> None:
-    model = FleetDelays(fleet)
+    model = fleet
     sooner, after = best_loads(model, t), best_loads(model, t * later)
     assert after.expected_return >= sooner.expected_return * (1 - 1e-12)
 
@@ -79,11 +78,9 @@ def test_return_rises_with_the_waiting_time(fleet: Fleet, t: float, later: float
 @given(fleet=fleets(), t=times())
 def test_slope_is_the_derivative(fleet: Fleet, t: float) -> None:
     """With the loads held: by the envelope theorem their change does not count."""
-    found = best_loads(FleetDelays(fleet), t)
+    found = best_loads(fleet, t)
     step = 1e-6 * t
-    ahead, behind = (
-        expected_return(FleetDelays(fleet), found.loads, t + s).sum() for s in (step, -step)
-    )
+    ahead, behind = (expected_return(fleet, found.loads, t + s).sum() for s in (step, -step))
     rises = (ahead - behind) / (2 * step)
     kinked = np.abs((t - fleet.overhead - found.loads / fleet.rate) / t).min() < 1e-5
     assume(not kinked and fleet.alpha.max() < 1e3)
@@ -93,7 +90,7 @@ def test_slope_is_the_derivative(fleet: Fleet, t: float) -> None:
 def test_who_is_not_asked_has_no_slope() -> None:
     """A hair after the first moment at which the slow client could answer, but does not yet."""
     fleet = Fleet(points=[1, 1], rate=[1, 10], alpha=[0.1, 1], packet_time=0, erasure=0)
-    found = best_loads(FleetDelays(fleet), 1.0000000000000004)
+    found = best_loads(fleet, 1.0000000000000004)
     assert found.loads.tolist() == [0, 1]
     assert found.slope == pytest.approx(10 * np.exp(-9), rel=1e-6)
 
@@ -108,7 +105,7 @@ def test_sampling_a_large_fleet_changes_nothing() -> None:
         packet_time=10 ** rng.uniform(-1, 1, n),
         erasure=rng.uniform(0, 0.3, n),
     )
-    model, target = FleetDelays(fleet), 0.9 * fleet.total_points
+    model, target = fleet, 0.9 * fleet.total_points
     found = minimum_deadline(model, target)
     assert found.expected_return >= target
     assert best_loads(model, found.t * (1 - 1e-6)).expected_return < target
@@ -128,7 +125,7 @@ class TestNearlyDeterministicProcessor:
     ) -> None:
         """Whole loads by brute force over the Theorem, a hair before and a hair after t."""
         fixed = dataclasses.replace(fleet, alpha=np.full(len(fleet), 10**log_alpha))
-        found = best_loads(FleetDelays(fixed), t, whole=whole)
+        found = best_loads(fixed, t, whole=whole)
         returned = found.loads * found.return_probabilities
         clients = theorem.clients_of(fixed)
         before, after = (
@@ -143,11 +140,11 @@ class TestNearlyDeterministicProcessor:
     def test_plan_no_longer_depends_on_alpha(self, alpha: float) -> None:
         """One transmission each way: all 400 points of both need 6 s and 200 s."""
         fleet = Fleet(points=[400, 400], rate=[2, 20], alpha=alpha, packet_time=3, erasure=0)
-        found = minimum_deadline(FleetDelays(fleet), 799)
+        found = minimum_deadline(fleet, 799)
         assert found.loads.tolist() == [399, 400]
         assert found.t == pytest.approx(399 / 2 + 6, rel=1e-6)
-        assert best_loads(FleetDelays(fleet), 16.0).loads.tolist() == [19, 199]
-        continuous = best_loads(FleetDelays(fleet), 16.0, whole=False)
+        assert best_loads(fleet, 16.0).loads.tolist() == [19, 199]
+        continuous = best_loads(fleet, 16.0, whole=False)
         np.testing.assert_allclose(continuous.loads, [20, 200], rtol=1e-12)
         np.testing.assert_allclose(continuous.return_probabilities, 1, rtol=1e-12)
 
@@ -156,8 +153,8 @@ class TestNearlyDeterministicProcessor:
         fleet = Fleet(
             points=[400], rate=2, alpha=alpha, packet_time=1, erasure=0, packet_time_up=2.5
         )
-        assert best_loads(FleetDelays(fleet), 20.0).loads.tolist() == [32]
-        assert minimum_deadline(FleetDelays(fleet), 300).t == pytest.approx(153.5, rel=1e-6)
+        assert best_loads(fleet, 20.0).loads.tolist() == [32]
+        assert minimum_deadline(fleet, 300).t == pytest.approx(153.5, rel=1e-6)
 
 
 @settings(max_examples=200)
@@ -166,7 +163,7 @@ class TestNearlyDeterministicProcessor:
 )
 def test_asymmetric_loads_against_every_load(fleet: Fleet, t: float) -> None:
     """Lossless links and links that lose 99 of 100, links that take no time, any α."""
-    model = FleetDelays(fleet)
+    model = fleet
     loads = np.arange(1, fleet.points.max() + 1)[:, None]
     returned = expected_return(model, loads, t) * (loads <= fleet.points)
     found = best_loads(model, t)
@@ -179,7 +176,7 @@ def test_asymmetric_loads_against_every_load(fleet: Fleet, t: float) -> None:
 @settings(max_examples=40)
 @given(fleet=fleets(own_uplink=True, max_clients=3), share=st.floats(0.05, 0.95))
 def test_asymmetric_deadline_is_the_smallest(fleet: Fleet, share: float) -> None:
-    model, target = FleetDelays(fleet), share * fleet.total_points
+    model, target = fleet, share * fleet.total_points
     found = minimum_deadline(model, target)
     assert found.expected_return >= target
     assert best_loads(model, found.t * (1 - 1e-6)).expected_return < target
@@ -201,7 +198,7 @@ class TestAnyModel:
 
     def test_asymmetric_links_against_every_load(self) -> None:
         fleet = self.asymmetric()
-        model = FleetDelays(fleet)
+        model = fleet
         for t in (5.0, 30.0, 200.0):
             loads = np.arange(fleet.points.max() + 1)[:, None]
             returned = expected_return(model, loads, t) * (loads <= fleet.points)
@@ -217,10 +214,10 @@ class TestAnyModel:
             **{name: np.append(getattr(one, name), getattr(other, name)) for name in columns},
             erasure_up=np.append(one.erasure_up, other.erasure_up),
         )
-        found = best_loads(FleetDelays(both), 100.0)
-        parts = [best_loads(FleetDelays(part), 100.0).loads for part in (one, other)]
+        found = best_loads(both, 100.0)
+        parts = [best_loads(part, 100.0).loads for part in (one, other)]
         np.testing.assert_array_equal(found.loads, np.concatenate(parts))
-        deadline = minimum_deadline(FleetDelays(both), 0.8 * both.total_points)
+        deadline = minimum_deadline(both, 0.8 * both.total_points)
         assert deadline.expected_return >= 0.8 * both.total_points
 
     def test_measured_delays_against_every_load(self) -> None:
@@ -254,7 +251,7 @@ def test_a_flat_start_does_not_throw_the_search_away() -> None:
     fleet = Fleet(
         points=[13, 29], rate=[0.01, 75.6464595], alpha=[1, 4.2], packet_time=0, erasure=0
     )
-    model = FleetDelays(fleet)
+    model = fleet
     found = minimum_deadline(model, 41)
     assert found.expected_return >= 41 > best_loads(model, found.t * (1 - 1e-6)).expected_return
     assert found.t < 1e5
@@ -269,7 +266,7 @@ def test_a_client_who_cannot_answer_is_not_asked() -> None:
         erasure=0.1,
         availability=[1, 1, 0],
     )
-    found = minimum_deadline(FleetDelays(fleet), 80)
+    found = minimum_deadline(fleet, 80)
     assert found.loads.tolist() == [100, 0, 0]
     assert found.return_probabilities[1:].tolist() == [0, 0]
 
@@ -281,8 +278,8 @@ def test_best_load_when_the_last_transmission_barely_fits() -> None:
     )
     t = 3 * 0.028157483168928 * (1 + 2e-12)
     loads = np.arange(31.0)
-    returned = expected_return(FleetDelays(fleet), loads[:, None], t)[:, 0]
-    found = best_loads(FleetDelays(fleet), t)
+    returned = expected_return(fleet, loads[:, None], t)[:, 0]
+    found = best_loads(fleet, t)
     assert found.expected_return == pytest.approx(returned.max(), rel=1e-9)
 
 

@@ -16,7 +16,7 @@ from codedfedl.report.html import render_report
 from codedfedl.report.palette import scheme_colour
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
-from tests.test_simulate import small
+from tests.virtual import small
 
 pytestmark = pytest.mark.browser
 

@@ -1,5 +1,6 @@
 """Certificates that expire, and what a node is told of those that it does not accept."""
 
+import datetime
 import socket
 import threading
 from collections.abc import Iterator
@@ -66,3 +67,29 @@ def test_a_node_is_told_of_certificates_that_it_does_not_accept(tmp_path: Path) 
     with pytest.raises(InputError, match="--superlink is 'example.org': write host:port"):
         check_server("example.org", other.authority)
     check_server("127.0.0.1:9", other.authority)  # nobody is there yet
+
+
+def test_certificates_of_tomorrow_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose clock is behind would answer every node that it is to come back."""
+    keys = make_keys(tmp_path, ["127.0.0.1"], [])
+    keys.check("127.0.0.1", [])
+    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return yesterday
+
+    monkeypatch.setattr(datetime, "datetime", Clock)
+    with pytest.raises(InputError, match=r"ca.crt is valid from .* UTC on: .* clock is right"):
+        keys.check("127.0.0.1", [])
+
+
+def test_a_certificate_for_nobody_is_refused(tmp_path: Path) -> None:
+    """As an operator's own tools may make them: with a common name alone."""
+    keys = make_keys(tmp_path, ["127.0.0.1"], [])
+    keys.server.write_bytes(keys.authority.read_bytes())
+    with pytest.raises(InputError, match="is not for 127.0.0.1: make it with codedfedl"):
+        keys.check("127.0.0.1", [])

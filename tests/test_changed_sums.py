@@ -21,8 +21,8 @@ from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import _clients, replay
 from tests.loopback import FIRST_NODE, Script
+from tests.summing import run, run_killed, uniform
 from tests.test_plain_sums import PlainSumming, secure
-from tests.test_sums import run, run_killed, uniform
 
 NEWTON = {"name": "coded-newton"}
 

@@ -15,7 +15,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
-from tests.test_simulate import small
+from tests.virtual import small
 
 HOURS, MINUTES, SECONDS = UNITS
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codedfedl import Fleet, FleetDelays, best_loads, expected_return
-from codedfedl.fleet.paper import FIGURE_1_SECONDS, figure_1_client
+from codedfedl import Fleet, best_loads, expected_return
+from codedfedl.fleet.built_in import FIGURE_1_SECONDS, figure_1_client
 from codedfedl.planning import theorem
 from codedfedl.planning.concave_pieces import piece_peaks
 from codedfedl.planning.piece_ranges import Ranges, SymmetricClients, peak_share
@@ -33,13 +33,13 @@ class TestClosedForm:
         )
         spare = np.maximum(t - 2 * fleet.packet_time, 0)
         closed = np.minimum(fleet.rate * peak_share(fleet.alpha) * spare, fleet.points)
-        found = best_loads(FleetDelays(lossless), t, whole=False).loads
+        found = best_loads(lossless, t, whole=False).loads
         np.testing.assert_allclose(found, closed, rtol=1e-6)
 
 
 @given(fleet=fleets(always_there=False), t=times())
 def test_best_whole_load_against_every_load(fleet: Fleet, t: float) -> None:
-    found = best_loads(FleetDelays(fleet), t)
+    found = best_loads(fleet, t)
     returned = found.loads * found.return_probabilities
     clients = theorem.clients_of(fleet)
     best = [theorem.expected_return(c, t, theorem.best_load(c, t)) for c in clients]
@@ -50,7 +50,7 @@ def test_best_whole_load_against_every_load(fleet: Fleet, t: float) -> None:
 
 @given(fleet=fleets(max_clients=3, max_points=10**5), t=times())
 def test_best_continuous_load_against_a_grid(fleet: Fleet, t: float) -> None:
-    model = FleetDelays(fleet)
+    model = fleet
     found = best_loads(model, t, whole=False)
     grid = np.linspace(0, 1, 4001)[:, None] * np.minimum(fleet.points, fleet.rate * t)
     on_grid = expected_return(model, grid, t).max(0)
@@ -64,7 +64,7 @@ def test_continuous_optimum_is_on_the_best_piece(fleet: Fleet, t: float) -> None
     peaks = piece_peaks(fleet, t)
     if not len(peaks):
         return
-    model = FleetDelays(fleet)
+    model = fleet
     best = expected_return(model, peaks[:, None], t).max()
     found = best_loads(model, t, whole=False)
     assert found.expected_return == pytest.approx(best, rel=1e-9, abs=1e-12)
@@ -92,7 +92,7 @@ def test_bounds_hold_on_every_range_of_pieces(points: int) -> None:
         if low >= high:
             continue
         loads = np.linspace(low, high, 500)
-        inside = expected_return(FleetDelays(client), loads[:, None], t).max()
+        inside = expected_return(client, loads[:, None], t).max()
         at = ranges.bounds()[1], np.array([rng.uniform(low + 1e-9, high)])
         for bound in (ranges.bounds()[0], *map(ranges.tangent_bounds, at)):
             assert inside <= bound[0] * (1 + 1e-12)
@@ -100,7 +100,7 @@ def test_bounds_hold_on_every_range_of_pieces(points: int) -> None:
 
 def test_pieces_are_concave_and_slopes_jump_up_between_them() -> None:
     client, t = figure_1_client(), FIGURE_1_SECONDS
-    model = FleetDelays(client)
+    model = client
     edges = 2 * (t - np.sqrt(3) * np.arange(5, 1, -1))
     for low, high in zip([0.0, *edges[:-1]], edges, strict=True):
         loads = np.linspace(low + 1e-9, high - 1e-9, 400)
@@ -119,7 +119,7 @@ def test_figure_1_has_an_optimum_inside_every_piece() -> None:
     assert (peaks < edges[:-1]).all()
     assert (peaks > np.maximum(edges[1:], 0)).all()
     for load in peaks:
-        around = expected_return(FleetDelays(client), load + np.array([[-1e-3], [0], [1e-3]]), t)
+        around = expected_return(client, load + np.array([[-1e-3], [0], [1e-3]]), t)
         assert around.argmax() == 1
 
 
@@ -133,7 +133,7 @@ def test_pieces_much_shorter_than_a_point(t: float) -> None:
         packet_time=[0.01, 0.02, 0.01, 0.03],
         erasure=[0.99, 0.97, 0.5, 0.98],
     )
-    found = best_loads(FleetDelays(fleet), t)
+    found = best_loads(fleet, t)
     clients = theorem.clients_of(fleet)
     best = [theorem.best_load(client, t) for client in clients]
     returned = [theorem.expected_return(c, t, load) for c, load in zip(clients, best, strict=True)]

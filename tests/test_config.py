@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from codedfedl import InputError
-from codedfedl.cli.running import named_experiment
-from codedfedl.experiments import built_in
+from codedfedl.experiments import built_in, named_experiment
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.overrides import parse_overrides
 from codedfedl.schemes import settings_of

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from codedfedl import FleetDelays, InputError, Setup, Workload, paper_devices, paper_fleet
+from codedfedl import InputError, Training, Workload, paper_devices, paper_fleet
 from codedfedl.fleet.costs import Cost, embedding, gram, parity
 from codedfedl.learning.features import Structured
 
@@ -47,15 +47,13 @@ def test_samples_have_the_mean() -> None:
     """Five standard deviations at each of 30 clients: false alarm below 2e-5."""
     fleet, cost = paper_fleet(), gram(POINTS.sum(0), WORKLOAD)
     rng = np.random.default_rng(0)
-    drawn = np.array(
-        [sum(cost.sample_seconds(FleetDelays(fleet), WORKLOAD, rng)) for _ in range(4000)]
-    )
+    drawn = np.array([sum(cost.sample_seconds(fleet, WORKLOAD, rng)) for _ in range(4000)])
     error = drawn.mean(0) - cost.mean_seconds(fleet, WORKLOAD)
     assert (np.abs(error) < 5 * drawn.std(0) / np.sqrt(4000)).all()
 
 
 def test_nothing_to_send_takes_no_time() -> None:
-    model = FleetDelays(paper_fleet())
+    model = paper_fleet()
     _, upload = embedding(POINTS.sum(0), 784 * 2000).sample_seconds(
         model, WORKLOAD, np.random.default_rng(0)
     )
@@ -66,10 +64,12 @@ def test_setup_is_the_slowest_clients_sum() -> None:
     fleet = paper_fleet()
     steps = (embedding(POINTS.sum(0), 784 * 2000), parity(POINTS, [7] * 5, WORKLOAD))
     together = sum(step.mean_seconds(fleet, WORKLOAD) for step in steps)
-    assert Setup().seconds(fleet, WORKLOAD, 7) == pytest.approx(np.max(together))
+    training = Training(WORKLOAD, 784 * 2000, 5, rounds=1, step=1.0, mixing=0)
+    assert training.setup_seconds(fleet, 7) == pytest.approx(np.max(together))
 
 
-@pytest.mark.parametrize("field", ["inputs", "batches"])
-def test_bad_setup(field: str) -> None:
+@pytest.mark.parametrize("field", ["feature_macs", "batches", "rounds"])
+def test_bad_training(field: str) -> None:
+    given: dict[str, int] = {"feature_macs": 100, "batches": 5, "rounds": 1} | {field: 0}
     with pytest.raises(InputError, match=f"{field} is 0"):
-        Setup(**{field: 0})
+        Training(WORKLOAD, step=1.0, mixing=0, **given)

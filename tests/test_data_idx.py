@@ -149,7 +149,7 @@ class TestFinding:
         with pytest.raises(InputError, match=r"--data is .*no: there is no such folder"):
             load_dataset("mnist", tmp_path / "no")
 
-    @pytest.mark.skipif(REAL is None, reason="CODEDFEDL_DATA is not set")
+    @pytest.mark.skipif(REAL is None, reason="needs the real data")
     @pytest.mark.parametrize(
         ("name", "first", "moments", "tests"),
         [
@@ -168,7 +168,7 @@ class TestFinding:
         assert (round(mean, 4), round(deviation, 4)) == moments  # as everyone normalises them
         assert (data.inputs.min(), data.inputs.max()) == (0, 1)
 
-    @pytest.mark.skipif(REAL is None, reason="CODEDFEDL_DATA is not set")
+    @pytest.mark.skipif(REAL is None, reason="needs the real data")
     def test_one_data_set_is_not_taken_for_the_other(self) -> None:
         with pytest.raises(InputError, match="holds mnist, not fashion-mnist: put each"):
             load_dataset("fashion-mnist", Path(str(REAL)) / "mnist")

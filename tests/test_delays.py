@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from codedfedl import Fleet, FleetDelays, InputError, MeasuredDelays, expected_maximum, paper_fleet
+from codedfedl import Fleet, InputError, MeasuredDelays, expected_maximum, paper_fleet
 from codedfedl.arrays import FloatArray
-from codedfedl.fleet import round_time
 from codedfedl.fleet.round_time import asymmetric_cdf, asymmetric_parts
 from codedfedl.planning import theorem
 from tests import naive
@@ -33,7 +32,7 @@ def mixed_fleet(symmetric: bool) -> Fleet:
 def test_cdf_against_samples(symmetric: bool) -> None:
     """120 comparisons at 1e-6 false alarms together: a bound of 5.9 standard deviations each."""
     fleet = mixed_fleet(symmetric)
-    model = FleetDelays(fleet)
+    model = fleet
     rng = np.random.default_rng(6)
     rounds, loads = 100_000, np.ceil(fleet.points * rng.uniform(0.2, 1, len(fleet)))
     samples = model.sample(loads, rounds, rng)
@@ -56,15 +55,15 @@ def test_mean_against_samples() -> None:
         erasure_up=fleet.erasure_up,
         overhead=fleet.overhead,
     )
-    samples = FleetDelays(there).sample(there.points, 50_000, np.random.default_rng(7))
-    error = samples.mean(0) - FleetDelays(there).mean(there.points)
+    samples = there.sample(there.points, 50_000, np.random.default_rng(7))
+    error = samples.mean(0) - there.mean(there.points)
     assert (np.abs(error) < 5 * samples.std(0) / np.sqrt(50_000)).all()
 
 
 @given(fleet=fleets(max_points=100), t=times())
 def test_load_times_cdf_is_the_theorem(fleet: Fleet, t: float) -> None:
     loads = np.ceil(fleet.points / 2)
-    found = loads * FleetDelays(fleet).cdf(loads, t)
+    found = loads * fleet.cdf(loads, t)
     clients = zip(theorem.clients_of(fleet), loads, strict=True)
     expected = [theorem.expected_return(client, t, load) for client, load in clients]
     # a cdf is good to 1e-12; a load multiplies that, and so does a large α the exponent's rounding
@@ -75,7 +74,7 @@ def test_load_times_cdf_is_the_theorem(fleet: Fleet, t: float) -> None:
 def test_asymmetric_sum_reduces_to_the_symmetric_one(fleet: Fleet, t: float) -> None:
     compute, time = fleet.points / fleet.rate, t - fleet.overhead
     found = fleet.availability * asymmetric_cdf(fleet, time, compute)
-    np.testing.assert_allclose(found, FleetDelays(fleet).cdf(fleet.points, t), atol=1e-9)
+    np.testing.assert_allclose(found, fleet.cdf(fleet.points, t), atol=1e-9)
 
 
 def test_asymmetric_link_by_convolution() -> None:
@@ -97,7 +96,7 @@ def test_asymmetric_link_by_convolution() -> None:
             if spare > 0:
                 chance = 0.7 * 0.3 ** (down - 1) * 0.4 * 0.6 ** (up - 1)
                 total += chance * -np.expm1(-1.5 * spare / x)
-    assert FleetDelays(fleet).cdf(100, t)[0] == pytest.approx(total, abs=1e-14)
+    assert fleet.cdf(100, t)[0] == pytest.approx(total, abs=1e-14)
 
 
 @settings(max_examples=200)
@@ -130,7 +129,7 @@ def test_asymmetric_sums_are_the_slopes_in_time_and_load(fleet: Fleet, t: float)
 
 
 def test_cdf_broadcasts_and_is_monotone() -> None:
-    model = FleetDelays(paper_fleet())
+    model = paper_fleet()
     by_time = model.cdf(200, np.linspace(0, 5000, 300)[:, None])
     assert by_time.shape == (300, 30)
     assert (np.diff(by_time, axis=0) >= -1e-14).all()
@@ -140,13 +139,13 @@ def test_cdf_broadcasts_and_is_monotone() -> None:
 
 def test_no_load_leaves_the_link() -> None:
     fleet = Fleet(points=[10], rate=1, alpha=1, packet_time=1, erasure=0.5)
-    assert FleetDelays(fleet).cdf(0, 3.5)[0] == pytest.approx(0.25 + 0.25)
+    assert fleet.cdf(0, 3.5)[0] == pytest.approx(0.25 + 0.25)
 
 
 def test_expected_maximum_against_samples() -> None:
     """Five standard deviations of the mean of 50,000 maxima: false alarm 6e-7."""
     fleet = paper_fleet()
-    model = FleetDelays(fleet)
+    model = fleet
     longest = model.sample(fleet.points, 50_000, np.random.default_rng(8)).max(1)
     error = expected_maximum(model, fleet.points) - longest.mean()
     assert abs(error) < 5 * longest.std() / np.sqrt(50_000)
@@ -154,12 +153,12 @@ def test_expected_maximum_against_samples() -> None:
 
 def test_waiting_for_somebody_who_may_not_come_never_ends() -> None:
     fleet = Fleet(points=[10], rate=1, alpha=1, packet_time=1, erasure=0, availability=0.9)
-    assert expected_maximum(FleetDelays(fleet), fleet.points) == np.inf
+    assert expected_maximum(fleet, fleet.points) == np.inf
 
 
 def test_expected_maximum_against_scipys_quadrature() -> None:
     fleet = paper_fleet()
-    delays = FleetDelays(fleet)
+    delays = fleet
 
     def late(t: float) -> float:
         return 1 - float(np.prod(delays.cdf(fleet.points, t)))
@@ -171,7 +170,7 @@ def test_expected_maximum_against_scipys_quadrature() -> None:
 def test_expected_maximum_of_known_cases() -> None:
     """A lossless link and next to no computation; an asymmetric link; measured delays."""
     sure = Fleet(points=[1], rate=1e6, alpha=2, packet_time=1, erasure=0)
-    assert expected_maximum(FleetDelays(sure), [1]) == pytest.approx(2.0000015, rel=1e-6)
+    assert expected_maximum(sure, [1]) == pytest.approx(2.0000015, rel=1e-6)
     both_ways = Fleet(
         points=[1],
         rate=1e6,
@@ -181,14 +180,14 @@ def test_expected_maximum_of_known_cases() -> None:
         packet_time_up=0.9,
         erasure_up=0.33,
     )
-    assert expected_maximum(FleetDelays(both_ways), [1]) == pytest.approx(2.7433, rel=2e-3)
+    assert expected_maximum(both_ways, [1]) == pytest.approx(2.7433, rel=2e-3)
     assert expected_maximum(MeasuredDelays([[1.0]], [[5.0]]), [10]) == pytest.approx(15, rel=1e-3)
     assert expected_maximum(MeasuredDelays([[0.0]], [[0.0]]), [10]) < 1e-100
 
 
 def test_nobody_waits_for_a_client_without_points() -> None:
     fleet = Fleet(points=[10, 0], rate=1, alpha=1, packet_time=1, erasure=0, availability=[1, 0.5])
-    assert expected_maximum(FleetDelays(fleet), fleet.points) == pytest.approx(22, rel=1e-4)
+    assert expected_maximum(fleet, fleet.points) == pytest.approx(22, rel=1e-4)
 
 
 class TestMeasured:
@@ -210,7 +209,7 @@ class TestMeasured:
         rng = np.random.default_rng(1)
         per_point: list[FloatArray] = []
         fixed: list[FloatArray] = []
-        link = FleetDelays(fleet).sample(0, 4000, rng)
+        link = fleet.sample(0, 4000, rng)
         for j in range(30):
             slow = 1 + rng.standard_exponential(4000) / fleet.alpha[j]
             per_point.append(slow / fleet.rate[j])
@@ -218,7 +217,7 @@ class TestMeasured:
         measured = MeasuredDelays(per_point, fixed)
         bound = np.sqrt(np.log(2 * 30 / 1e-6) / (2 * 4000))
         for t in (50.0, 500.0, 2000.0):
-            apart = measured.cdf(fleet.points, t) - FleetDelays(fleet).cdf(fleet.points, t)
+            apart = measured.cdf(fleet.points, t) - fleet.cdf(fleet.points, t)
             assert np.abs(apart).max() < bound
 
     @pytest.mark.parametrize(
@@ -239,9 +238,7 @@ class TestMeasured:
 
 
 @pytest.mark.parametrize("erasure", [0.9, 0.99, 0.9999])
-def test_long_sums_equal_those_attempt_by_attempt(
-    erasure: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_sums_equal_those_attempt_by_attempt(erasure: float) -> None:
     """Times from the first attempt to long after the last that counts, links alike and unlike."""
     rng = np.random.default_rng(11)
     n = 300
@@ -256,8 +253,7 @@ def test_long_sums_equal_those_attempt_by_attempt(
     )
     time, compute = 10 ** rng.uniform(1, 5, n), fleet.points / fleet.rate
     found = asymmetric_parts(fleet, time, compute)
-    monkeypatch.setattr(round_time, "_FEW", np.inf)
-    expected = asymmetric_parts(fleet, time, compute)
+    expected = asymmetric_parts(fleet, time, compute, few_attempts=np.inf)
     seconds = [np.ones(n)] * 3 + [time]
     for ours, theirs, scale in zip(found, expected, seconds, strict=True):
         np.testing.assert_allclose(ours / scale, theirs / scale, atol=1e-12)

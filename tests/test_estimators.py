@@ -34,7 +34,7 @@ from codedfedl.planning.plan import Plan
 from codedfedl.schemes.coded import Coded
 from codedfedl.simulation.engine import Simulation, entries
 from codedfedl.simulation.run import prepare
-from tests.test_simulate import small
+from tests.virtual import small
 
 SMALL: dict[str, Any] = {"n_components": 100, "epochs": 40}
 

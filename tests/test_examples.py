@@ -12,7 +12,7 @@ import codedfedl
 from codedfedl.runs.documents import check
 from codedfedl.runs.grid import cells
 from codedfedl.simulation.engine import Simulation, entries
-from tests.test_simulate import simulation, small
+from tests.virtual import simulation, small
 
 ROOT = Path(__file__).parent.parent
 MODULES = ["codedfedl"] + [

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP, Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP
 from codedfedl.errors import InputError
 from codedfedl.federate import evidence, runtime, server
 from codedfedl.federate.runtime import Federation
@@ -27,41 +27,23 @@ from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
-from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.run import simulate
 from tests.loopback import (
     FIRST_NODE,
+    NEWTON,
     Loopback,
     Script,
     experiment_of,
     far,
+    model_of,
     named,
+    rounds_of,
+    run,
     transport_of,
 )
-from tests.test_simulate import small
-
-NEWTON = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10}
-
-
-def run(
-    experiment: Experiment, tmp_path: Path, script: Script | None = None
-) -> tuple[Loopback, list[Exchange], list[str]]:
-    grid = transport_of(experiment, tmp_path / "nodes", script)
-    said: list[str] = []
-    federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
-    return grid, list(Journal(tmp_path / "run").exchanges()), said
-
-
-def rounds_of(exchanges: list[Exchange]) -> list[Record]:
-    return [exchange.record for exchange in exchanges if not exchange.record.is_setup]
-
-
-def model_of(tmp_path: Path) -> np.ndarray[Any, Any]:
-    stored = RunDirectory(tmp_path / "run").checkpoint()
-    assert stored is not None
-    return stored["model"]
+from tests.virtual import small
 
 
 @pytest.mark.parametrize(
@@ -253,6 +235,7 @@ def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: 
         {"name": "coded", "redundancy": 0.05},
         {"name": "coded", "redundancy": 0.2, "code": "sign"},
         NEWTON,
+        model_of,
     ],
 )
 def test_honest_gradients_lie_well_within_the_tolerance(

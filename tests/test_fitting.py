@@ -10,7 +10,6 @@ import pytest
 
 from codedfedl import (
     Fleet,
-    FleetDelays,
     InputError,
     MeasuredDelays,
     expected_maximum,
@@ -20,9 +19,7 @@ from codedfedl.fitting.clients import FEWEST_TO_JUDGE
 from codedfedl.fitting.estimates import Missing, fit_link, fit_work
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import Traces, read_traces
-from codedfedl.fleet.delays import DelaysWithPoints
-from codedfedl.fleet.measured import read_measured, rows_by_client
-from codedfedl.fleet.mixed import MixedDelays
+from codedfedl.fleet.measured import MixedDelays, read_measured, rows_by_client
 from codedfedl.report.fit_figure import fit_figure
 from tests.conftest import Run
 
@@ -237,7 +234,7 @@ class TestWhatCannotBeToldApart:
         for name, value in TRUTH.items():
             assert covered(found, name, value) == 1
         assert found.document()["clients"][0]["rate_interval"][1] is None
-        times, model = self.one_load().total, FleetDelays(found.fleet)
+        times, model = self.one_load().total, found.fleet
         assert model.mean(100)[0] == pytest.approx(times.mean(), rel=1e-3)
         assert model.mean(50)[0] > 0.85 * times.mean()  # less work is not promised to be fast
 
@@ -289,7 +286,7 @@ class TestFewMeasurements:
         assert found.fits.all()
         assert np.isnan(found.p_value).all()
         assert "fewer than 8 replies" in " ".join(found.notes)
-        mean = FleetDelays(found.fleet).mean(load[:, None])[:, 0]
+        mean = found.fleet.mean(load[:, None])[:, 0]
         assert mean.mean() == pytest.approx(traces.seconds.mean(), rel=0.35)
         for name in ("rate", "alpha", "overhead"):
             low, high = found.intervals[name][0]
@@ -300,14 +297,14 @@ class TestFewMeasurements:
     def test_one_measurement_tells_no_spread(self) -> None:
         found = fit(Traces(["a"], 100, compute=[3.0], total=[4.0]))
         assert found.fleet.alpha[0] == pytest.approx(2)
-        assert FleetDelays(found.fleet).mean(100)[0] == pytest.approx(4)
+        assert found.fleet.mean(100)[0] == pytest.approx(4)
         assert found.intervals["alpha"].tolist() == [[0, np.inf]]
         assert "alpha is assumed to be 2" in " ".join(found.notes)
 
     def test_times_that_are_all_the_same(self) -> None:
         found = fit(Traces(["a"] * 5, 100, compute=3.0, total=3.0))
         assert found.fleet.alpha[0] == 1e4
-        assert FleetDelays(found.fleet).mean(100)[0] == pytest.approx(3, rel=1e-3)
+        assert found.fleet.mean(100)[0] == pytest.approx(3, rel=1e-3)
 
 
 class TestEstimates:
@@ -366,12 +363,12 @@ class TestFallback:
         return fit(Traces(who, load, compute=compute, total=compute + beside), points=300)
 
     def test_mixes_the_two_models(self, found: Fit) -> None:
-        model = found.delays.delays
+        model = found.delays
         assert isinstance(model, MixedDelays)
         assert found.fits.tolist() == [True, False]
         for t in (3.0, 8.0, 11.0):
-            formula = FleetDelays(found.fleet).cdf(300, t)
-            measured = found.measured.delays.cdf(300, t)
+            formula = found.fleet.cdf(300, t)
+            measured = found.measured.cdf(300, t)
             assert model.cdf(300, t).tolist() == [formula[0], measured[1]]
             assert model.take(np.array([1])).cdf([300], t).tolist() == [measured[1]]
         grid = model.cdf(np.full((4, 1, 2), 300), np.arange(5.0)[:, None])
@@ -382,13 +379,13 @@ class TestFallback:
         chosen = plan(found.delays, 0.2)
         assert chosen.expected_return >= 480
         rng = np.random.default_rng(62)
-        drawn = found.delays.delays.sample(chosen.loads, 20_000, rng)
+        drawn = found.delays.sample(chosen.loads, 20_000, rng)
         share = (drawn <= chosen.deadline).mean(0)  # 5 standard errors
         assert share == pytest.approx(chosen.return_probabilities, abs=5 * 0.5 / np.sqrt(20_000))
         assert expected_maximum(found.delays, [300, 300]) > 8
 
     def test_repeats_what_was_measured(self, found: Fit) -> None:
-        traces, model = found.traces, found.measured.delays
+        traces, model = found.traces, found.measured
         for j, which in enumerate(rows_by_client(traces.client)[1]):
             seconds = model.fixed[j] + model.per_point[j] * traces.load[which]
             assert seconds == pytest.approx(traces.seconds[which])
@@ -402,21 +399,22 @@ class TestFallback:
                 plan(model, 0.2, points=[10, -1])
 
     def test_how_often_a_reply_comes(self, found: Fit) -> None:
-        lost = [found.measured.delays.fixed[0], np.where(np.arange(60) < 15, np.inf, 1.0)]
-        measured = MeasuredDelays(list(found.measured.delays.per_point), lost)
+        lost = [found.measured.fixed[0], np.where(np.arange(60) < 15, np.inf, 1.0)]
+        measured = MeasuredDelays(list(found.measured.per_point), lost)
         assert measured.availability.tolist() == [1, 0.75]
-        mixed = MixedDelays(FleetDelays(found.fleet), measured, found.fits)
+        mixed = MixedDelays(found.fleet, measured, found.fits)
         assert mixed.availability.tolist() == [found.fleet.availability[0], 0.75]
 
     @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
     def test_files_keep_measured_delays(self, tmp_path: Path, suffix: str) -> None:
-        model = MeasuredDelays([[1.0, np.inf], [0.5]], [[0.1, np.inf], [2]], ["b", "a"])
-        DelaysWithPoints(model, np.array([10.0, 20.0])).write(tmp_path / f"delays{suffix}")
+        model = MeasuredDelays([[1.0, np.inf], [0.5]], [[0.1, np.inf], [2]], ["b", "a"], [10, 20])
+        model.write(tmp_path / f"delays{suffix}")
         again = read_measured(tmp_path / f"delays{suffix}")
+        assert again.points is not None
         assert again.points.tolist() == [10, 20]
         assert again.client.tolist() == ["b", "a"]
         for name in ("per_point", "fixed"):
-            np.testing.assert_array_equal(getattr(again.delays, name), getattr(model, name))
+            np.testing.assert_array_equal(getattr(again, name), getattr(model, name))
 
     def test_points_of_a_file_contradict(self, tmp_path: Path) -> None:
         path = tmp_path / "delays.csv"
@@ -425,9 +423,9 @@ class TestFallback:
             read_measured(path)
 
     def test_two_models_of_other_clients(self, found: Fit) -> None:
-        one = found.measured.delays.take(slice(1))
+        one = found.measured.take(slice(1))
         with pytest.raises(InputError, match="same clients"):
-            MixedDelays(FleetDelays(found.fleet), one, found.fits)
+            MixedDelays(found.fleet, one, found.fits)
 
 
 class TestPoints:

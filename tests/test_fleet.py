@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from codedfedl import Devices, Fleet, InputError, Workload, read_fleet
-from codedfedl.fleet.devices import DelayParameters, read_clients
+from codedfedl.fleet.delays import DelayParameters
+from codedfedl.fleet.devices import read_clients
 
 GOOD: dict[str, Any] = {
     "points": [400, 300],

@@ -24,7 +24,7 @@ from codedfedl.simulation.problem import Problem
 from codedfedl.simulation.problem import embedded as original
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
-from tests.test_simulate import small
+from tests.virtual import small
 from tests.waiting import interruptible
 
 SCHEMES = [{"name": "uncoded"}, {"name": "coded", "redundancy": 0.1}]

@@ -16,10 +16,12 @@ import pyarrow.parquet
 import pytest
 import typer
 
-from codedfedl.cli.operating import finish
+from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
 from codedfedl.federate.failures import nobody_arrived
+from codedfedl.federate.flower.registry import Entry, Registry
+from codedfedl.federate.flower.roles import BoundTransport
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
@@ -33,8 +35,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
-from tests.loopback import FIRST_NODE, Script, experiment_of, transport_of
-from tests.test_federate import NEWTON, rounds_of, run
+from tests.loopback import FIRST_NODE, NEWTON, Script, experiment_of, rounds_of, run, transport_of
 
 
 @pytest.fixture(scope="module")
@@ -421,10 +422,14 @@ def test_another_node_does_not_come_back_under_a_name(keys: bool, tmp_path: Path
     grid.online = {FIRST_NODE, *strangers}
     grid.delay = lambda *_: 0.05
     said: list[str] = []
-    names = {FIRST_NODE: "node-000", FIRST_NODE + 1: "node-001"} if keys else {}
+    registry = Registry(tmp_path / "nodes.json")
+    registry.add(Entry("node-000", FIRST_NODE, "its key"))
+    registry.add(Entry("node-002", 2002, "another"))
     before = len(grid.asked)
-    federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append, names=names)
-    assert sum("bound to another key" in line for line in said) == 2 * keys
+    bound = BoundTransport(grid, registry) if keys else grid
+    federate(bound, experiment, RunDirectory(tmp_path / "run"), said.append)
+    assert sum("the key of node 2001 is not registered" in line for line in said) == keys
+    assert sum("node-001 has the key of node-002" in line for line in said) == keys
     assert sum("node-001 has other data than before" in line for line in said) == (not keys)
     assert not any("is back" in line for line in said)
     asked = [(node, kind) for node, kind, _ in grid.asked[before:] if node in strangers]

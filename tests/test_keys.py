@@ -3,8 +3,11 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +16,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from codedfedl.cli.serve import check_access
+from codedfedl.cli.federate_node import Access
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import own_user
 from codedfedl.federate.flower.keys import make_keys, make_node_key
 from codedfedl.federate.flower.own_user import OwnUser
-from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of, read_names
+from codedfedl.federate.flower.programs import Superlink
+from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of
 from codedfedl.federate.flower.superlink import ServerSettings, running
 from codedfedl.federate.flower.wire import MalformedError, inflating, pack, unpack
 from codedfedl.federate.server import federate
@@ -26,7 +30,7 @@ from codedfedl.io.connections import listens
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from tests.conftest import Run
-from tests.loopback import FIRST_NODE, experiment_of, transport_of
+from tests.loopback import experiment_of, transport_of
 
 
 def mode(path: Path) -> int:
@@ -85,13 +89,12 @@ class TestRegistry:
             registry.check_new("bob", "k1")
         with pytest.raises(InputError, match="ada is registered with another key"):
             registry.check_new("ada", "k2")
-        assert read_names(registry.path) == {2**63 + 1: "ada"}
+        assert [(entry.node, entry.name) for entry in registry.entries()] == [(2**63 + 1, "ada")]
 
     def test_a_revoked_key_is_over_and_its_name_free(self, tmp_path: Path) -> None:
         registry = Registry(tmp_path / "nodes.json")
         registry.add(Entry("ada", 1, "k1"))
         registry.revoke(registry.find("ada"))
-        assert read_names(registry.path) == {}
         with pytest.raises(InputError, match="the key of ada was revoked"):
             registry.check_new("ada", "k1")
         assert registry.check_new("ada", "k2") is None
@@ -109,41 +112,49 @@ class TestRegistry:
         code, _, err = run("federate", "register", public, "--superlink", "127.0.0.1:1")
         assert (code, err.strip()) == (0, "ada is already registered")
 
+    def test_commands_at_once_take_turns(self, tmp_path: Path) -> None:
+        """A key that the SuperLink admits and the file forgets would be nobody's."""
+        registry, together = Registry(tmp_path / "nodes.json"), threading.Barrier(8)
+
+        def register(k: int) -> None:
+            together.wait()
+            for j in range(5):
+                registry.add(Entry(f"node-{k}-{j}", 5 * k + j, f"key {k} {j}"))
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(register, range(8)))
+        assert sorted(entry.node for entry in registry.entries()) == list(range(40))
+
+    def test_it_begins_without_keys_and_is_never_emptied(self, tmp_path: Path) -> None:
+        registry = Registry(tmp_path / "nodes.json")
+        registry.begin()
+        assert (registry.path.is_file(), registry.entries()) == (True, [])
+        registry.add(Entry("ada", 1, "k1"))
+        registry.begin()
+        assert registry.find("ada").node == 1
+
+    def test_a_run_that_begins_before_its_nodes_are_registered_binds_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server with keys has a registry from its start, and gives it to every run."""
+        commands: list[str] = []
+        link = Superlink("127.0.0.1:1", tmp_path, None)
+
+        def flwr(command: list[str], **_: Any) -> Any:
+            commands.append(" ".join(command))
+            return SimpleNamespace(stdout='{"success": true, "run-id": 1}')
+
+        monkeypatch.setattr(subprocess, "run", flwr)
+        link.submit(tmp_path / "a.toml", tmp_path / "run")
+        link.registry.begin()
+        link.submit(tmp_path / "a.toml", tmp_path / "run")
+        wanted = f'registry="{tmp_path / "nodes.json"}"'
+        assert [wanted in command for command in commands] == [False, True]
+
     def test_a_broken_file_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "nodes.json").write_text('[{"name": 1}]')
         with pytest.raises(InputError, match="cannot read"):
             Registry(tmp_path / "nodes.json").entries()
-
-
-class TestNames:
-    """The server's greeting, with the real server on the in-memory transport."""
-
-    def test_nobody_answers_under_anothers_name(self, tmp_path: Path) -> None:
-        experiment = experiment_of(3, 1, ready_timeout=30.0)
-        said: list[str] = []
-        names = {FIRST_NODE: "node-000", FIRST_NODE + 1: "somebody"}
-        with pytest.raises(InputError, match="2 of 3 nodes are ready"):
-            federate(
-                transport_of(experiment, tmp_path / "nodes"),
-                experiment,
-                RunDirectory(tmp_path / "run"),
-                said.append,
-                names=names,
-            )
-        assert any("node-001 (node 1001) has the key of somebody" in line for line in said)
-
-    def test_a_name_of_another_key_is_refused(self, tmp_path: Path) -> None:
-        experiment = experiment_of(3, 1, ready_timeout=30.0)
-        said: list[str] = []
-        with pytest.raises(InputError, match="2 of 3 nodes are ready"):
-            federate(
-                transport_of(experiment, tmp_path / "nodes"),
-                experiment,
-                RunDirectory(tmp_path / "run"),
-                said.append,
-                names={77: "node-002"},
-            )
-        assert any("node-002 (node 1002) has a name that is bound to another" in s for s in said)
 
 
 class TestStop:
@@ -335,14 +346,14 @@ class TestStarting:
 
     def test_a_node_without_keys_stays_on_this_machine(self, tmp_path: Path) -> None:
         private, public = make_node_key(tmp_path, "ada")
-        check_access("127.0.0.1:8000", None, None)
+        Access("127.0.0.1:8000").check()
         with pytest.raises(InputError, match="is another machine: give --ca and --key"):
-            check_access("example.org:8000", None, None)
+            Access("example.org:8000").check()
         with pytest.raises(InputError, match="give both --ca and --key"):
-            check_access("example.org:8000", None, private)
+            Access("example.org:8000", None, private).check()
         private.chmod(0o640)
         with pytest.raises(InputError, match="ada.key can be read by others"):
-            check_access("example.org:8000", public, private)
+            Access("example.org:8000", public, private).check()
 
     def test_no_server_in_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no server runs in"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from codedfedl import Fleet, FleetDelays, plan
+from codedfedl import Fleet, plan
 from codedfedl.arrays import FloatArray
 from codedfedl.learning.codes import Parity, encode, point_weights
 from codedfedl.learning.least_squares import Quadratic, gradient
@@ -94,7 +94,7 @@ class Rounds:
             for load, p in zip(chosen.loads, chosen.return_probabilities, strict=True)
         ]
         self.weights = np.concatenate(weights)
-        seconds = FleetDelays(fleet).sample(chosen.loads, rounds, rng)
+        seconds = fleet.sample(chosen.loads, rounds, rng)
         arrived = (seconds <= chosen.deadline) & (chosen.loads > 0)
         residual = self.x @ self.beta - self.y
         per_client = np.zeros((n, q * c))

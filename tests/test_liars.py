@@ -18,8 +18,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, false_parity, fresh_lies, lied_to, points_of
-from tests.loopback import Script, experiment_of, transport_of
-from tests.test_federate import run
+from tests.loopback import Script, experiment_of, run, transport_of
 
 BAR = 0.03  # of accuracy, which two liars of ten may cost
 

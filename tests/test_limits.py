@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from math import inf
 from pathlib import Path
+from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,8 +37,9 @@ from codedfedl.federate.job import Job
 from codedfedl.federate.limits import digest_of
 from codedfedl.federate.node import Node
 from codedfedl.federate.schema import Sizes, checked_work
+from codedfedl.learning.codes import Code
 from codedfedl.privacy.accounting import Account, Release
-from codedfedl.privacy.contract import Contract
+from codedfedl.privacy.contract import Contract, contract_of
 from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
 
 POINTS, INPUTS, FEATURES, LEAST = 40, 3, 64, 10
@@ -173,9 +175,89 @@ class TestFewPoints:
         with attack() as server, refused("job.scaling"):
             server.work(Gradient(0), 20, replace(JOB, scaling=plain | change))
 
-    def test_moments_have_no_axis_of_points(self) -> None:
-        with attack() as server, refused(r"moments\.about"):
-            server.ask("moments", about=[[0.0] * INPUTS] * POINTS)
+    def test_means_and_a_sum_over_all_points_but_one(self, tmp_path: Path) -> None:
+        """Exact means of raw points, less a sum over all but one, once were this one."""
+        rng = np.random.default_rng(0)
+        inputs, labels = rng.normal(size=(200, 5)), rng.integers(0, 3, 200)
+        node = Node("ada", lambda: Shard(inputs, labels), tmp_path)
+        job = asdict(replace(JOB, kind="identity", n_components=5, batches=1, columns=3))
+        with refused(r"moments\.about is unknown"):
+            node.answer("moments", {"job": job, "about": [0.0] * 5}, {})
+        _, moments = node.answer("moments", {"job": job}, {})
+        work = {"work": work_to(Gradient(0)), "round": 0, "load": 199, "answered": 0}
+        model = {"model": np.zeros((5, 3), np.float32)}
+        asked = {"job": job | {"points": 199}, "seconds": None, **work}
+        _, arrays = node.answer("work", asked, model)
+        last = 200 * moments["means"] + arrays["gradient"].sum(1)
+        assert np.abs(inputs - last).max(1).min() > 1.0
+        np.testing.assert_allclose(moments["means"], inputs.mean(0), atol=1 / 8)
+        np.testing.assert_allclose(moments["spreads"], inputs.std(0), rtol=0.1)
+
+    def test_means_of_changed_data_are_refused(self, tmp_path: Path) -> None:
+        """The difference of exact means of both would be what changed."""
+        Attack(tmp_path).ask("moments")
+        changed = Attack(tmp_path)
+        changed.node = Node("ada", lambda: Shard(shard().inputs[1:], shard().labels[1:]), tmp_path)
+        with refused("the data have changed since an earlier job") as error:
+            changed.ask("moments")
+        changed.node.accepted = [str(error.value).rpartition(" ")[2]]
+        changed.ask("moments")
+        scaled = {"low": [0.0] * 3, "span": [1.0] * 3, "offset": [0.0] * 40}
+        changed.work(Gradient(0), 15, replace(JOB, scaling=scaled))  # accepted with the means
+        with refused("another job was answered before"):
+            changed.work(Gradient(0), 15, replace(JOB, key=OTHER))
+
+    @pytest.mark.parametrize("name", ["dealt", "sparse"])
+    def test_rows_of_a_code_with_uneven_weights(self, name: str, tmp_path: Path) -> None:
+        """A row that mixes forty points once mixed six whose weight was not 0."""
+        labels = np.eye(1000)
+        node = Node("ada", lambda: Shard(labels[:, :3], labels), tmp_path)
+        job = asdict(replace(JOB, batches=1, n_components=8, columns=1000))
+        fewest = []
+        for load in range(990, -10, -10):
+            work = work_to(Parity([25], [load], [1.0], Code(name)))
+            asked = {"job": job, "work": work, "round": 0, "load": 1000, "answered": 0}
+            with suppress(InputError):
+                _, arrays = node.answer("work", asked | {"seconds": None}, {})
+                fewest.append((np.abs(arrays["targets0"]) > 1e-6).sum(1).min())
+                break
+        assert all(count >= LEAST for count in fewest)
+        assert name == "sparse" or fewest
+
+    def test_questions_at_the_same_time(self, tmp_path: Path) -> None:
+        """A second process once emptied the cache while the first embedded: all rows counted."""
+        other = Attack(tmp_path)
+        threads: list[Thread] = []
+        model = np.zeros((FEATURES, POINTS), dtype=np.float32)
+
+        def clock() -> float:
+            if not threads:
+                asked = {"load": 1, "model": model}
+                threads.append(Thread(target=other.ask, args=("probe",), kwargs=asked))
+                threads[0].start()
+                threads[0].join(0.5)
+            return 0.0
+
+        server = Attack(tmp_path)
+        server.node.clock = clock
+        server.work(Gradient(0), 15)
+        threads[0].join()
+        assert np.count_nonzero(server.sums[0]) == 15
+
+    def test_whether_an_answer_is_finite_depends_on_no_single_point(self) -> None:
+        """With numbers near the largest float32, one point's product once was beyond it, or not."""
+        model = np.full((FEATURES, POINTS), 1e37, np.float32)
+        facts: dict[str, Any] = {"round": 0, "load": 15, "answered": 0, "seconds": None}
+        with attack() as server, refused("the model has numbers beyond"):
+            server.ask("work", work=work_to(Gradient(0)), model=model, **facts)
+
+    def test_points_beyond_any_sum(self, tmp_path: Path) -> None:
+        raw = replace(JOB, kind="identity", n_components=INPUTS, batches=1)
+        large = Node("ada", lambda: Shard(shard().inputs * 1e12, shard().labels), tmp_path, least=1)
+        asked = {"job": asdict(raw), "load": 15}
+        model = {"model": np.zeros((INPUTS, POINTS), np.float32)}
+        with refused("numbers that are not finite, or beyond"):
+            large.answer("probe", asked, model)
 
     def test_two_sums_do_not_show_their_difference(self) -> None:
         with attack() as server:
@@ -339,6 +421,35 @@ class TestNoise:
         for sigma in (1e300, inf, -1.0, float("nan")):
             with refused("noise of"):
                 noise_steps(sigma, np.ones(3))
+
+
+@pytest.mark.parametrize("name", ["radius", "residual"])
+def test_lengths_whose_product_float32_cannot_hold(name: str) -> None:
+    """With 1e-22 each, a record once moved a sum by 1.8 times its bound."""
+    sizes = Sizes(POINTS, INPUTS, 2, FEATURES, POINTS)
+    work = work_to(private_sum(0, [1.0] * 4, np.zeros(FEATURES)))
+    with refused(rf"clipped_gradient\.{name} is"):
+        checked_work(json.loads(json.dumps(work | {name: 1e-22})), sizes)
+
+
+def test_only_works_that_an_allowed_module_defines() -> None:
+    """One that it imports is the package's, whose fields obey rules."""
+    with attack() as server:
+        server.node.works = [__name__]
+        assert server.node.allowed(f"{__name__}:Own") is Own
+        assert server.node.allowed(f"{__name__}:ClippedGradient") is None
+
+
+class Own(Gradient):
+    """A kind of work of a node's owner."""
+
+
+@pytest.mark.parametrize("sigma", [10**400, "3", None])
+def test_a_contract_of_anything_is_refused(sigma: Any) -> None:
+    release = {"what": "gradient", "count": 1, "sensitivity": 1.0, "sigma": sigma}
+    document = {"delta": 1e-5, "releases": [release], "scale": 1024.0, **TestNoise.PARTIES}
+    with refused("contract"):
+        contract_of(document | {"federation": "0" * 32, "least": 3})
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:

@@ -20,7 +20,6 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.core.work import Work
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import Code
@@ -97,7 +96,7 @@ class TestSetUp:
         line.exchange(Ask(PARITY, Everyone(), setup=True), SETUP)
         cost, workload = PARITY.cost(TASK, POINTS[0]), TASK.workload
         rng = stream(SEED, "setup", 1)
-        _, upload = cost.sample_seconds(FleetDelays(FLEET), workload, rng)
+        _, upload = cost.sample_seconds(FLEET, workload, rng)
         np.testing.assert_array_equal(line.setup_upload, upload)
 
     def test_noise_and_the_server_are_drawn_anew(self) -> None:
@@ -122,10 +121,10 @@ class TestSetUp:
 class TestRounds:
     def test_a_packet_has_the_luck_of_the_table(self) -> None:
         line = prepared()
-        table = FleetDelays(FLEET).draw(TASK.rounds, stream(SEED, "delays"))
+        table = FLEET.draw(TASK.rounds, stream(SEED, "delays"))
         for k in (0, 11):
             times = line.exchange(Ask(Gradient(0), Everyone()), k).arrival_times
-            expected = FleetDelays(FLEET).seconds(POINTS[0], table.of_round(k))
+            expected = FLEET.seconds(POINTS[0], table[k])
             np.testing.assert_array_equal(times, expected)
 
     def test_work_without_a_model_is_drawn_anew_in_every_round(self) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from codedfedl import paper_fleet
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import paper_devices
 from codedfedl.fleet.devices import Workload
-from codedfedl.fleet.paper import paper_devices
 from codedfedl.planning.maps import MapCost, best_map, for_features, plan_maps
 from tests.conftest import Run
 

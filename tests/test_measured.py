@@ -10,8 +10,6 @@ import pytest
 
 from codedfedl import (
     DelayModel,
-    Fleet,
-    FleetDelays,
     InputError,
     Traces,
     expected_maximum,
@@ -20,10 +18,9 @@ from codedfedl import (
 )
 from codedfedl.data import load_dataset
 from codedfedl.fitting.fit import Fit
-from codedfedl.fleet.delays import DelaysWithPoints
+from codedfedl.fleet.delays import DelayParameters
 from codedfedl.fleet.devices import read_clients
-from codedfedl.fleet.measured import MeasuredDelays, read_measured
-from codedfedl.fleet.mixed import MixedDelays
+from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, read_measured
 from codedfedl.learning.features import RandomFourier
 from codedfedl.report.html import render_report
 from codedfedl.runs.config import Experiment
@@ -59,7 +56,7 @@ def found() -> Fit:
     return found
 
 
-def played(delays: Fleet | DelayModel) -> dict[str, Setting]:
+def played(delays: DelayModel) -> dict[str, Setting]:
     experiment = Experiment.model_validate(SMALL)
     features = RandomFourier(8, 2.0, 0)
     problem, task, _ = prepare(experiment, load_dataset("digits"), 0, features, "cpu")
@@ -77,7 +74,7 @@ def test_what_was_planned_arrives(found: Fit, kind: str) -> None:
     A round that waits for all has the mean that was planned within five standard errors: below
     1e-6 too.
     """
-    delays: DelayModel = found.measured.delays if kind == "measured" else found.delays.delays
+    delays: DelayModel = found.measured if kind == "measured" else found.delays
     assert isinstance(delays, MeasuredDelays if kind == "measured" else MixedDelays)
     settings = played(delays)
     coded, state = settings["coded"], settings["coded"].state
@@ -97,7 +94,7 @@ def test_what_was_planned_arrives(found: Fit, kind: str) -> None:
 
 
 def test_what_no_formula_says_is_not_told(found: Fit) -> None:
-    columns = client_columns(played(found.delays.delays)["coded"])
+    columns = client_columns(played(found.delays)["coded"])
     assert columns["client"].tolist() == NAMES
     for name in ("rate", "compute_s", "link_s", "retransmission_s", "overhead_s"):
         assert np.isnan(columns[name]).tolist() == (~found.fits).tolist(), name
@@ -107,11 +104,12 @@ def test_what_no_formula_says_is_not_told(found: Fit) -> None:
 
 
 def test_a_formula_alone_is_played_like_its_fleet(found: Fit) -> None:
-    """The same luck, whether a fleet or its delay model is given."""
-    one, other = played(FleetDelays(found.fleet)), played(found.fleet)
-    for name in one:
-        mine, theirs = ([r.seconds for r in s[name].records] for s in (one, other))
-        assert mine == theirs
+    """The same luck, with the fleet's points or without."""
+    columns = {name: getattr(found.fleet, name) for name in DelayParameters.names()}
+    runs = played(found.fleet), played(DelayParameters(**columns))
+    for name in runs[0]:
+        with_points, without = ([r.seconds for r in run[name].records] for run in runs)
+        assert with_points == without
 
 
 class TestFile:
@@ -137,7 +135,7 @@ class TestFile:
     ) -> None:
         reads = []
 
-        def read(name: str) -> DelaysWithPoints[MeasuredDelays]:
+        def read(name: str) -> MeasuredDelays:
             reads.append(name)
             return read_measured(name)
 
@@ -161,7 +159,7 @@ class TestFile:
         later = self.clients(self.experiment(path, fleet=slower), tmp_path / "other")
         assert as_planned["planned_share"][4:] == later["planned_share"][4:]
         points = np.array(as_planned["points"][:4])
-        slowest = int(np.argmax(found.measured.delays.mean(points)))
+        slowest = int(np.argmax(found.measured.mean(points)))
         factor = np.divide(later["setup_compute_s"], as_planned["setup_compute_s"])
         np.testing.assert_allclose(factor, [3.0 if j == slowest else 1.0 for j in range(4)] * 2)
 

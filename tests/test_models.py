@@ -19,7 +19,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of
-from tests.test_simulate import small
+from tests.virtual import small
 
 KINDS = ("fourier", "structured", "patches", "identity")
 

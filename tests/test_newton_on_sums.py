@@ -14,7 +14,6 @@ from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import ArrayClient
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.planning.in_time import in_time, with_helper
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.report.results import outcomes
@@ -249,7 +248,7 @@ class TestPlan:
 
     @given(st.floats(0.1, 0.95), st.floats(1.0, 300.0))
     def test_loads_in_time_are_the_largest(self, probability: float, seconds: float) -> None:
-        delays, points = FleetDelays(self.FLEET), np.array([200, 200, 200])
+        delays, points = self.FLEET, np.array([200, 200, 200])
         loads = in_time(delays, seconds, points, probability)
         done = delays.cdf(loads, seconds) >= probability
         assert (done | (loads == 0)).all()

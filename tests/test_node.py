@@ -301,7 +301,7 @@ def test_points_that_were_embedded_are_not_points_that_were_summed(
 
 def test_a_goodbye_allows_no_second_answer(tmp_path: Path) -> None:
     """Else a server says it in between, and asks again under the federation's own key."""
-    plan = Parity([3, 3], [20, 50], [0.5, 0.9], Code("dealt"))
+    plan = Parity([3, 3], [20, 50], [0.0, 0.0], Code("dealt"))
     node = make(tmp_path, least=10)
     do(node, plan)
     assert do(node, Gradient(0), 30)[0]["points"] == 30

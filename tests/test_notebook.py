@@ -23,11 +23,10 @@ from codedfedl import (
     plan,
     simulate,
 )
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.io.notebook import html_table
 from codedfedl.report.fleet_figure import round_parts
 from codedfedl.runs.directory import RunDirectory
-from tests.test_simulate import small
+from tests.virtual import small
 
 EVIL = "<script>alert('x')</script>&"
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "fleet-to-model.ipynb"
@@ -129,7 +128,7 @@ def test_nothing_is_drawn_until_it_is_asked_for() -> None:
 def test_the_parts_of_a_round_add_up_to_its_mean() -> None:
     whole = paper_fleet()
     parts = round_parts(whole)
-    mean = FleetDelays(whole).mean(whole.points)
+    mean = whole.mean(whole.points)
     np.testing.assert_allclose(sum(parts.values()), mean, rtol=1e-9)
 
 

@@ -26,7 +26,7 @@ from codedfedl.simulation.replay import replay
 from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.loopback import Script, experiment_of, transport_of
-from tests.test_simulate import final_of, played, seconds_of, small
+from tests.virtual import final_of, played, seconds_of, small
 
 BUFFERED = {"name": "examples.buffered:Buffered", "count": 2}
 
@@ -59,7 +59,7 @@ class TestSimulation:
         held, chance = clock.task.held, clock.chance
         now, busy, steps = 0.0, {}, []
         for round_ in range(len(setting.rounds)):
-            seconds = clock.model.seconds(held, chance.of_round(round_))
+            seconds = clock.model.seconds(held, chance[round_])
             for j in range(len(held)):
                 if j not in busy:
                     busy[j] = (now + seconds[j], round_)

@@ -19,7 +19,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.run import simulate
 from tests.loopback import Script, experiment_of, transport_of
-from tests.test_simulate import small
+from tests.virtual import small
 
 
 @st.composite

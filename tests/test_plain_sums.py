@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from codedfedl.cli.local import TrainingOptions
+from codedfedl.cli.federate_local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient, work_from, work_to
 from codedfedl.core.clipped import ClippedGradient
 from codedfedl.core.disclosure import Disclosure
@@ -40,7 +40,7 @@ from codedfedl.runs.federation import scheme_of
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
-from tests.test_sums import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
+from tests.summing import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
 
 SCHEMES: list[dict[str, Any]] = [
     {"name": "uncoded"},
@@ -393,7 +393,7 @@ class TestNode:
     def test_its_own_moments_stay_with_it(self, tmp_path: Path) -> None:
         grid, facts, _ = self.question(tmp_path)
         with pytest.raises(InputError, match="would be its own"):
-            grid.node(0).answer("moments", {"job": facts["job"], "about": [0.0] * 64}, {})
+            grid.node(0).answer("moments", {"job": facts["job"]}, {})
 
 
 @pytest.mark.parametrize("scheme", [{"name": "uncoded", "secure": True}, {"name": "private"}])

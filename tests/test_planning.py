@@ -8,19 +8,17 @@ from hypothesis import strategies as st
 
 from codedfedl import (
     Fleet,
-    FleetDelays,
     InputError,
     MeasuredDelays,
     Plan,
     Server,
-    Setup,
+    Training,
     Workload,
     cheapest_plan,
     paper_devices,
     paper_fleet,
     plan,
 )
-from codedfedl.fleet.delays import DelaysWithPoints
 from tests.strategies import fleets
 
 COLUMNS = ("points", "rate", "alpha", "packet_time", "erasure", "overhead", "availability")
@@ -44,7 +42,7 @@ def test_promises_hold_for_the_whole_loads(fleet: Fleet, redundancy: float) -> N
     assert found.loads.dtype == np.int64
     assert found.expected_return >= found.total_points - found.parity_rows
     asked = found.loads > 0
-    again = FleetDelays(fleet).cdf(found.loads, found.deadline)
+    again = fleet.cdf(found.loads, found.deadline)
     np.testing.assert_allclose(
         found.return_probabilities[asked], again[asked], rtol=1e-9, atol=1e-13
     )
@@ -188,14 +186,13 @@ class TestCheapest:
     @pytest.mark.slow
     def test_against_every_number_of_rows(self) -> None:
         fleet = paper_devices(clients=6).fleet(Workload(features=200, labels=2), points=20)
-        setup, workload = Setup(inputs=16, batches=2), Workload(features=200, labels=2)
+        training = Training(Workload(200, 2), 16 * 200, 2, rounds=300, step=1.0, mixing=0)
 
         def total(rows: int) -> float:
-            return 300 * plan(fleet, parity_rows=rows).deadline + setup.seconds(
-                fleet, workload, rows
-            )
+            seconds = training.setup_seconds(fleet, rows)
+            return 300 * plan(fleet, parity_rows=rows).deadline + seconds
 
-        found, seconds = cheapest_plan(fleet, 300, lambda u: setup.seconds(fleet, workload, u))
+        found, seconds = cheapest_plan(fleet, 300, lambda u: training.setup_seconds(fleet, u))
         best = min(total(rows) for rows in range(1, fleet.total_points + 1))
         assert seconds == pytest.approx(total(found.parity_rows), rel=1e-9)
         assert seconds <= best * 1.01
@@ -223,8 +220,8 @@ def test_measured_delays_are_planned_like_any_other() -> None:
     )
     found = plan(measured, redundancy=0.1, points=50)
     assert found.expected_return >= 180
-    together = plan(DelaysWithPoints(measured, np.full(4, 50.0)), redundancy=0.1)
-    assert together.document() == found.document()
+    knowing = MeasuredDelays(list(measured.per_point), list(measured.fixed), points=50)
+    assert plan(knowing, redundancy=0.1).document() == found.document()
 
 
 def test_points_come_from_the_fleet_or_beside_the_delays() -> None:
@@ -232,9 +229,9 @@ def test_points_come_from_the_fleet_or_beside_the_delays() -> None:
     fleet = paper_fleet()
     expected = plan(fleet, 0.1).document()
     devices = paper_devices()
-    for delays in (FleetDelays(fleet), devices.parameters(Workload())):
+    for delays in (fleet, devices.parameters(Workload())):
         assert plan(delays, 0.1, points=400).document() == expected
-    assert plan(FleetDelays(fleet), 0.1).document() == expected
+    assert plan(fleet, 0.1).document() == expected
     half = plan(fleet, 0.1, points=200)
     assert half.total_points == 6000
     assert half.document() == plan(paper_fleet(200), 0.1).document()

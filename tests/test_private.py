@@ -17,8 +17,8 @@ from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.waiting import EveryoneUntil, arrivals
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.errors import InputError
+from codedfedl.fleet.built_in import paper_fleet
 from codedfedl.fleet.devices import Workload
-from codedfedl.fleet.paper import paper_fleet
 from codedfedl.planning.noisy_descent import RESIDUAL, eigenvalues, learning_errors
 from codedfedl.planning.private import plan_private
 from codedfedl.privacy.accounting import Account, Release

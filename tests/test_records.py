@@ -14,7 +14,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.simulation.run import simulate
 from tests.loopback import experiment_of, transport_of
-from tests.test_simulate import small
+from tests.virtual import small
 
 TABLES = ("rounds", "clients", "settings", "timeline")
 ROW_KEYS = [

@@ -21,7 +21,7 @@ from codedfedl.report.units import UNITS
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.run import simulate
-from tests.test_simulate import simulation, small
+from tests.virtual import simulation, small
 
 
 @pytest.fixture(scope="module")

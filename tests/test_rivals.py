@@ -11,11 +11,10 @@ from codedfedl.core.disclosure import Disclosure, discloses_no_more, listed
 from codedfedl.core.loop import Driver
 from codedfedl.core.protocol import Inbox, Limits
 from codedfedl.data import load_dataset
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.engine import Setting, Simulation
-from tests.test_simulate import final_of, played, simulation, small
+from tests.virtual import final_of, played, simulation, small
 
 TRAINING = {"epochs": 15, "step": 2.0, "ridge": 9e-6, "target": 0.5}
 ROUNDS = 30
@@ -149,7 +148,7 @@ def test_fednova_fills_the_time_of_the_slowest() -> None:
     (setting,) = played(small(schemes=[{"name": "fednova", "most_steps": 50}])).values()
     state: Any = setting.state
     fleet = setting.timeline.clock.fleet
-    delays, points = FleetDelays(fleet), state.task.points[0]
+    delays, points = fleet, state.task.points[0]
     slowest = delays.mean(points).max()
     assert (delays.mean(points * state.steps[0]) <= slowest * (1 + 1e-6)).all()
     more = delays.mean(points * (state.steps[0] + 1)) > slowest
@@ -159,7 +158,7 @@ def test_fednova_fills_the_time_of_the_slowest() -> None:
 def test_tifl_asks_one_tier_of_like_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch, name="tifl", tiers=3)
     tiers, model, asked = log.state.tiers, log.zero, set()
-    mean = FleetDelays(log.setting.timeline.clock.fleet).mean(log.task.points[0])
+    mean = log.setting.timeline.clock.fleet.mean(log.task.points[0])
     for tier in (0, 1):
         assert mean[tiers == tier].max() <= mean[tiers == tier + 1].min()
     records = log.setting.rounds

@@ -17,7 +17,7 @@ from codedfedl.federate.flower.server_app import federate_on
 from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.memory import MemoryTransport
 from codedfedl.federate.shards import node_name, write_shards
-from codedfedl.federate.transport import Answered, Arrays
+from codedfedl.federate.transport import Answered, Arrays, Arrival
 from codedfedl.federate.vault import Vault
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment
@@ -98,11 +98,22 @@ class TestFederation:
             play(tmp_path, registry_of(tmp_path / "nodes.json"))
 
 
+def greeted(facts: dict[str, Any], registry: Registry) -> Arrival:
+    """Return how node 7 with such a greeting arrives; its other answers arrive as they are."""
+    memory = MemoryTransport({7: lambda _kind, _facts, _arrays: (facts, {})})
+    transport = BoundTransport(memory, registry)
+    work, hello = (
+        next(transport.gather(transport.ask(kind, {0: (7, {})}, {}, 5.0), transport.now() + 5.0))
+        for kind in ("work", "hello")
+    )
+    assert (work.status, work.facts) == ("answer", facts)
+    assert hello.facts == (facts if hello.status == "answer" else {})
+    return hello
+
+
 @pytest.mark.parametrize(
     ("registered", "claimed", "status"),
     [
-        (None, None, "answer"),
-        (None, "helper", "problem"),
         ("node", None, "answer"),
         ("node", "helper", "problem"),
         ("helper", "helper", "answer"),
@@ -110,25 +121,33 @@ class TestFederation:
         ("helper", ["helper"], "problem"),
     ],
 )
-def test_who_may_greet_as_what(registered: str | None, claimed: Any, status: str) -> None:
-    facts = {} if claimed is None else {"role": claimed}
-    memory = MemoryTransport({7: lambda _kind, _facts, _arrays: (facts, {})})
-    entries = [] if registered is None else [Entry("ada", 7, "key", role=registered)]
-    transport = BoundTransport(memory, entries)
-    for kind, expected in (("hello", status), ("work", "answer")):
-        asked = transport.ask(kind, {0: (7, {})}, {}, 5.0)
-        (arrival,) = transport.gather(asked, transport.now() + 5.0)
-        assert arrival.status == expected
-        assert arrival.facts == (facts if expected == "answer" else {})
+def test_who_may_greet_as_what(registered: str, claimed: Any, status: str, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "nodes.json")
+    registry.add(Entry("ada", 7, "key", role=registered))
+    facts = {"name": "ada"} if claimed is None else {"name": "ada", "role": claimed}
+    assert greeted(facts, registry).status == status
 
 
-def test_a_revoked_helper_is_none() -> None:
-    memory = MemoryTransport({7: lambda _kind, _facts, _arrays: ({"role": "helper"}, {})})
-    revoked = Entry("helper", 7, "key", revoked=True, role="helper")
-    transport = BoundTransport(memory, [revoked])
-    asked = transport.ask("hello", {0: (7, {})}, {}, 5.0)
-    (arrival,) = transport.gather(asked, transport.now() + 5.0)
+@pytest.mark.parametrize("name", ["bob", "", None, ["ada"]])
+def test_a_name_belongs_to_its_key(name: Any, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "nodes.json")
+    registry.add(Entry("ada", 7, "key of ada"))
+    registry.add(Entry("bob", 8, "key of bob"))
+    arrival = greeted({"name": name}, registry)
     assert arrival.status == "problem"
+    assert "has the key of ada: start it with --name ada" in arrival.reason
+
+
+def test_a_key_that_is_not_registered_greets_in_vain(tmp_path: Path) -> None:
+    """Nor one that was revoked; and one that is registered while a run waits is bound as well."""
+    registry = Registry(tmp_path / "nodes.json")
+    registry.begin()
+    assert "the key of node 7 is not registered" in greeted({"name": "eve"}, registry).reason
+    registry.add(Entry("eve", 7, "key"))
+    assert greeted({"name": "eve"}, registry).status == "answer"
+    assert greeted({"name": "ada"}, registry).status == "problem"
+    registry.revoke(registry.find("eve"))
+    assert greeted({"name": "eve"}, registry).status == "problem"
 
 
 class TestRegistry:

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codedfedl import DelayModel, Fleet, FleetDelays, MeasuredDelays, MixedDelays, paper_fleet
+from codedfedl import DelayModel, Fleet, MeasuredDelays, MixedDelays, paper_fleet
 from codedfedl.arrays import FloatArray, IntArray
 
 CLIENTS = 6
 LOADS = np.array([1.0, 5, 40, 0, 60, 100])
 
 
-def formula(symmetric: bool = True) -> FleetDelays:
-    fleet = Fleet(
+def formula(symmetric: bool = True) -> Fleet:
+    return Fleet(
         points=[1, 5, 40, 50, 60, 100],
         rate=[1, 2, 3, 4, 5, 6],
         alpha=[0.3, 1, 2, 4, 8, 1e9],
@@ -24,7 +24,6 @@ def formula(symmetric: bool = True) -> FleetDelays:
         overhead=[0, 1, 0, 0, 2, 0],
         availability=[1, 0.9, 1, 0.5, 1, 0.8],
     )
-    return FleetDelays(fleet)
 
 
 def measured() -> MeasuredDelays:
@@ -71,7 +70,7 @@ def test_samples_follow_the_cdf(model: DelayModel) -> None:
 def test_a_round_is_a_row(model: DelayModel) -> None:
     chance = model.draw(5, np.random.default_rng(3))
     together = model.seconds(LOADS, chance)
-    one_by_one = [model.seconds(LOADS, chance.of_round(r)) for r in range(5)]
+    one_by_one = [model.seconds(LOADS, chance[r]) for r in range(5)]
     np.testing.assert_array_equal(together, one_by_one)
     assert one_by_one[0].shape == (CLIENTS,)
 
@@ -95,10 +94,11 @@ def test_sample_is_draw_and_seconds(model: Any) -> None:
 def test_a_measured_chance_is_the_index_of_a_measurement() -> None:
     model = MeasuredDelays([[1.0, 2.0], [3.0]], [[0.5, np.inf], [0.0]])
     chance = model.draw(50, np.random.default_rng(6))
-    assert set(chance.measurement[:, 0]) == {0, 1}
-    assert set(chance.measurement[:, 1]) == {0}
+    measurement = chance.draws["measurement"]
+    assert set(measurement[:, 0]) == {0, 1}
+    assert set(measurement[:, 1]) == {0}
     seconds = model.seconds([10, 7], chance)
-    np.testing.assert_array_equal(seconds[:, 0], np.array([10.5, np.inf])[chance.measurement[:, 0]])
+    np.testing.assert_array_equal(seconds[:, 0], np.array([10.5, np.inf])[measurement[:, 0]])
     assert (seconds[:, 1] == 21).all()
 
 
@@ -107,8 +107,8 @@ def test_a_mixed_fleet_shares_the_chances_of_its_parts() -> None:
     chance = model.draw(20, np.random.default_rng(7))
     seconds = model.seconds(LOADS, chance)
     parts = (
-        model.formula.seconds(LOADS, chance.formula),
-        model.measured.seconds(LOADS, chance.measured),
+        model.formula.seconds(LOADS, chance.draws["formula"]),
+        model.measured.seconds(LOADS, chance.draws["measured"]),
     )
     np.testing.assert_array_equal(seconds[:, ::2], parts[0][:, ::2])
     np.testing.assert_array_equal(seconds[:, 1::2], parts[1][:, 1::2])
@@ -118,7 +118,7 @@ class TestRandomStream:
     """Recorded runs rest on these numbers: a seed gives the same delays in every version."""
 
     def test_of_rounds(self) -> None:
-        model = FleetDelays(paper_fleet())
+        model = paper_fleet()
         seconds = model.seconds(100, model.draw(3, np.random.default_rng(0)))
         expected = [
             [19.153706402856752, 40.076079555060225, 167.3065568332511],
@@ -131,7 +131,7 @@ class TestRandomStream:
         """The draws in their order: one exponential, then one negative binomial number each."""
         fleet = paper_fleet()
         points, packets = np.arange(30.0), np.arange(30) % 4
-        compute, upload = FleetDelays(fleet).bulk(points, packets, np.random.default_rng(0))
+        compute, upload = fleet.bulk(points, packets, np.random.default_rng(0))
         rng = np.random.default_rng(0)
         slowness = rng.standard_exponential(30)
         losses = rng.negative_binomial(np.maximum(packets, 1), 0.9)
@@ -147,7 +147,7 @@ class TestBulk:
 
     def test_mean_of_the_formula(self) -> None:
         """Five standard deviations of 12 means: false alarm below 1e-5."""
-        model, fleet = formula(symmetric=False), formula(symmetric=False).fleet
+        model = fleet = formula(symmetric=False)
         drawn = self.draws(model, 10 * LOADS, np.arange(6))
         means = [
             10 * LOADS / fleet.rate * (1 + 1 / fleet.alpha),

@@ -1,4 +1,4 @@
-"""Clients agree on a scale by sums: the same as if all points lay in one place."""
+"""Clients agree on a scale by rounded means: nearly as if all points lay in one place."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from codedfedl import load_model
-from codedfedl.data.scaling import UNSCALED, Scaling, agreed_means, agreed_spreads, moments
+from codedfedl.data.scaling import UNSCALED, agreed_scaling, moments
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.server import federate
@@ -43,18 +43,30 @@ def shards_of(folder: Path, classes: bool) -> list[Path]:
     return paths
 
 
-def test_sums_say_the_means_and_spreads_of_all_points() -> None:
+def test_the_agreed_scale_is_near_that_of_all_points() -> None:
     inputs, labels = table(classes=False)
     parts = [Shard(inputs[rows], labels[rows]) for rows in np.array_split(np.arange(600), CLIENTS)]
     points = [len(part.inputs) for part in parts]
-    low, offset = agreed_means([moments(part) for part in parts], points)
-    span = agreed_spreads([moments(part, low) for part in parts], points)
-    np.testing.assert_allclose(low, inputs.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(span[:3], inputs.std(0)[:3], rtol=1e-9)
-    assert span[3] == 1.0
-    np.testing.assert_allclose(offset, labels.mean())
-    scaled = Scaling(low.tolist(), span.tolist(), offset.tolist()).inputs(inputs)
-    np.testing.assert_allclose(scaled.std(0)[:3], 1.0, rtol=1e-6)
+    scaling = agreed_scaling([moments(part) for part in parts], points)
+    scaled = scaling.inputs(inputs)
+    np.testing.assert_allclose(scaled.mean(0)[:3], 0.0, atol=1 / 16)
+    np.testing.assert_allclose(scaled.std(0)[:3], 1.0, rtol=2**0.125 - 1)
+    assert scaling.low[3] == 7.0
+    assert scaling.span[3] == 1.0
+    np.testing.assert_allclose(scaling.offset, labels.mean(), atol=labels.std() / 16)
+
+
+def test_exact_means_weigh_clients_by_their_points() -> None:
+    """Values that the rounding leaves as they are: spreads of 1 about whole numbers."""
+    rows = np.array([[-1.0], [1.0]])
+    clients = [moments(Shard(rows + middle, np.zeros(2))) for middle in (0.0, 4.0)]
+    scaling = agreed_scaling(clients, [3, 1])
+    np.testing.assert_allclose(scaling.low, 1.0)
+    np.testing.assert_allclose(scaling.span, (1 + 3.0) ** 0.5)
+
+
+def test_as_given_where_nothing_is_agreed_on() -> None:
+    inputs, _ = table(classes=False)
     assert UNSCALED.inputs(inputs) is inputs
 
 
@@ -81,11 +93,11 @@ def test_a_federation_of_tables_in_any_units(classes: bool, tmp_path: Path) -> N
         assert np.abs(predicted - labels).mean() < 0.2 * labels.std()
 
 
-def test_who_tells_no_sums_is_named(tmp_path: Path) -> None:
+def test_who_sends_no_means_is_named(tmp_path: Path) -> None:
     def change(client: int, kind: str, answer: Answered) -> Answered:
         facts, arrays = answer
         if kind == "moments" and client == 1:
-            arrays = arrays | {"squares": -arrays["squares"]}
+            arrays = arrays | {"spreads": -arrays["spreads"]}
         return facts, arrays
 
     grid = Loopback(tmp_path / "c", shards_of(tmp_path / "nodes", True), Script(change=change))
@@ -98,7 +110,7 @@ def test_a_resumed_federation_keeps_its_scale(tmp_path: Path) -> None:
     shards = shards_of(tmp_path / "nodes", True)
     experiment = experiment_of(CLIENTS, 3, NEWTON, scale=True, test=None)
     grid = Loopback(tmp_path / "c", shards)
-    grid.crash_after = 7  # greeting, two times sums, probes, parity, a round
+    grid.crash_after = 6  # greeting, means, probes, parity, a round
     directory = RunDirectory(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         federate(grid, experiment, directory, lambda _: None)
@@ -108,5 +120,5 @@ def test_a_resumed_federation_keeps_its_scale(tmp_path: Path) -> None:
     grid.crash_after = None
     before = len(grid.kinds("moments"))
     federate(grid, experiment, directory, lambda _: None)
-    assert len(grid.kinds("moments")) == before == 2 * CLIENTS
+    assert len(grid.kinds("moments")) == before == CLIENTS
     assert directory.checkpoint() is not None

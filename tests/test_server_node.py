@@ -13,9 +13,9 @@ from codedfedl import Coded, Fleet, InputError, Server, plan
 from codedfedl.core.protocol import Ask, Inbox, Info, Task
 from codedfedl.data import load_dataset
 from codedfedl.federate.server import federate
+from codedfedl.fleet.built_in import paper_fleet
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
-from codedfedl.fleet.paper import paper_fleet
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.features import RandomFourier
 from codedfedl.learning.least_squares import gradient
@@ -27,7 +27,7 @@ from codedfedl.schemes.uncoded import Uncoded
 from codedfedl.simulation.engine import Listener, Setting, Simulation, entries
 from codedfedl.simulation.run import prepare
 from tests.loopback import experiment_of, transport_of
-from tests.test_simulate import small
+from tests.virtual import small
 
 FEATURES, LABELS, POINTS = 4, 2, 6
 

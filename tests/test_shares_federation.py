@@ -15,7 +15,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script
-from tests.test_sums import (
+from tests.summing import (
     HELPER,
     Summing,
     ledger_of,

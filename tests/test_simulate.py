@@ -21,7 +21,7 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.engine import Simulation, entries
 from codedfedl.simulation.evaluate import (
     Batch,
     Evaluator,
@@ -30,58 +30,15 @@ from codedfedl.simulation.evaluate import (
 )
 from codedfedl.simulation.parities import composite_parities
 from codedfedl.simulation.run import prepare, simulate
+from tests.virtual import final_of, played, seconds_of, simulation, small
 
 KILLED_AFTER = (1, 3, 8, 9, 14)  # rounds, of eight for each seed
-
-SMALL: dict[str, Any] = {
-    "data": {"name": "digits", "batches": 2},
-    "fleet": {"clients": 6},
-    "features": {"n_components": 60, "sigma": 2.0},
-    "training": {"epochs": 4, "step": 2.0, "ridge": 9e-6, "target": 0.5},
-    "schemes": [
-        {"name": "uncoded"},
-        {"name": "greedy", "drop": 0.2},
-        {"name": "fedavg", "local_steps": 2, "step": 0.5},
-        {"name": "coded", "redundancy": 0.1},
-        {"name": "coded", "redundancy": 0.3},
-        {"name": "coded", "redundancy": 0.1, "code": "sparse", "features": "structured"},
-        {"name": "one-shot"},
-        {"name": "sketch-solve"},
-        {"name": "coded-newton", "rounds": 6, "features": "structured"},
-    ],
-}
-
-
-def small(**changes: Any) -> Experiment:
-    return Experiment.model_validate(SMALL | changes)
-
-
-def simulation(experiment: Experiment, seed: int = 0) -> Simulation:
-    config = experiment.features
-    features = RandomFourier(config.n_components, config.known_sigma, seed)
-    problem, task, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
-    return Simulation(problem, entries(task, fleet, experiment.build_schemes()), seed)
-
-
-def played(experiment: Experiment, seed: int = 0) -> dict[str, Setting]:
-    run = simulation(experiment, seed)
-    for _ in run.run():
-        pass
-    return {setting.label: setting for setting in run.settings}
 
 
 def client_gradient(batches: list[Batch], client: int, query: Query) -> Any:
     """Return what one client sends, as `core.client` says."""
     work, held = Gradient(query.batch), SimulatedClient(batches, client, 0)
     return work.answer(held, int(query.loads[client]), query.model).arrays["gradient"]
-
-
-def seconds_of(setting: Setting) -> list[float]:
-    return [record.seconds for record in setting.rounds]
-
-
-def final_of(setting: Setting) -> float:
-    return float(setting.records[-1].metric)
 
 
 @pytest.mark.parametrize("far", [100.0, 1e6])

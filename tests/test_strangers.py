@@ -266,7 +266,7 @@ def somebody_else() -> Iterator[None]:
         os.seteuid(0)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can be somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs the superuser")
 def test_another_user_of_the_machine_is_refused(scene: Scene) -> None:
     inner, ports, tls = scene.inner_port(), scene.node_ports(), scene.tls
     assert len(ports) == 3

@@ -25,10 +25,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.asks import ask_digest
 from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.job import Job
-from codedfedl.federate.server import federate
-from codedfedl.federate.shards import node_name, write_shards
-from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.federate.vault import Vault
+from codedfedl.federate.transport import Answered
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.planning.private import plan_private
 from codedfedl.privacy.accounting import Account, Release, epsilon_of, mu_of
@@ -36,130 +33,27 @@ from codedfedl.privacy.contract import Contract, digest_of_keys
 from codedfedl.privacy.keys import own_key, public_digits, read_public
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import Binding, mask, shared_seed
-from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
-from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import fitted, scheme_of, start
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import _clients, replay
-from tests.loopback import FIRST_NODE, Loopback, Script, experiment_of
+from tests.loopback import FIRST_NODE, Script, experiment_of
 from tests.malformed import spoilt
-
-HELPER = 999
-SMALL = 1e-6  # false alarms of each test on random numbers
-
-
-class Summing(Loopback):
-    """Nodes with vaults, and a helper among them; all are made anew for every question."""
-
-    cap = 10.0
-
-    def __init__(self, folder: Path, shards: list[Path], script: Script | None = None) -> None:
-        super().__init__(folder, shards, script)
-        self.seen: list[Arrays] = []  # what clients sent for sums
-        self.pinned = public_digits(own_key(self.home / "masks.key"))
-        self.responds[HELPER] = self._help
-        self.online.add(HELPER)
-
-    @property
-    def home(self) -> Path:
-        return self.folder / "helper"
-
-    def vault(self, client: int) -> Vault:
-        return Vault(self.vault_folder(client), self.pinned, epsilon_cap=self.cap)
-
-    def vault_folder(self, client: int) -> Path:
-        return self.folder / "vaults" / node_name(client)
-
-    def _help(self, kind: str, facts: dict[str, Any], arrays: Arrays) -> Answered:
-        answer = HelperNode("helper", self.home).answer(kind, facts, arrays)
-        return self.script.change(-1, kind, answer)
-
-    def _respond(self, client: int) -> Any:
-        respond = super()._respond(client)
-
-        def watched(kind: str, facts: dict[str, Any], arrays: Arrays) -> Answered:
-            answer: Answered = respond(kind, facts, arrays)
-            if kind == "work" and "sum" in facts:
-                self.seen.append(answer[1])
-            return answer
-
-        return watched
-
-
-def private(
-    clients: int = 4,
-    rounds: int = 4,
-    *,
-    epsilon: float = 8.0,
-    noise: str = "helper",
-    **more: Any,
-) -> Experiment:
-    scheme = {"name": "private", "epsilon": epsilon, "noise": noise}
-    return experiment_of(clients, rounds, scheme, ready_timeout=60.0, **more)
-
-
-def summing(experiment: Experiment, tmp_path: Path, script: Script | None = None) -> Summing:
-    folder = tmp_path / "nodes"
-    return Summing(folder, write_shards(experiment, load_dataset("digits"), folder), script)
-
-
-def run(grid: Summing, experiment: Experiment, tmp_path: Path) -> tuple[list[Exchange], list[str]]:
-    said: list[str] = []
-    federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
-    return list(Journal(tmp_path / "run").exchanges()), said
-
-
-def run_killed(grid: Summing, experiment: Experiment, tmp_path: Path, asks: int) -> None:
-    """Kill the server at a question, and run it again."""
-    grid.crash_after = asks
-    try:
-        run(grid, experiment, tmp_path)
-    except KeyboardInterrupt:
-        grid.crash_after = None
-        run(grid, experiment, tmp_path)
-
-
-def run_until_sum(number: int, grid: Summing, experiment: Experiment, tmp_path: Path) -> list[Any]:
-    """Kill the server when the helper has answered for a sum; return all that it answers."""
-    answers: list[Any] = []
-
-    def change(client: int, kind: str, answer: Answered) -> Answered:
-        if kind == "sum":
-            answers.append(answer[1]["sum"])
-            if len(answers) == number:
-                raise KeyboardInterrupt
-        return answer
-
-    grid.script = Script(change=change)
-    with pytest.raises(KeyboardInterrupt):
-        run(grid, experiment, tmp_path)
-    return answers
-
-
-def share_spent(run: Path) -> float:
-    """Return what the journal says was spent, as a share of what was announced beforehand."""
-    (told,) = json.loads((run / "privacy.json").read_text())["runs"]
-    *_, last = Journal(run).exchanges()
-    return float(last.spent / told["mu"] ** 2)
-
-
-def ledger_of(grid: Summing, client: int) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((grid.vault_folder(client) / "ledger.json").read_text())
-    return document
-
-
-def answers_sent(grid: Summing) -> int:
-    """How many answers with numbers in them left the clients."""
-    return sum(bool(arrays) for arrays in grid.seen)
-
-
-def uniform(view: np.ndarray[Any, Any]) -> bool:
-    """Whether bytes pass a chi-square test for being uniform, at false alarms of `SMALL`."""
-    counts = np.bincount(np.ascontiguousarray(view).view(np.uint8).ravel(), minlength=256)
-    expected = counts.sum() / 256
-    return bool(chi2.sf(((counts - expected) ** 2 / expected).sum(), 255) > SMALL)
+from tests.summing import (
+    HELPER,
+    SMALL,
+    answers_sent,
+    ledger_of,
+    private,
+    refusal,
+    run,
+    run_killed,
+    run_until_sum,
+    share_spent,
+    summing,
+    uniform,
+)
 
 
 def test_a_private_federation_trains_and_is_replayed_exactly(tmp_path: Path) -> None:
@@ -730,13 +624,6 @@ class TestBadInput:
         exchanges, _ = run(grid, experiment, tmp_path)
         assert [len(one.record.refusals) for one in exchanges[1:]] == [1] * 5
         assert [one.record.arrived.sum() for one in exchanges[1:]] == [2] * 5
-
-
-def refusal(*command: str) -> str:
-    """Return the error that a command ends with, which becomes one line and exit code 2."""
-    error = CliRunner().invoke(app, command).exception
-    assert isinstance(error, InputError), error
-    return str(error)
 
 
 class TestCommands:

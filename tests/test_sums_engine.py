@@ -17,8 +17,8 @@ from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
+from tests.summing import share_spent, uniform
 from tests.test_engine import MARK, Running, _failed, federate_local, flowers_of
-from tests.test_sums import share_spent, uniform
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine

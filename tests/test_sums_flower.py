@@ -21,9 +21,9 @@ from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
+from tests.summing import private, share_spent
 from tests.test_flower import Direct, SmallGrid
 from tests.test_plain_sums import secure
-from tests.test_sums import private, share_spent
 
 CLIENTS = 3
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codedfedl import Fleet, FleetDelays, InputError
+from codedfedl import Fleet, InputError
 from codedfedl.planning import theorem
-from codedfedl.planning.theorem import Client
+from codedfedl.planning.theorem import PaperClient
 
-CLIENT = Client(points=400, rate=2, alpha=2, packet_time=3, erasure=0.1)
+CLIENT = PaperClient(points=400, rate=2, alpha=2, packet_time=3, erasure=0.1)
 
 
 def test_examples_in_docstrings() -> None:
@@ -50,7 +50,7 @@ def test_return_against_draws_of_the_total_delay() -> None:
     bound = np.sqrt(np.log(2 * 20 / 1e-6) / (2 * draws))
     rng = np.random.default_rng(0)
     for load in np.linspace(5, 100, 20):
-        arrived = FleetDelays(fleet).sample([load], draws, rng) <= 50
+        arrived = fleet.sample([load], draws, rng) <= 50
         assert abs(arrived.mean() - theorem.expected_return(client, 50.0, load) / load) < bound
 
 

@@ -15,10 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codedfedl import InputError, Workload, plan, read_fleet
-from codedfedl.fleet.fedscale import read_availabilities, read_capacities
-from codedfedl.fleet.packets import PacketTrace, read_packet_trace
-from codedfedl.fleet.phones import phone_devices
-from codedfedl.fleet.traced import TraceFiles, traced_devices
+from codedfedl.fleet.built_in import phone_devices
+from codedfedl.fleet.traces import (
+    PacketTrace,
+    TraceFiles,
+    read_availabilities,
+    read_capacities,
+    read_packet_trace,
+    traced_devices,
+)
 from codedfedl.io.pickles import read_plain_pickle
 from tests.conftest import Run
 

@@ -16,7 +16,7 @@ from codedfedl.tracking import Series, Tracker, open_tracker
 from tests.conftest import Run
 from tests.growing import ROUNDS, GrowingRun, finished_run
 from tests.test_live import after_every_look
-from tests.test_simulate import small
+from tests.virtual import small
 
 SCHEMES = [{"name": "coded", "redundancy": 0.1}, {"name": "coded-newton"}]
 

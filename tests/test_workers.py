@@ -23,7 +23,7 @@ from codedfedl.simulation.run import simulate
 from codedfedl.simulation.side_by_side import Job, simulate_all
 from codedfedl.simulation.threads import limited, usable_threads
 from tests.conftest import Run
-from tests.test_simulate import small
+from tests.virtual import small
 
 SCHEMES = [{"name": "coded", "redundancy": 0.1}, {"name": "coded-newton", "features": "structured"}]
 TABLES = ("rounds", "clients", "settings", "timeline")

@@ -10,7 +10,36 @@ from codedfedl.runs.config import Experiment
 from codedfedl.simulation.engine import Entry, Setting, Simulation, entries
 from codedfedl.simulation.run import prepare
 
-__all__ = ["experiment_of", "play", "simulation_of"]
+__all__ = [
+    "SMALL",
+    "experiment_of",
+    "final_of",
+    "play",
+    "played",
+    "seconds_of",
+    "simulation",
+    "simulation_of",
+    "small",
+]
+
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "digits", "batches": 2},
+    "fleet": {"clients": 6},
+    "features": {"n_components": 60, "sigma": 2.0},
+    "training": {"epochs": 4, "step": 2.0, "ridge": 9e-6, "target": 0.5},
+    "schemes": [
+        {"name": "uncoded"},
+        {"name": "greedy", "drop": 0.2},
+        {"name": "fedavg", "local_steps": 2, "step": 0.5},
+        {"name": "coded", "redundancy": 0.1},
+        {"name": "coded", "redundancy": 0.3},
+        {"name": "coded", "redundancy": 0.1, "code": "sparse", "features": "structured"},
+        {"name": "one-shot"},
+        {"name": "sketch-solve"},
+        {"name": "coded-newton", "rounds": 6, "features": "structured"},
+    ],
+}
 
 
 def experiment_of(schemes: Sequence[dict[str, Any]], **changes: Any) -> Experiment:
@@ -39,3 +68,29 @@ def play(simulation: Simulation) -> dict[str, Setting]:
     for _ in simulation.run():
         pass
     return {setting.label: setting for setting in simulation.settings}
+
+
+def small(**changes: Any) -> Experiment:
+    return Experiment.model_validate(SMALL | changes)
+
+
+def simulation(experiment: Experiment, seed: int = 0) -> Simulation:
+    config = experiment.features
+    features = RandomFourier(config.n_components, config.known_sigma, seed)
+    problem, task, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
+    return Simulation(problem, entries(task, fleet, experiment.build_schemes()), seed)
+
+
+def played(experiment: Experiment, seed: int = 0) -> dict[str, Setting]:
+    run = simulation(experiment, seed)
+    for _ in run.run():
+        pass
+    return {setting.label: setting for setting in run.settings}
+
+
+def final_of(setting: Setting) -> float:
+    return float(setting.records[-1].metric)
+
+
+def seconds_of(setting: Setting) -> list[float]:
+    return [record.seconds for record in setting.rounds]

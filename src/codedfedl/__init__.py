@@ -26,19 +26,18 @@ if TYPE_CHECKING:
     from codedfedl.estimators import CodedFedLClassifier, CodedFedLRegressor
     from codedfedl.fitting.fit import Fit, fit
     from codedfedl.fitting.traces import Traces, read_traces
-    from codedfedl.fleet.costs import BlockSetup, Cost, Setup
-    from codedfedl.fleet.delays import DelayModel, DelaysWithPoints, FleetDelays
-    from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, Workload, read_fleet
+    from codedfedl.fleet.built_in import paper_devices, paper_fleet, phone_devices, phone_fleet
+    from codedfedl.fleet.costs import BlockSetup, Cost
+    from codedfedl.fleet.delays import DelayModel, DelayParameters
+    from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
     from codedfedl.fleet.maximum import expected_maximum
-    from codedfedl.fleet.measured import MeasuredDelays, read_measured
-    from codedfedl.fleet.mixed import MixedDelays
-    from codedfedl.fleet.paper import paper_devices, paper_fleet
-    from codedfedl.fleet.phones import phone_devices, phone_fleet
+    from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, read_measured
     from codedfedl.fleet.server import Server
     from codedfedl.models import Model, load_model
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
-    from codedfedl.planning.plan import Plan, cheapest_plan, plan
+    from codedfedl.planning.hours import Training, cheapest_plan
+    from codedfedl.planning.plan import Plan, plan
     from codedfedl.report.run import Run, load_run
     from codedfedl.runs.config import Experiment
     from codedfedl.schemes.cfl import CFL
@@ -68,7 +67,6 @@ __all__ = [
     "Dataset",
     "DelayModel",
     "DelayParameters",
-    "DelaysWithPoints",
     "Description",
     "Devices",
     "Everyone",
@@ -77,7 +75,6 @@ __all__ = [
     "FedAvg",
     "Fit",
     "Fleet",
-    "FleetDelays",
     "Greedy",
     "Inbox",
     "Info",
@@ -92,11 +89,11 @@ __all__ = [
     "Run",
     "Scheme",
     "Server",
-    "Setup",
     "SketchSolve",
     "State",
     "Task",
     "Traces",
+    "Training",
     "Uncoded",
     "Until",
     "Work",
@@ -134,19 +131,18 @@ _MODULES = {
     "estimators": ("CodedFedLClassifier", "CodedFedLRegressor"),
     "fitting.fit": ("Fit", "fit"),
     "fitting.traces": ("Traces", "read_traces"),
-    "fleet.costs": ("BlockSetup", "Cost", "Setup"),
-    "fleet.delays": ("DelayModel", "DelaysWithPoints", "FleetDelays"),
-    "fleet.devices": ("DelayParameters", "Devices", "Fleet", "Workload", "read_fleet"),
+    "fleet.built_in": ("paper_devices", "paper_fleet", "phone_devices", "phone_fleet"),
+    "fleet.costs": ("BlockSetup", "Cost"),
+    "fleet.delays": ("DelayModel", "DelayParameters"),
+    "fleet.devices": ("Devices", "Fleet", "Workload", "read_fleet"),
     "fleet.maximum": ("expected_maximum",),
-    "fleet.measured": ("MeasuredDelays", "read_measured"),
-    "fleet.mixed": ("MixedDelays",),
-    "fleet.paper": ("paper_devices", "paper_fleet"),
-    "fleet.phones": ("phone_devices", "phone_fleet"),
+    "fleet.measured": ("MeasuredDelays", "MixedDelays", "read_measured"),
     "fleet.server": ("Server",),
     "models": ("Model", "load_model"),
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
-    "planning.plan": ("Plan", "cheapest_plan", "plan"),
+    "planning.hours": ("Training", "cheapest_plan"),
+    "planning.plan": ("Plan", "plan"),
     "report.run": ("Run", "load_run"),
     "runs.config": ("Experiment",),
     "schemes.cfl": ("CFL",),

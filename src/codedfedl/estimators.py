@@ -30,8 +30,8 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 
 from codedfedl.arrays import FloatArray
+from codedfedl.core.columns import round_columns
 from codedfedl.core.disclosure import only_private
-from codedfedl.core.record import round_columns
 from codedfedl.data import Dataset, mini_batches
 from codedfedl.data.dataset import texts
 from codedfedl.data.owners import dealt, fleet_of, known_clients

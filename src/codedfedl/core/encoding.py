@@ -98,8 +98,8 @@ class Parity(Work):
             stream = client.code_stream(b, *self.code.named_by(rows))
             part = encode(features, targets, weights, rows, stream, self.code)
             arrays |= {f"features{b}": part.features, f"targets{b}": part.targets}
-            fewest = self.code.fewest_points_per_row(points, rows)
-            mixed = min(mixed, max(1, int(fewest * evenness(weights))))
+            fewest = self.code.fewest_points_per_row(points, rows, evenness(weights))
+            mixed = min(mixed, max(1, fewest))
         return Answer(client.points, arrays, mixed)
 
     def cost(self, task: Task, loads: IntArray) -> Cost:

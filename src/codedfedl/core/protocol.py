@@ -18,8 +18,7 @@ from codedfedl.core.task import State, Task
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
-from codedfedl.fleet.delays import DelayDistribution
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = [
     "EACH",
     "SUM",
+    "AnyLimits",
     "Ask",
     "Combine",
-    "Delays",
     "Description",
     "Inbox",
     "Info",
@@ -48,9 +47,6 @@ __all__ = [
     "refuse_absent",
 ]
 
-
-Delays = Fleet | DelayDistribution
-"""The clients as a plan knows them: a fleet, or any other distribution of delays."""
 
 Rng = np.random.Generator | None
 """Randomness for what a scheme itself draws."""
@@ -204,6 +200,10 @@ class Limits:
     first_deadline: float | None = None
 
 
+AnyLimits = Limits | None
+"""An operator's limits; None in a simulation, which has none."""
+
+
 @dataclass(frozen=True)
 class Info:
     """What is known of a scheme before it starts.
@@ -223,7 +223,7 @@ class Info:
     features
         The feature map, where the scheme itself decides it.
     any_delays
-        Whether `start` plans with any `DelayDistribution`; otherwise it is given a `Fleet`.
+        Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`.
     featured
         Whether a report shows its clients and first rounds one by one, not its results alone.
     baseline
@@ -253,7 +253,7 @@ class Description:
     plan
         The plan that the rounds follow, if there is one.
     facts
-        Numbers for tables and reports, by name. Those of `core.record.FACTS` have columns of their
+        Numbers for tables and reports, by name. Those of `core.columns.FACTS` have columns of their
         own in a report; others are shown by their names.
     account
         What a run releases under a guarantee; None if there is no guarantee.
@@ -275,7 +275,7 @@ class Scheme(ABC):
 
     info: ClassVar[Info]
 
-    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse what would fail later, before any work.
 
         Parameters
@@ -289,7 +289,7 @@ class Scheme(ABC):
             refuse_absent(fleet, f"{self.info.name} {self.info.waits}")
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> State:
         """Plan, and return the state before the first ask.
 
@@ -326,7 +326,7 @@ class Runtime(Protocol):
         """Ask the clients for work on a model, wait, and return the answers."""
 
 
-def refuse_absent(fleet: Delays, waiting: str) -> None:
+def refuse_absent(fleet: DelayModel, waiting: str) -> None:
     """Refuse a fleet for which waiting might never end, in the words of who would wait."""
     availability = getattr(fleet, "availability", None)
     if availability is not None and (availability < 1).any():

@@ -1,19 +1,11 @@
-"""One record of an exchange, for every runtime, and the tables that a run leaves.
+"""One record of an exchange, for every runtime, and how files keep it.
 
-| table | a row for each |
-| --- | --- |
-| `rounds` | cell, seed and round; round 0 is the end of the set-up, where a model is there |
-| `clients` | cell, seed and client (`CLIENT_COLUMNS`) |
-| `settings` | cell and seed: what is said once (`FACTS`, `RUN_FACTS`, a scheme's own facts) |
-| `timeline` | cell, client and one of the first rounds: when its answer came |
-| `refusals` | answer of a real client that was not taken, and why |
-| `distances` | judged answer of a real client: its distance from parity in expected errors |
-
-A cell is a setting by its id. `runs.tables` writes all but the last two.
+A new fact of an exchange is a field of `Record`: checkpoints and journals hold every field.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -23,21 +15,18 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 
 __all__ = [
     "ARRIVED",
-    "CLIENT_COLUMNS",
     "DROPPED",
-    "FACTS",
     "LATE",
     "NOT_ASKED",
     "PARTS",
     "REFUSED",
-    "RUN_FACTS",
     "SETUP",
     "SHOWN_ROUNDS",
     "Record",
     "metric_name",
     "packed",
-    "round_columns",
-    "timeline_columns",
+    "record_arrays",
+    "record_of",
     "unpacked",
 ]
 
@@ -61,47 +50,6 @@ SETUP = -1
 
 SHOWN_ROUNDS = 8
 """Number of first rounds for which the arrival time of each answer is kept."""
-
-FACTS = (
-    "parity_rows",
-    "expected_return",
-    "server_return_probability",
-    "points_per_parity_row",
-    "embedded_points",
-    "unrepresented_points",
-    "setup_deadline_s",
-    "round_deadline_s",
-    "planned_hours",
-    "planned_excess",
-    "planned_rounds",
-    "predicted_hours",
-    "predicted_excess",
-    "predicted_start_loss",
-    "predicted_start_excess",
-    "start_loss",
-    "damping",
-    "epsilon",
-    "delta",
-)
-"""Facts of the package's schemes, once per setting and seed; NaN where one does not apply."""
-
-RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained")
-"""What the runtime adds to a scheme's facts."""
-
-CLIENT_COLUMNS = (
-    "rate",
-    "points",
-    "load",
-    "planned_share",
-    "arrived_share",
-    "compute_s",
-    "link_s",
-    "retransmission_s",
-    "overhead_s",
-    "setup_compute_s",
-    "setup_upload_s",
-)
-"""The columns of a client: seconds are averages over rounds and include late clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +93,7 @@ class Record:
     seconds: float
     loads: IntArray
     outcome: npt.NDArray[np.int8]
-    arrival_times: FloatArray | None
+    arrival_times: FloatArray | None = None
     compute: FloatArray | None = None
     refusals: tuple[tuple[int, str], ...] = ()
     has_model: bool = True
@@ -196,86 +144,51 @@ def metric_name(classes: bool) -> str:
     return "accuracy" if classes else "R²"
 
 
-def round_columns(records: Sequence[Record]) -> dict[str, Any]:
-    """Return a row per round, and one for the set-up, or part of it, where that left a model.
-
-    `training_hours` is the paper's clock; `total_hours` charges the set-up too.
-    """
-    told = [record for record in records if not record.is_setup or record.has_model]
-    seconds = np.array([0.0 if one.is_setup else one.seconds for one in told])
-    setup = np.cumsum([one.seconds if one.is_setup else 0.0 for one in records])
-    setup = setup[[not one.is_setup or one.has_model for one in records]]
-    hours = np.cumsum(seconds) / 3600
-    counts = [one.counts() for one in told]
-    return {
-        "round": np.array([one.round + 1 for one in told], dtype=np.int64),
-        "deadline_s": np.array([one.deadline for one in told], dtype=np.float64),
-        "seconds": seconds,
-        "training_hours": hours,
-        "total_hours": hours + setup / 3600,
-        **{name: np.array([each[name] for each in counts], dtype=np.int64) for name in PARTS},
-        "excess": np.array([one.excess for one in told], dtype=np.float64),
-        "metric": np.array([float(one.metric) for one in told], dtype=np.float64),
-    }
+def record_arrays(record: Record) -> dict[str, npt.NDArray[Any]]:
+    """Return a record as arrays, for a file; what is None has none."""
+    values = {each.name: getattr(record, each.name) for each in fields(Record)}
+    return {name: _array(value) for name, value in values.items() if value is not None}
 
 
-def timeline_columns(records: Sequence[Record], clients: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return when each client's answer came in the first rounds, a row per client and round."""
-    shown = [record for record in records if not record.is_setup][:SHOWN_ROUNDS]
-    return {
-        "round": np.repeat([one.round + 1 for one in shown], len(clients)).astype(np.int64),
-        "client": np.tile(clients, len(shown)),
-        "round_seconds": np.repeat([one.seconds for one in shown], len(clients)).astype(float),
-        "deadline_s": np.repeat([one.deadline for one in shown], len(clients)).astype(float),
-        "seconds": _joined([_times(one, len(clients)) for one in shown], np.float64),
-        "arrived": _joined([one.arrived for one in shown], np.bool_),
-    }
+def _array(value: Any) -> npt.NDArray[Any]:
+    if isinstance(value, tuple):  # lengths differ from record to record
+        return np.array(json.dumps(value))
+    return np.asarray(value, None if isinstance(value, np.ndarray | int) else np.float64)
 
 
-def _times(record: Record, clients: int) -> FloatArray:
-    return np.full(clients, np.nan) if record.arrival_times is None else record.arrival_times
+def record_of(arrays: Mapping[str, npt.NDArray[Any]]) -> Record:
+    """Return the record from its `record_arrays`, among which others may lie."""
+    names = [each.name for each in fields(Record) if each.name in arrays]
+    return Record(**{name: _value(arrays[name]) for name in names})
+
+
+def _value(array: npt.NDArray[Any]) -> Any:
+    if array.dtype.kind == "U":
+        return tuple(tuple(v) if isinstance(v, list) else v for v in json.loads(str(array)))
+    return array if array.ndim else array.item()
 
 
 def packed(records: Sequence[Record]) -> dict[str, npt.NDArray[Any]]:
-    """Return records as arrays, for a checkpoint; equal loads are kept once."""
-    loads = {record.loads.tobytes(): record.loads for record in records}
-    places = {key: place for place, key in enumerate(loads)}
-    timed = [one for one in records if one.arrival_times is not None]
-    clients = len(records[0].loads) if records else 0
-    return {
-        "round": np.array([one.round for one in records], dtype=np.int64),
-        "deadline": np.array([one.deadline for one in records], dtype=np.float64),
-        "seconds": np.array([one.seconds for one in records], dtype=np.float64),
-        "has_model": np.array([one.has_model for one in records], dtype=bool),
-        "metric": np.array([float(one.metric) for one in records], dtype=np.float64),
-        "excess": np.array([one.excess for one in records], dtype=np.float64),
-        "outcome": np.array([one.outcome for one in records], dtype=np.int8).reshape(-1, clients),
-        "loads": np.array(list(loads.values()), dtype=np.int64).reshape(-1, clients),
-        "loads_of": np.array([places[one.loads.tobytes()] for one in records], dtype=np.int64),
-        "times": np.array([one.arrival_times for one in timed]).reshape(-1, clients),
-        "timed": np.array([one.arrival_times is not None for one in records], dtype=bool),
-    }
+    """Return records as arrays, for a checkpoint; equal values are kept once.
+
+    Beside the values of each field is which of them every record has; -1 for none.
+    """
+    every = [record_arrays(record) for record in records]
+    stored = {}
+    for name in dict.fromkeys(name for arrays in every for name in arrays):
+        keys = [arrays[name].tobytes() if name in arrays else b"" for arrays in every]
+        values = {key: arrays[name] for key, arrays in zip(keys, every, strict=True) if key}
+        places = {b"": -1} | {key: place for place, key in enumerate(values)}
+        stored[name] = np.array(list(values.values()))
+        stored[f"{name}_of"] = np.array([places[key] for key in keys])
+    return stored
 
 
 def unpacked(stored: Mapping[str, npt.NDArray[Any]]) -> list[Record]:
     """Return the records from the arrays of `packed`."""
-    times = iter(stored["times"])
-    loads = list(stored["loads"])
+    names = [each.name for each in fields(Record) if each.name in stored]
+    rows = zip(*(stored[f"{name}_of"].tolist() for name in names), strict=True)
     return [
-        Record(
-            round=int(stored["round"][k]),
-            deadline=float(stored["deadline"][k]),
-            seconds=float(stored["seconds"][k]),
-            loads=loads[stored["loads_of"][k]],
-            outcome=stored["outcome"][k],
-            arrival_times=next(times) if stored["timed"][k] else None,
-            has_model=bool(stored["has_model"][k]),
-            metric=float(stored["metric"][k]),
-            excess=float(stored["excess"][k]),
-        )
-        for k in range(len(stored["round"]))
+        record_of({name: stored[name][at] for name, at in zip(names, row, strict=True) if at >= 0})
+        for row in rows
     ]
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-    return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from codedfedl.arrays import IntArray
 from codedfedl.data.partitions import partition
 from codedfedl.errors import InputError
-from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, Workload, read_clients
-from codedfedl.fleet.paper import paper_devices
+from codedfedl.fleet.built_in import paper_devices
+from codedfedl.fleet.delays import DelayParameters
+from codedfedl.fleet.devices import Devices, Fleet, Workload, read_clients
 from codedfedl.random import stream
 
 __all__ = ["dealt", "fleet_of", "known_clients"]

@@ -1,6 +1,6 @@
-"""Scales of the inputs: one that clients agree on by sums, or one from public bounds."""
+"""Scales of the inputs: one that clients agree on by rounded means, or one from public bounds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,64 +17,80 @@ __all__ = [
     "Moments",
     "Scaling",
     "Sides",
-    "agreed_means",
-    "agreed_spreads",
+    "agreed_scaling",
     "bounds_of",
     "moments",
 ]
+
+STEPS_PER_DOUBLING, STEPS_PER_SPREAD = 4, 8
+"""A client's spreads are rounded to so many steps per factor of 2, its means to so many steps per
+spread: the mean of n points moves by a step only where points change by n/8 spreads together."""
 
 _ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Sums over the points of one client, about some given values.
+    """Means and spreads over the points of one client, rounded so that no point shows in them.
 
     Attributes
     ----------
-    sums, squares : arrays of shape (d,)
-        Of every input column.
+    means, spreads : arrays of shape (d,)
+        Of every input column. A spread is a power of the fourth root of 2, and 0 where all values
+        are the same; a mean is a multiple of an eighth of it.
     labels : array of shape (c,)
-        Sums of the numbers to predict; of shape (0,) for classes.
+        Means of the numbers to predict, likewise; of shape (0,) for classes.
     """
 
-    sums: FloatArray
-    squares: FloatArray
+    means: FloatArray
+    spreads: FloatArray
     labels: FloatArray
 
-    def times(self, weight: float) -> "Moments":
-        """Return the sums times a weight."""
-        return Moments(weight * self.sums, weight * self.squares, weight * self.labels)
 
-
-def moments(shard: Shard, about: npt.ArrayLike = 0.0) -> Moments:
-    """Sum a client's columns and their squares about some values, some rows at a time."""
-    middle = np.asarray(about, dtype=np.float64)
-    sums, squares = np.zeros((2, shard.inputs.shape[1]))
-    for start in range(0, len(shard.inputs), _ROWS_AT_ONCE):
-        rows = np.asarray(shard.inputs[start : start + _ROWS_AT_ONCE], np.float64) - middle
-        sums += rows.sum(0)
-        squares += (rows**2).sum(0)
+def moments(shard: Shard) -> Moments:
+    """Return a client's rounded means and spreads, from some rows at a time."""
     labels = np.zeros(0)
     if not shard.is_classification:
-        labels = np.asarray(shard.labels, np.float64).reshape(len(shard.labels), -1).sum(0)
-    return Moments(sums, squares, labels)
+        labels, _ = _rounded(np.asarray(shard.labels).reshape(len(shard.labels), -1))
+    return Moments(*_rounded(shard.inputs), labels)
 
 
-def agreed_means(told: Sequence[Moments], points: Sequence[int]) -> tuple[FloatArray, FloatArray]:
-    """Return the mean of every input column, and of the numbers to predict."""
-    total = float(sum(points))
-    inputs = np.asarray(sum(one.sums for one in told)) / total
-    return inputs, np.asarray(sum(one.labels for one in told)) / total
-
-
-def agreed_spreads(told: Sequence[Moments], points: Sequence[int]) -> FloatArray:
-    """Return the standard deviation of every column from moments about the means; 1 where it is 0.
+def _rounded(columns: npt.NDArray[Any]) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation of every column, rounded.
 
     Two passes: sums of squares about 0 would lose the digits of columns far from it.
     """
-    variance = np.asarray(sum(one.squares for one in told)) / float(sum(points))
-    return np.where(variance > 0, np.sqrt(np.maximum(variance, 0.0)), 1.0)
+    means, squares = np.zeros((2, columns.shape[1]))
+    for rows in _blocks(columns):
+        means += rows.sum(0) / len(columns)
+    for rows in _blocks(columns):
+        squares += ((rows - means) ** 2).sum(0) / len(columns)
+    varies = squares > 0
+    steps = np.rint(STEPS_PER_DOUBLING * np.log2(np.sqrt(np.where(varies, squares, 1.0))))
+    spreads = np.where(varies, 2.0 ** (steps / STEPS_PER_DOUBLING), 0.0)
+    grid = np.where(varies, spreads / STEPS_PER_SPREAD, 1.0)
+    return np.where(varies, np.rint(means / grid) * grid, means), spreads
+
+
+def _blocks(columns: npt.NDArray[Any]) -> Iterator[FloatArray]:
+    for start in range(0, len(columns), _ROWS_AT_ONCE):
+        yield np.asarray(columns[start : start + _ROWS_AT_ONCE], np.float64)
+
+
+def agreed_scaling(clients: Sequence[Moments], points: Sequence[float]) -> "Scaling":
+    """Return the common scale of clients with so many points each; spreads of 0 become 1."""
+    shares = np.asarray(points, np.float64) / np.sum(points)
+    means, labels = (
+        np.stack([getattr(client, name) for client in clients]) for name in ("means", "labels")
+    )
+    low = means[0] + shares @ (means - means[0])  # exact where all are the same
+    offset = labels[0] + shares @ (labels - labels[0])
+    variance = sum(
+        share * (client.spreads**2 + (client.means - low) ** 2)
+        for share, client in zip(shares, clients, strict=True)
+    )
+    span = np.where(variance > 0, np.sqrt(variance), 1.0)
+    return Scaling(low.tolist(), span.tolist(), offset.tolist())
 
 
 @dataclass(frozen=True)

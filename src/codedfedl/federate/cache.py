@@ -19,14 +19,17 @@ from codedfedl.data.partitions import processing_order
 from codedfedl.data.scaling import UNSCALED, Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
+from codedfedl.federate.schema import MAX_NUMBER
 from codedfedl.federate.transport import Answered
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.learning.features import FeatureMap
 
-__all__ = ["Cache", "clear_old"]
+__all__ = ["RECORDS", "Cache", "clear_old"]
 
 _OLD = 30 * 86400.0  # seconds
-_RECORDS = "given"
+RECORDS = "given"
+"""The folder of what was given, in all federations."""
+
 _ROWS_AT_ONCE = 4096  # points embedded between two looks at the clock
 
 
@@ -60,7 +63,7 @@ class Cache:
         most: int = 0,
     ) -> None:
         self.folder, self.name, self.load, self.clock = folder, name, load, clock
-        self.most, self.records = most, folder.parent / _RECORDS
+        self.most, self.records = most, folder.parent / RECORDS
         self.record = self.records / folder.name
 
     def embed(
@@ -79,8 +82,8 @@ class Cache:
         Parameters
         ----------
         finite
-            Whether points that are not finite are refused: private sums leave them out, since a
-            refusal would show that there are some.
+            Whether points that are not finite, or too large, are refused: private sums leave
+            them out, since a refusal would show that there are some.
 
         Returns
         -------
@@ -106,8 +109,11 @@ class Cache:
             rows = slice(embedded, min(embedded + some, wanted))
             rows_of_features[rows] = features.transform(scaling.inputs(shard.inputs[order[rows]]))
             targets[rows] = scaling.targets(shard.targets(order[rows], columns))
-            if finite and not all(np.isfinite(array[rows]).all() for array in arrays):
-                raise InputError(f"{self.name} has points that are not finite: remove them")
+            if finite and not all((np.abs(array[rows]) <= MAX_NUMBER).all() for array in arrays):
+                raise InputError(
+                    f"{self.name} has points with numbers that are not finite, or beyond "
+                    f"{MAX_NUMBER:g}: remove or scale them"
+                )
             for array in arrays:
                 array.flush()
             embedded = rows.stop

@@ -12,7 +12,8 @@ Three rules, whatever a server asks for:
 3. *No thin parity.* Behind each parity row stand at least `least` points, counted by their weights.
 
 Private sums are exempt from rule 2: their noise is accounted for (`federate.vault`). The only other
-answer made of points is `moments`, sums of every column over all of them, for a common scale.
+answer made of points is `moments`: means and spreads of all of them, for a common scale, so rounded
+that an exact sum over all points but one does not show this one.
 """
 
 import hashlib
@@ -28,7 +29,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.arrays import FloatArray
 from codedfedl.core.work import Answer, ArrayClient, Points, Work
+from codedfedl.data.scaling import moments
+from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.io.files import durable, lock, make_folder
@@ -40,6 +44,9 @@ RAW_FACTOR = 5
 them are over this many times more points."""
 
 _SHARE = 10  # a segment has at least one tenth of the shortest sum that it lies in
+
+_ANOTHER_JOB = "another job was answered before, and sums of both show more than those of one"
+_CHANGED_DATA = "the data have changed since an earlier job, and sums over both show what changed"
 
 _log = logging.getLogger(__name__)
 
@@ -109,16 +116,38 @@ class DataLimits:
         """
         digest = digest_of(job, self.fingerprint)
         with self._record() as record:
-            known = record.get(self.fingerprint, {}).get("jobs", ())
-            if digest not in known:
-                if record and digest not in self.accepted:
-                    raise InputError(_refusal(self.data, digest, changed=not known))
-                level = logging.WARNING if record else logging.INFO
-                _log.log(level, "job %s is accepted on the data set %s", digest, self.data)
-                first = {"order": job.seed, "jobs": [], "sums": []}
-                record.setdefault(self.fingerprint, first)["jobs"].append(digest)
+            entry = self._entry(record, job, digest)
+            if digest not in entry["jobs"]:
+                if entry["jobs"]:
+                    self._check_accepted(digest, _ANOTHER_JOB)
+                _log.info("job %s is pinned to the data set %s", digest, self.data)
+                entry["jobs"].append(digest)
                 self._write(record)
-            return int(record[self.fingerprint]["order"])
+            return int(entry["order"])
+
+    def moments(self, job: Job, shard: Shard) -> dict[str, FloatArray]:
+        """Return rounded means and spreads of all points, for a job that has no scale yet."""
+        with self._record() as record:
+            self._entry(record, job, digest_of(job, f"means of {self.fingerprint}"))
+            self._write(record)
+        return vars(moments(shard))
+
+    def _entry(self, record: dict[str, Any], job: Job, digest: str) -> dict[str, Any]:
+        """Return what was given of the data; refuse changed data that were not accepted."""
+        if self.fingerprint not in record:
+            if record:
+                self._check_accepted(digest, _CHANGED_DATA)
+            record[self.fingerprint] = {"order": job.seed, "jobs": [], "sums": []}
+        entry: dict[str, Any] = record[self.fingerprint]
+        return entry
+
+    def _check_accepted(self, digest: str, why: str) -> None:
+        if digest not in self.accepted:
+            raise InputError(
+                f"this job on the data set {self.data!r} is not accepted: {why}; its owner accepts "
+                f"it by starting the node with --accept {digest}"
+            )
+        _log.warning("job %s is accepted on the data set %s", digest, self.data)
 
     def answer(
         self,
@@ -208,18 +237,6 @@ class DataLimits:
     def _write(self, record: dict[str, Any]) -> None:
         with durable(self.path) as file:
             file.write(json.dumps(record).encode())
-
-
-def _refusal(data: str, digest: str, *, changed: bool) -> str:
-    what = (
-        "the data have changed since an earlier job, and sums over both show what changed"
-        if changed
-        else "another job was answered before, and sums of both show more than those of one"
-    )
-    return (
-        f"this job on the data set {data!r} is not accepted: {what}; its owner accepts it by "
-        f"starting the node with --accept {digest}"
-    )
 
 
 def _refuse_few(work: Work, points: int, least: int) -> None:

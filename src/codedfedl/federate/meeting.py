@@ -45,15 +45,8 @@ def meet(
     experiment: Experiment,
     config: FederationConfig,
     say: Say,
-    names: Mapping[int, str],
 ) -> Members:
-    """Wait until as many nodes as planned are ready, and agree on the feature map.
-
-    Parameters
-    ----------
-    names
-        The name that each node is bound to by its key; no other node can have it.
-    """
+    """Wait until as many nodes as planned are ready, and agree on the feature map."""
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
     job = job_of(experiment, secrets.token_hex(16))
     until = transport.now() + config.ready_timeout
@@ -75,9 +68,7 @@ def meet(
             if arrival.facts.get("role") == HELPER:  # it holds no points, and is asked later
                 continue
             try:
-                greeting = _greeted(arrival, features, job.batches, greeted)
-                _check_bound(arrival.client, greeting["name"], names)
-                greeted[arrival.client] = greeting
+                greeted[arrival.client] = _greeted(arrival, features, job.batches, greeted)
                 say(f"{greeted[arrival.client]['name']} is ready")
             except RefusedError as error:
                 if refused.get(arrival.client) != str(error):
@@ -195,23 +186,11 @@ def _check_features(node: str, features: FeatureMap, facts: Mapping[str, Any]) -
     )
 
 
-def _check_bound(node: int, name: str, names: Mapping[int, str]) -> None:
-    """Refuse a name that belongs to another key."""
-    if names.get(node, name) != name:
-        raise RefusedError(
-            f"{name} (node {node}) has the key of {names[node]}: start it with that name, or "
-            "register its own key"
-        )
-    if node not in names and name in names.values():
-        raise RefusedError(f"{name} (node {node}) has a name that is bound to another key")
-
-
 def wait_for(
     transport: Transport,
     experiment: Experiment,
     members: Members,
     say: Say,
-    names: Mapping[int, str],
 ) -> Members:
     """Give the nodes of a resumed federation time to reconnect; return the members.
 
@@ -226,7 +205,7 @@ def wait_for(
             break
         new = here - set(members.nodes) - greeted
         greeted |= new
-        members = _met_again(transport, experiment, members, new, say, names)
+        members = _met_again(transport, experiment, members, new, say)
         transport.sleep(0.5)
     return members
 
@@ -237,7 +216,6 @@ def _met_again(
     members: Members,
     new: set[int],
     say: Say,
-    names: Mapping[int, str],
 ) -> Members:
     """Return the members, with the new numbers of those that reconnected under another."""
     features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
@@ -248,7 +226,6 @@ def _met_again(
     for arrival in transport.gather(asked, transport.now() + _GREETING):
         try:
             facts = _greeted(arrival, features, job.batches, {})
-            _check_bound(arrival.client, facts["name"], names)
         except RefusedError as error:
             say(f"refused: {error}")
             continue

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache as once
 from functools import cached_property
@@ -26,10 +27,10 @@ from codedfedl.core.client import work_from
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
 from codedfedl.core.work import Work
-from codedfedl.data.scaling import Scaling, moments
+from codedfedl.data.scaling import Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.cache import Cache, clear_old
+from codedfedl.federate.cache import RECORDS, Cache, clear_old
 from codedfedl.federate.job import Job
 from codedfedl.federate.limits import DataLimits, Embedding, digest_of
 from codedfedl.federate.schema import (
@@ -40,6 +41,7 @@ from codedfedl.federate.schema import (
     checked_work,
 )
 from codedfedl.federate.transport import Answered, Arrays
+from codedfedl.io.files import lock, make_folder
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
@@ -114,9 +116,19 @@ class Node:
             raise InputError(f"the question {kind!r} is unknown: {nearest(kind, QUESTIONS)}")
         job = checked_job(facts.get("job"), self.load().inputs.shape[1])
         asked = {name: value for name, value in facts.items() if name != "job"}
-        check_question(kind, asked, arrays, self.load().inputs.shape[1])
-        answer: Answered = getattr(_Desk(job, self), kind)(**asked, **arrays)
+        check_question(kind, asked, arrays)
+        with self._alone():
+            answer: Answered = getattr(_Desk(job, self), kind)(**asked, **arrays)
         return answer
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Answer one question at a time, also where each has a process of its own."""
+        path = self.cache / RECORDS / "node.lock"
+        make_folder(path.parent, private=True)
+        with path.open("w") as file:
+            lock(file, wait=True)
+            yield
 
     def ready(self) -> None:
         """Read the data, and try the encoder where there is one: what is wrong shows here."""
@@ -143,8 +155,9 @@ class Node:
         module, _, name = kind.partition(":")
         if not name or module not in self.works:
             return None
-        found = getattr(importlib.import_module(module), name, None)
-        return found if isinstance(found, type) and issubclass(found, Work) else None
+        work = getattr(importlib.import_module(module), name, None)
+        is_own = isinstance(work, type) and issubclass(work, Work) and work.__module__ == module
+        return work if is_own else None
 
 
 class _Desk:
@@ -210,15 +223,14 @@ class _Desk:
             "version": __version__,
         }, {}
 
-    def moments(self, about: list[float]) -> Answered:
-        """Sum every column, and its squares about some values: for a scale that all agree on."""
+    def moments(self) -> Answered:
+        """Return rounded means and spreads of every column, for a scale that all agree on."""
         if self.node.vault is not None:
             raise InputError(
                 f"the moments of {self.node.name} would be its own, and it answers in sums alone: "
                 "leave federation.scale out, and scale by public constants"
             )
-        self.node.refuse_few()
-        return {}, vars(moments(self.node.load(), about))
+        return {}, self.limits.moments(self.job, self.node.load())
 
     def pair(self) -> Answered:
         """Return the helper key that this node has pinned, and its own public key."""

@@ -1,11 +1,12 @@
-"""Clients with tables of their own agree on a scale, by sums, before anything is embedded."""
+"""Clients with tables of their own agree on a scale, by rounded means, before they embed."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from codedfedl.data.scaling import Moments, Scaling, agreed_means, agreed_spreads
+from codedfedl.data.scaling import Moments, Scaling, agreed_scaling
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.transport import Transport
@@ -18,54 +19,33 @@ __all__ = ["agree_on_scaling"]
 def agree_on_scaling(
     transport: Transport, config: FederationConfig, members: Members, job: Job
 ) -> Scaling:
-    """Ask all members for sums twice, about 0 and about the means; every one must answer.
-
-    The number of points of each is what it reported when it joined.
-    """
-    first = _asked(transport, config, members, job, [0.0] * members.inputs)
-    low, offset = agreed_means(first, members.points)
-    span = agreed_spreads(_asked(transport, config, members, job, low.tolist()), members.points)
-    return Scaling(low.tolist(), span.tolist(), offset.tolist())
-
-
-def _asked(
-    transport: Transport,
-    config: FederationConfig,
-    members: Members,
-    job: Job,
-    about: list[float],
-) -> list[Moments]:
+    """Ask all members for their means and spreads; every one must answer."""
     seconds = config.probe_timeout
-    facts = {"job": asdict(job), "about": about}
-    questions = {j: (node, facts) for j, node in enumerate(members.nodes)}
+    questions = {j: (node, {"job": asdict(job)}) for j, node in enumerate(members.nodes)}
     columns = 0 if members.classes else members.columns
     largest = 8 * (2 * members.inputs + columns) + 1024
     asked = transport.ask("moments", questions, {}, seconds, largest=largest)
-    found: dict[int, Moments] = {}
+    answers: dict[int, Moments] = {}
     for arrival in transport.gather(asked, transport.now() + seconds):
-        found |= _checked(arrival.client, arrival.arrays, members.inputs, columns)
-    missing = [name for j, name in enumerate(members.names) if j not in found]
+        moments = _checked(arrival.arrays, members.inputs, columns)
+        if moments is not None:
+            answers[arrival.client] = moments
+    missing = [name for j, name in enumerate(members.names) if j not in answers]
     if missing:
         raise InputError(
-            f"no sums that can be right came from {', '.join(missing)} within {seconds:g} s: the "
+            f"no means that can be right came from {', '.join(missing)} within {seconds:g} s: the "
             "scale is agreed on by all; look at their logs, raise federation.probe_timeout, or "
             "name them in federation.without"
         )
-    shares = np.array(members.points) / members.claimed
-    return [found[j].times(share) for j, share in enumerate(shares.tolist())]
+    return agreed_scaling([answers[j] for j in range(len(answers))], members.points)
 
 
-def _checked(client: int, arrays: Any, inputs: int, columns: int) -> dict[int, Moments]:
-    """Return a client's sums, or nothing where they cannot be right."""
-    shapes = {"sums": (inputs,), "squares": (inputs,), "labels": (columns,)}
-    told = {name: np.asarray(arrays.get(name, np.nan)) for name in shapes}
-    if any(
-        told[name].shape != shape or told[name].dtype.kind != "f" for name, shape in shapes.items()
-    ):
-        return {}
-    if (
-        not all(np.isfinite(array).all() for array in told.values())
-        or told["squares"].min(initial=0) < 0
-    ):
-        return {}
-    return {client: Moments(**told)}
+def _checked(arrays: Mapping[str, Any], inputs: int, columns: int) -> Moments | None:
+    """Return a client's means and spreads, or nothing where they cannot be right."""
+    shapes = {"means": (inputs,), "spreads": (inputs,), "labels": (columns,)}
+    values = {name: np.asarray(arrays.get(name, np.nan)) for name in shapes}
+    for name, shape in shapes.items():
+        value = values[name]
+        if value.shape != shape or value.dtype.kind != "f" or not np.isfinite(value).all():
+            return None
+    return None if values["spreads"].min(initial=0) < 0 else Moments(**values)

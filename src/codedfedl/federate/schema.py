@@ -21,6 +21,7 @@ from codedfedl.learning.codes import CODES
 from codedfedl.learning.features import FEATURE_KINDS
 
 __all__ = [
+    "MAX_NUMBER",
     "Sizes",
     "check_helper_question",
     "check_question",
@@ -34,6 +35,10 @@ MAX_COUNT = 2**40
 
 MAX_FEATURES, MAX_COLUMNS, MAX_ROWS, MAX_STEPS = 10**6, 10**5, 10**6, 10**4
 """The most features, label columns, parity rows and local steps that a node works with."""
+
+MAX_NUMBER = 1e9
+"""The largest number of a model and of points that a sum is computed from: no float32 on the way is
+beyond its range, so whether an answer is finite does not depend on a single point."""
 
 _LARGEST = float_info.max  # whole numbers may be larger, and NaN is never between two numbers
 
@@ -214,30 +219,31 @@ def checked_model(model: Any, sizes: Sizes) -> npt.NDArray[np.float32]:
     if not isinstance(model, np.ndarray) or model.shape != shape or model.dtype != np.float32:
         kind = f"{model.dtype} {model.shape}" if isinstance(model, np.ndarray) else type(model)
         raise InputError(f"the model is {kind}: must be float32 of shape {shape}")
-    if not np.isfinite(model).all():
-        raise InputError("the model is not finite: begin again with a smaller step")
+    if not (np.abs(model) <= MAX_NUMBER).all():
+        raise InputError(
+            f"the model has numbers beyond {MAX_NUMBER:g}, or not finite: begin again with a "
+            "smaller step"
+        )
     return model
 
 
-def check_question(
-    kind: str, facts: Mapping[str, Any], arrays: Mapping[str, Any], inputs: int
-) -> None:
+def check_question(kind: str, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """Refuse a question with other fields than its own, or numbers that are out of range."""
     model = {"model"} if kind in ("probe", "work") else set()
     if unknown := set(arrays) - model:
         raise InputError(f"{kind} has an array {sorted(unknown)[0][:64]!r}, which is unknown")
     defaults = {"sum": None} if kind == "work" else {}
-    _check_fields(kind, defaults | dict(facts), _questions(inputs)[kind])
+    _check_fields(kind, defaults | dict(facts), _questions()[kind])
 
 
-def _questions(inputs: int) -> dict[str, Rules]:
+def _questions() -> dict[str, Rules]:
     round_ = whole(-1)  # the set-up's
     sum_: Rules = {"contract": _anything, "number": whole(), "attempt": round_}
     return {
         "hello": {},
         "pair": {},
         "goodbye": {},
-        "moments": {"about": listed(real(), inputs)},
+        "moments": {},
         "probe": {"load": whole(1)},
         "work": {
             "work": _anything,  # by `checked_work`
@@ -272,6 +278,7 @@ def checked_work(work: Any, sizes: Sizes, allowed: Collection[str] = ()) -> None
 def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
     """Return the rules of every kind of work that comes with the package."""
     chance, positive, batches = real(0, 1), real(0, above=True), sizes.batches
+    length = real(1 / MAX_NUMBER, MAX_NUMBER)  # a product of two is far from the smallest float32
     code = record({"name": one_of(*CODES), "nonzeros": whole(1, MAX_ROWS)})
     gradient: Rules = {"batch": whole(0, batches - 1)}
     local: Rules = {
@@ -316,8 +323,8 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         "clipped_gradient": {
             **private,
             "direction": listed(real(), sizes.features),
-            "radius": positive,
-            "residual": positive,
+            "radius": length,
+            "residual": length,
         },
         "masked": masked,
         "changed": {**masked, "counted": _counted},

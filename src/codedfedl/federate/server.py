@@ -5,7 +5,7 @@ parity; play rounds; save the model. Every finished step is in the journal, so t
 was killed continues where it was.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
 
@@ -51,16 +51,8 @@ def federate(
     experiment: Experiment,
     directory: RunDirectory,
     say: Say = print,
-    *,
-    names: Mapping[int, str] | None = None,
 ) -> None:
-    """Run a federation, or continue one, until its model and records are written, or it is stopped.
-
-    Parameters
-    ----------
-    names
-        The name that each node is bound to by its key, as far as that is known.
-    """
+    """Run or continue a federation until its model and records are written, or it is stopped."""
     config, scheme = federation_config(experiment), scheme_of(experiment)
     evaluation = Evaluation(experiment)  # a wrong path is refused at once
     with directory.opened(experiment) as status:
@@ -68,7 +60,7 @@ def federate(
         journal, began = Journal(directory.path), transport.now()
         journal.check_begun()
         journal.check_kept()
-        federation = _assembled(transport, experiment, journal, _telling(say, status), names or {})
+        federation = _assembled(transport, experiment, journal, _telling(say, status))
         if not journal.traces.is_file():
             probe(federation).write(journal.traces)
             synced(journal.traces)
@@ -147,12 +139,11 @@ def _assembled(
     experiment: Experiment,
     journal: Journal,
     say: Say,
-    names: Mapping[int, str],
 ) -> Federation:
     """Wait for the nodes, those of the journal where there is one."""
     config, members = federation_config(experiment), journal.members()
     if members is None:
-        members = meet(transport, experiment, config, say, names)
+        members = meet(transport, experiment, config, say)
         if config.scale:
             say("the nodes agree on a scale")
             job = job_of(experiment, members.key, members)
@@ -160,7 +151,7 @@ def _assembled(
             members = replace(members, scaling=asdict(scaling))
         journal.keep_members(members)
     else:
-        members = wait_for(transport, experiment, members, say, names)
+        members = wait_for(transport, experiment, members, say)
     task, job = (
         federation_task(experiment, members),
         job_of(experiment, members.key, members),

@@ -18,7 +18,7 @@ from codedfedl.fitting.estimates import (
 )
 from codedfedl.fitting.separation import measured_link, note_hidden, reply_limits, shape_of
 from codedfedl.fitting.traces import Traces
-from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.delays import DelayParameters
 
 __all__ = ["FEWEST_TO_JUDGE", "QUANTITIES", "ClientTimes", "Fitted"]
 

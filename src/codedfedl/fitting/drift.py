@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.delays import DelayModel
 
 __all__ = ["SLOWDOWNS", "Drift", "Timings", "check_replan"]
 
@@ -76,11 +76,11 @@ class Drift:
         The log-likelihood of each slow-down in `SLOWDOWNS`, up to a constant of the client.
     """
 
-    planned: DelayDistribution
+    planned: DelayModel
     evidence: FloatArray
 
     @classmethod
-    def unknown(cls, planned: DelayDistribution) -> "Drift":
+    def unknown(cls, planned: DelayModel) -> "Drift":
         """Nothing was seen yet: all is as planned."""
         return cls(planned, np.zeros((len(SLOWDOWNS), len(planned.client))))
 
@@ -129,25 +129,26 @@ class Drift:
         return bool((self.slowdowns == 1).all())
 
     @property
-    def delays(self) -> DelayDistribution:
+    def delays(self) -> DelayModel:
         """The delays as they are, as far as that is known: a mixture over the slow-downs."""
         return _Mixture(self.planned, self.chances)
 
 
 @dataclass(frozen=True, eq=False)
-class _Mixture:
+class _Mixture(DelayModel):
     """Delays of clients whose slow-downs have some probabilities."""
 
-    planned: DelayDistribution
+    planned: DelayModel
     chances: FloatArray
 
     @property
-    def client(self) -> npt.NDArray[Any]:
+    def client(self) -> npt.NDArray[Any]:  # type: ignore[override]
         return self.planned.client
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
-        seconds, some = np.asarray(t, dtype=np.float64), np.flatnonzero(self.chances.any(axis=1))
-        parts = (self.chances[k] * self.planned.cdf(loads, seconds / SLOWDOWNS[k]) for k in some)
+        seconds = np.asarray(t, dtype=np.float64)
+        likely = np.flatnonzero(self.chances.any(axis=1))
+        parts = (self.chances[k] * self.planned.cdf(loads, seconds / SLOWDOWNS[k]) for k in likely)
         return np.asarray(sum(parts))
 
     def take(self, clients: IntArray | slice) -> "_Mixture":

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from codedfedl.arrays import FloatArray
-from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.delays import DelayParameters
 
 __all__ = [
     "CONFIDENCE",
@@ -277,11 +276,11 @@ def ks_distance(
         Points, and when the server stopped waiting.
     seconds : shape (samples, n)
     """
-    n, model = len(load), FleetDelays(fleet)
-    by_t = model.cdf(load[:, None], seconds.T).T
+    n = len(load)
+    by_t = fleet.cdf(load[:, None], seconds.T).T
     waits: npt.NDArray[np.bool_] = np.isfinite(limit)
     if waits.any():
-        by_limit = model.cdf(load[waits, None], limit[waits, None]).T
+        by_limit = fleet.cdf(load[waits, None], limit[waits, None]).T
         by_t[:, waits] = np.minimum(by_t[:, waits] / np.maximum(by_limit, 1e-300), 1.0)
     u = np.sort(by_t, axis=-1)
     rank = np.arange(1, n + 1) / n

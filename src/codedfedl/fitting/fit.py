@@ -13,10 +13,9 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.clients import FEWEST_TO_JUDGE, QUANTITIES, ClientTimes, Fitted
 from codedfedl.fitting.traces import Traces
 from codedfedl.fleet.columns import checked_points
-from codedfedl.fleet.delays import DelaysWithPoints, FleetDelays
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
-from codedfedl.fleet.measured import MeasuredDelays, rows_by_client
-from codedfedl.fleet.mixed import MixedDelays
+from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, rows_by_client
 from codedfedl.io.notebook import drawn, html_table
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Fit:
         The measurements.
     fleet : Fleet
         The estimates, including clients whose times the model does not fit.
-    measured : DelaysWithPoints of MeasuredDelays
+    measured : MeasuredDelays
         Every client's measurements, unchanged, with the fleet's points.
     fits : bool array of shape (n,)
         False if the model is rejected for the client, true otherwise.
@@ -56,7 +55,7 @@ class Fit:
 
     traces: Traces
     fleet: Fleet
-    measured: DelaysWithPoints[MeasuredDelays]
+    measured: MeasuredDelays
     fits: npt.NDArray[np.bool_]
     p_value: FloatArray
     n: IntArray
@@ -66,16 +65,11 @@ class Fit:
     warnings: tuple[str, ...]
 
     @property
-    def delays(self) -> DelaysWithPoints[FleetDelays | MixedDelays]:
-        """The fleet's delays; measured delays for clients whose times do not follow the model.
-
-        With the fleet's points, ready for planning. The model without points is their `delays`.
-        """
-        formula = FleetDelays(self.fleet)
+    def delays(self) -> DelayModel:
+        """The fleet; with measured delays for clients whose times do not follow the model."""
         if self.fits.all():
-            return DelaysWithPoints(formula, self.fleet.points)
-        mixed = MixedDelays(formula, self.measured.delays, self.fits)
-        return DelaysWithPoints(mixed, self.fleet.points)
+            return self.fleet
+        return MixedDelays(self.fleet, self.measured, self.fits)
 
     def document(self) -> dict[str, Any]:
         """Return the fit as plain numbers and lists, for JSON: null for unidentified values."""
@@ -153,7 +147,7 @@ def fit(
     return Fit(
         traces=traces,
         fleet=Fleet(points=held, client=names, **columns),
-        measured=DelaysWithPoints(MeasuredDelays(per_point, fixed, names), held),
+        measured=MeasuredDelays(per_point, fixed, names, held),
         fits=fits,
         p_value=p_value,
         n=counts,

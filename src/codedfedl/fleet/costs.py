@@ -22,14 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import DelayParameters, Fleet, Workload
+from codedfedl.fleet.delays import DelayModel, DelayParameters
+from codedfedl.fleet.devices import Workload
 
 __all__ = [
     "BlockSetup",
     "Cost",
-    "Setup",
     "block_rows",
     "embedded_by",
     "embedding",
@@ -237,32 +235,3 @@ def _sent(most: int, erasures: bytes) -> FloatArray:
     packets = np.arange(1, most + 1)[:, None]
     known = packets + nbinom.ppf(0.9, packets, delivered)
     return np.concatenate([np.zeros((1, len(delivered))), known])
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The paper's set-up: dense random Fourier features, and dense parity for every mini-batch.
-
-    Parameters
-    ----------
-    inputs
-        Values in a raw data point (the paper's d); 784 for MNIST.
-    batches
-        Mini-batches, each encoded separately; the fleet's points are those of one mini-batch.
-    """
-
-    inputs: int = 784
-    batches: int = 5
-
-    def __post_init__(self) -> None:
-        for name in ("inputs", "batches"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}: must be at least 1")
-
-    def seconds(self, fleet: Fleet, workload: Workload, rows: int) -> float:
-        """Mean set-up time of the client that takes longest on average, seconds."""
-        points = np.tile(fleet.points, (self.batches, 1))
-        embed = embedding(points.sum(0), self.inputs * workload.features)
-        encode = parity(points, [rows] * self.batches, workload)
-        together = embed.mean_seconds(fleet, workload) + encode.mean_seconds(fleet, workload)
-        return float(together.max())

@@ -1,78 +1,108 @@
-"""How long a client takes: the delay model of section 2.2.
+"""How long a client takes: the delay model of section 2.2, and what every other model must say.
 
 A round costs client j the time T = overhead + ℓ̃/μ + Exp(αμ/ℓ̃) + N_d·τ_d + N_u·τ_u, with geometric
 N_d and N_u; with probability 1 − availability it does not answer at all (T = ∞).
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.columns import checked_points
-from codedfedl.fleet.devices import DelayParameters, Fleet
+from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.fleet.round_time import asymmetric_cdf, symmetric_cdf
-
-if TYPE_CHECKING:
-    from codedfedl.fleet.measured import MeasuredDelays
 
 __all__ = [
     "FOREVER",
-    "Chance",
+    "TIME_PARTS",
     "Chances",
-    "DelayDistribution",
     "DelayModel",
-    "Delays",
-    "DelaysWithPoints",
-    "FleetDelays",
-    "delays_and_points",
-    "delays_of",
+    "DelayParameters",
+    "points_of",
 ]
 
 FOREVER = 1e150
 """Seconds after which every client that takes part has answered."""
 
-
-class Chances(Protocol):
-    """The random part of the delays in a number of rounds, drawn before the loads are known."""
-
-    def of_round(self, round_: int) -> Self:
-        """Return the chances of one round."""
+TIME_PARTS = ("compute_s", "link_s", "retransmission_s", "overhead_s")
+"""Where the time of a round goes: the parts of `DelayModel.mean_parts`."""
 
 
-class DelayDistribution(Protocol):
-    """What a planner needs to know of delays: anything with these members can be planned.
+@dataclass(frozen=True, eq=False)
+class Chances:
+    """The random part of the delays, drawn before the loads are known.
 
-    ``cdf`` must not rise with the load, and must not fall with t. How many points the clients have
-    is not part of it: a plan takes both.
+    The same chances serve any loads, so that schemes can be compared on the same luck.
+
+    Attributes
+    ----------
+    draws
+        Arrays of shape (rounds, n), by the names that the model gave them; or chances themselves.
     """
 
-    @property
-    def client(self) -> npt.NDArray[Any]:
-        """The clients' names, shape (n,)."""
+    draws: Mapping[str, Any]
 
+    def __getitem__(self, rounds: int | slice) -> "Chances":
+        """Return the chances of one round, in arrays of shape (n,), or of several."""
+        return Chances({name: values[rounds] for name, values in self.draws.items()})
+
+
+class DelayModel(ABC):
+    """How long clients take: whatever a planner and a simulator know of it.
+
+    A model of one's own derives from this class. `client`, `cdf` and `take` suffice to plan with
+    it, and `draw` and `seconds` to simulate rounds; `bulk` and `upload` are for schemes with a
+    set-up. `cdf` must not rise with the load, and must not fall with t.
+
+    Attributes
+    ----------
+    client : array of shape (n,)
+        The clients' names.
+    points : array of shape (n,), optional
+        Points per round of each client, where the model knows them.
+    """
+
+    client: npt.NDArray[Any]
+    points: FloatArray | None = None
+
+    @abstractmethod
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
 
+    @abstractmethod
     def take(self, clients: IntArray | slice) -> Self:
         """Return the same model for some of the clients."""
 
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.client)
 
-class DelayModel(DelayDistribution, Protocol):
-    """A distribution of delays that can also be sampled, for simulation.
+    @cached_property
+    def availability(self) -> FloatArray:
+        """Probability that a reply ever arrives, shape (n,)."""
+        return self.cdf(np.ones(len(self)), FOREVER)
 
-    ``seconds`` of the draws made by ``draw`` follow the distribution ``cdf``.
-    """
+    def mean(self, loads: npt.ArrayLike) -> FloatArray:
+        """E[T] of a client that takes part, seconds, shape (…, n)."""
+        raise self._lacks("mean", "mean delays")
 
     def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
         """Make the random draws of every round and client; they serve any loads."""
+        raise self._lacks("draw and seconds", "simulated rounds")
 
-    def seconds(self, loads: npt.ArrayLike, chance: Any) -> FloatArray:
+    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
         """T for the loads and chances that this model drew, shape (…, n); ∞ if no reply comes."""
+        raise self._lacks("draw and seconds", "simulated rounds")
+
+    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
+        """Draw T for every round and client, shape (rounds, n); ∞ if no reply comes."""
+        return self.seconds(loads, self.draw(rounds, rng))
 
     def bulk(
         self,
@@ -97,56 +127,94 @@ class DelayModel(DelayDistribution, Protocol):
         -------
         compute, upload : arrays of shape (n,)
         """
+        raise self._lacks("bulk and upload", "a simulated set-up")
 
     def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
         """Draw the seconds of uploading packets beside those of a round, shape (n,)."""
+        raise self._lacks("bulk and upload", "a simulated set-up")
 
+    def mean_parts(self, loads: FloatArray, chances: Chances) -> dict[str, FloatArray]:
+        """Return each client's `rate`, and where its time went on average over some rounds.
 
-@dataclass(frozen=True, eq=False)
-class Chance:
-    """The `Chances` of `FleetDelays`: all arrays have shape (rounds, n).
+        The parts are `TIME_PARTS`; NaN where the model does not tell them apart.
+        """
+        return {name: np.full(len(self), np.nan) for name in ("rate", *TIME_PARTS)}
 
-    The same chances serve any loads, so that schemes can be compared on the same luck.
-    """
+    def slowed(self, factor: npt.ArrayLike) -> "DelayModel":
+        """Return clients for which everything takes `factor` times as long, shape (n,)."""
+        return _SlowedDelays(self, np.asarray(factor, dtype=np.float64))
 
-    slowness: FloatArray  # standard exponential
-    down: IntArray  # transmissions until the model is there
-    up: IntArray  # transmissions until the reply is there
-    absent: npt.NDArray[np.bool_]
-
-    def of_round(self, round_: int) -> "Chance":
-        """Return what chance decides in one round, shape (n,)."""
-        return Chance(
-            self.slowness[round_], self.down[round_], self.up[round_], self.absent[round_]
+    def _lacks(self, methods: str, needed_for: str) -> InputError:
+        return InputError(
+            f"{type(self).__name__} has no {methods}, which {needed_for} need: define them, or "
+            "give a fleet or measured delays"
         )
 
 
-@dataclass(frozen=True)
-class FleetDelays:
-    """The paper's delay model, for a fleet or for parameters without points.
+def points_of(delays: DelayModel, points: npt.ArrayLike | None = None) -> FloatArray:
+    """Return the points per round of each client: those given, else the model's own."""
+    if points is not None:
+        return checked_points(points, delays.client)
+    if delays.points is None:
+        raise InputError("points are not given, and delays do not contain them: give points=…")
+    return delays.points
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class DelayParameters(Columns, DelayModel):
+    """The paper's delay model: how long one point and one packet take on each client.
+
+    Parameters
+    ----------
+    rate, alpha, packet_time, erasure, packet_time_up, erasure_up, overhead, availability, client
+        As in `Fleet`, which adds the number of points.
 
     Examples
     --------
-    >>> fleet = Fleet(points=[400], rate=[2], alpha=2, packet_time=3, erasure=0.1)
-    >>> FleetDelays(fleet).cdf(loads=[400], t=300).round(3)
+    >>> clients = DelayParameters(rate=[2], alpha=2, packet_time=3, erasure=0.1)
+    >>> clients.cdf(loads=[400], t=300).round(3)
     array([0.607])
     """
 
-    fleet: DelayParameters
+    rate: FloatArray
+    alpha: FloatArray
+    packet_time: FloatArray
+    erasure: FloatArray
+    packet_time_up: FloatArray
+    erasure_up: FloatArray
+    overhead: FloatArray
+    availability: FloatArray
+
+    def __init__(
+        self,
+        *,
+        rate: npt.ArrayLike,
+        alpha: npt.ArrayLike,
+        packet_time: npt.ArrayLike,
+        erasure: npt.ArrayLike,
+        packet_time_up: npt.ArrayLike | None = None,
+        erasure_up: npt.ArrayLike | None = None,
+        overhead: npt.ArrayLike = 0.0,
+        availability: npt.ArrayLike = 1.0,
+        client: npt.ArrayLike | None = None,
+    ) -> None:
+        columns = {
+            "rate": rate,
+            "alpha": alpha,
+            "packet_time": packet_time,
+            "erasure": erasure,
+            "packet_time_up": packet_time_up,
+            "erasure_up": erasure_up,
+            "overhead": overhead,
+            "availability": availability,
+        }
+        self._check_and_store(client, columns)
 
     @property
-    def client(self) -> npt.NDArray[Any]:
-        """The clients' names, shape (n,)."""
-        return self.fleet.client
-
-    @property
-    def availability(self) -> FloatArray:
-        """Probability that a reply ever arrives, shape (n,)."""
-        return self.fleet.availability
-
-    def take(self, clients: IntArray | slice) -> "FleetDelays":
-        """Return the same model for some of the clients."""
-        return FleetDelays(self.fleet.take(clients))
+    def symmetric(self) -> npt.NDArray[np.bool_]:
+        """Which clients have equal uplink and downlink, shape (n,)."""
+        same = (self.packet_time == self.packet_time_up) & (self.erasure == self.erasure_up)
+        return np.asarray(same)
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t), exactly.
@@ -158,51 +226,44 @@ class FleetDelays:
         t
             Seconds, broadcast against `loads`.
         """
-        fleet = self.fleet
-        time = np.asarray(t, dtype=np.float64) - fleet.overhead
-        compute = np.asarray(loads, dtype=np.float64) / fleet.rate
+        time = np.asarray(t, dtype=np.float64) - self.overhead
+        compute = np.asarray(loads, dtype=np.float64) / self.rate
         time, compute = np.broadcast_arrays(time, compute)
-        symmetric = fleet.symmetric
+        symmetric = self.symmetric
         if symmetric.all():
-            return fleet.availability * symmetric_cdf(fleet, time, compute)
+            return self.availability * symmetric_cdf(self, time, compute)
         result = np.empty(time.shape)
         for part, cdf in ((symmetric, symmetric_cdf), (~symmetric, asymmetric_cdf)):
             clients = np.flatnonzero(part)
             result[..., clients] = cdf(
-                fleet.take(clients), time[..., clients], compute[..., clients]
+                self.take(clients), time[..., clients], compute[..., clients]
             )
-        return fleet.availability * result
+        return self.availability * result
 
     def mean(self, loads: npt.ArrayLike) -> FloatArray:
         """E[T] of a client that takes part, seconds, shape (…, n)."""
-        fleet = self.fleet
-        compute = np.asarray(loads, dtype=np.float64) / fleet.rate * (1 + 1 / fleet.alpha)
-        down = fleet.packet_time / (1 - fleet.erasure)
-        up = fleet.packet_time_up / (1 - fleet.erasure_up)
-        return np.asarray(fleet.overhead + compute + down + up, dtype=np.float64)
+        compute = np.asarray(loads, dtype=np.float64) / self.rate * (1 + 1 / self.alpha)
+        down = self.packet_time / (1 - self.erasure)
+        up = self.packet_time_up / (1 - self.erasure_up)
+        return np.asarray(self.overhead + compute + down + up, dtype=np.float64)
 
-    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw T for every round and client, shape (rounds, n); ∞ if a client is absent."""
-        return self.seconds(loads, self.draw(rounds, rng))
-
-    def draw(self, rounds: int, rng: np.random.Generator) -> "Chance":
-        """Make the random draws of every round; they do not depend on the loads."""
-        fleet = self.fleet
-        shape = (rounds, len(fleet))
+    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
+        """Draw the processors' slowness, the transmissions each way, and who is absent."""
+        shape = (rounds, len(self))
         slowness = rng.standard_exponential(shape)
-        down = rng.geometric(1 - fleet.erasure, shape)
-        up = rng.geometric(1 - fleet.erasure_up, shape)
-        return Chance(slowness, down, up, rng.random(shape) >= fleet.availability)
+        down = rng.geometric(1 - self.erasure, shape)
+        up = rng.geometric(1 - self.erasure_up, shape)
+        absent = rng.random(shape) >= self.availability
+        return Chances({"slowness": slowness, "down": down, "up": up, "absent": absent})
 
-    def seconds(self, loads: npt.ArrayLike, chance: "Chance") -> FloatArray:
+    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
         """T for the loads and the random draws, shape (…, n); ∞ if a client is absent."""
-        fleet = self.fleet
-        compute = np.asarray(loads, dtype=np.float64) / fleet.rate
-        total = chance.slowness * (compute / fleet.alpha)
-        total += compute + fleet.overhead
-        total += fleet.packet_time * chance.down
-        total += fleet.packet_time_up * chance.up
-        total[chance.absent] = np.inf
+        compute = np.asarray(loads, dtype=np.float64) / self.rate
+        total = np.asarray(chance.draws["slowness"] * (compute / self.alpha))
+        total += compute + self.overhead
+        total += self.packet_time * chance.draws["down"]
+        total += self.packet_time_up * chance.draws["up"]
+        total[chance.draws["absent"]] = np.inf
         return total
 
     def bulk(
@@ -217,76 +278,85 @@ class FleetDelays:
 
         Overhead and availability are not included: they apply to rounds.
         """
-        fleet = self.fleet
         # The rate in units of work: one division, one rounding.
-        compute = np.asarray(work, dtype=np.float64) / (per_point * fleet.rate)
-        compute = compute * (1 + rng.standard_exponential(len(fleet)) / fleet.alpha)
+        compute = np.asarray(work, dtype=np.float64) / (per_point * self.rate)
+        compute = compute * (1 + rng.standard_exponential(len(self)) / self.alpha)
         return compute, self.upload(packets, rng)
 
     def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
         """Draw the seconds of uploading packets, each sent until it arrives, shape (n,)."""
         packets = np.asarray(packets, dtype=np.int64)
-        losses = rng.negative_binomial(np.maximum(packets, 1), 1 - self.fleet.erasure_up)
+        losses = rng.negative_binomial(np.maximum(packets, 1), 1 - self.erasure_up)
         sent = np.where(packets > 0, packets + losses, 0)
-        return np.asarray(sent * self.fleet.packet_time_up, dtype=np.float64)
+        return np.asarray(sent * self.packet_time_up, dtype=np.float64)
 
+    def mean_parts(self, loads: FloatArray, chances: Chances) -> dict[str, FloatArray]:
+        """Return each client's rate, and where its time went on average over some rounds."""
+        asked = loads > 0
+        slowness, down, up = (chances.draws[name].mean(0) for name in ("slowness", "down", "up"))
+        retries = (down - 1) * self.packet_time + (up - 1) * self.packet_time_up
+        return {
+            "rate": self.rate,
+            "compute_s": loads / self.rate * (1 + slowness / self.alpha),
+            "link_s": np.where(asked, self.packet_time + self.packet_time_up, 0.0),
+            "retransmission_s": np.where(asked, retries, 0.0),
+            "overhead_s": np.where(asked, self.overhead, 0.0),
+        }
 
-D_co = TypeVar("D_co", bound=DelayDistribution, covariant=True)
+    def slowed(self, factor: npt.ArrayLike) -> Self:
+        """Return clients for which everything takes `factor` times as long, shape (n,)."""
+        factor = np.asarray(factor, dtype=np.float64)
+        times = {
+            name: getattr(self, name) * factor
+            for name in ("packet_time", "packet_time_up", "overhead")
+        }
+        return replace(self, rate=self.rate / factor, **times)
 
 
 @dataclass(frozen=True, eq=False)
-class DelaysWithPoints(Generic[D_co]):
-    """Delays of any model with the points of each client: the input of a plan.
+class _SlowedDelays(DelayModel):
+    """Any delay model, on a slower clock for each client."""
 
-    A `Fleet` is the equivalent for the paper's own delay model.
-
-    Parameters
-    ----------
-    delays
-        Any `DelayDistribution`.
-    points : array of shape (n,)
-        Points per round of each client, or one number for all.
-    """
-
-    delays: D_co
-    points: FloatArray
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "points", checked_points(self.points, self.delays.client))
+    model: DelayModel
+    factor: FloatArray
 
     @property
-    def client(self) -> npt.NDArray[Any]:
-        """The clients' names, shape (n,)."""
-        return self.delays.client
+    def client(self) -> npt.NDArray[Any]:  # type: ignore[override]
+        return self.model.client
 
-    def take(self, clients: IntArray | slice) -> "DelaysWithPoints[D_co]":
-        """Return some of the clients."""
-        return DelaysWithPoints(self.delays.take(clients), self.points[clients])
+    @property
+    def points(self) -> FloatArray | None:  # type: ignore[override]
+        return self.model.points
 
-    def write(self: "DelaysWithPoints[MeasuredDelays]", path: str | Path) -> None:
-        """Write measured delays to a file that `read_measured` turns into the same again."""
-        self.delays.write(path, self.points)
+    @property
+    def availability(self) -> FloatArray:
+        return self.model.availability
 
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        return self.model.cdf(loads, np.asarray(t, dtype=np.float64) / self.factor)
 
-Delays = DelayParameters | DelaysWithPoints[DelayDistribution] | DelayDistribution
-"""Anything with a delay model: a `Fleet`, a model with points, or a model alone."""
+    def take(self, clients: IntArray | slice) -> "_SlowedDelays":
+        return _SlowedDelays(self.model.take(clients), self.factor[clients])
 
+    def mean(self, loads: npt.ArrayLike) -> FloatArray:
+        return self.model.mean(loads) * self.factor
 
-def delays_of(fleet: Delays) -> DelayDistribution:
-    """Return the delay model of a fleet, or the model itself."""
-    if isinstance(fleet, DelayParameters):
-        return FleetDelays(fleet)
-    return fleet.delays if isinstance(fleet, DelaysWithPoints) else fleet
+    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
+        return self.model.draw(rounds, rng)
 
+    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
+        return self.model.seconds(loads, chance) * self.factor
 
-def delays_and_points(
-    fleet: Delays, points: npt.ArrayLike | None = None
-) -> tuple[DelayDistribution, FloatArray]:
-    """Return a delay model, and the points of its clients: those given, else the fleet's own."""
-    delays = delays_of(fleet)
-    if points is not None:
-        return delays, checked_points(points, delays.client)
-    source = fleet.fleet if isinstance(fleet, FleetDelays) else fleet
-    if isinstance(source, Fleet | DelaysWithPoints):
-        return delays, source.points
-    raise InputError("points are not given, and delays do not contain them: give points=…")
+    def bulk(
+        self,
+        work: npt.ArrayLike,
+        packets: npt.ArrayLike,
+        rng: np.random.Generator,
+        *,
+        per_point: float = 1.0,
+    ) -> tuple[FloatArray, FloatArray]:
+        compute, upload = self.model.bulk(work, packets, rng, per_point=per_point)
+        return compute * self.factor, upload * self.factor
+
+    def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
+        return self.model.upload(packets, rng) * self.factor

@@ -1,8 +1,8 @@
 """What the clients are: devices, the work that is asked of them, and the fleet both make.
 
-`DelayParameters` hold what section 2.2 of the paper calls μ_j, α_j, τ_j and p_j: how long *one
-point* and *one packet* take. A `Fleet` adds ℓ_j, the points of each client. `Devices` say how fast
-a processor and a link are, and a `Workload` how much of both a point and a packet need.
+`fleet.delays.DelayParameters` hold what section 2.2 of the paper calls μ_j, α_j, τ_j and p_j: how
+long *one point* and *one packet* take. A `Fleet` adds ℓ_j, the points of each client. `Devices` say
+how fast a processor and a link are, and a `Workload` how much of both a point and a packet need.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,18 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
+from codedfedl.fleet.delays import DelayParameters
 from codedfedl.io.notebook import drawn
 
 if TYPE_CHECKING:
     from codedfedl.report.picture import Picture
 
 __all__ = [
-    "DelayParameters",
     "Devices",
     "Fleet",
     "Workload",
@@ -30,57 +29,6 @@ __all__ = [
     "read_clients",
     "read_fleet",
 ]
-
-
-@dataclass(frozen=True, eq=False, init=False)
-class DelayParameters(Columns):
-    """How long one point and one packet take on each client, without its number of points.
-
-    Parameters
-    ----------
-    rate, alpha, packet_time, erasure, packet_time_up, erasure_up, overhead, availability, client
-        As in `Fleet`.
-    """
-
-    rate: FloatArray
-    alpha: FloatArray
-    packet_time: FloatArray
-    erasure: FloatArray
-    packet_time_up: FloatArray
-    erasure_up: FloatArray
-    overhead: FloatArray
-    availability: FloatArray
-
-    def __init__(
-        self,
-        *,
-        rate: npt.ArrayLike,
-        alpha: npt.ArrayLike,
-        packet_time: npt.ArrayLike,
-        erasure: npt.ArrayLike,
-        packet_time_up: npt.ArrayLike | None = None,
-        erasure_up: npt.ArrayLike | None = None,
-        overhead: npt.ArrayLike = 0.0,
-        availability: npt.ArrayLike = 1.0,
-        client: npt.ArrayLike | None = None,
-    ) -> None:
-        columns = {
-            "rate": rate,
-            "alpha": alpha,
-            "packet_time": packet_time,
-            "erasure": erasure,
-            "packet_time_up": packet_time_up,
-            "erasure_up": erasure_up,
-            "overhead": overhead,
-            "availability": availability,
-        }
-        self._check_and_store(client, columns)
-
-    @property
-    def symmetric(self) -> npt.NDArray[np.bool_]:
-        """Which clients have equal uplink and downlink, shape (n,)."""
-        same = (self.packet_time == self.packet_time_up) & (self.erasure == self.erasure_up)
-        return np.asarray(same)
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -7,34 +7,33 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
-from codedfedl.fleet.delays import FOREVER, DelayDistribution, Delays, delays_of
+from codedfedl.fleet.delays import FOREVER, DelayModel
 
 __all__ = ["expected_maximum"]
 
-_SURELY = 1 - 1e-9
-_CROSSING = 1e-3  # how late, relative to the time
-_INSTANT = 1e-150  # seconds: no smaller time is looked for
-_NODES = 10  # of a Gauss–Legendre rule
-_PANELS = 200  # a staircase has no smooth ones: it is as good as these make it
-_ACCURACY = 1e-7  # relative
-_AT_ONCE = 1 << 16  # times and clients: what stays in a core's cache
+_SURE_PROBABILITY = 1 - 1e-9
+_CROSSING_TOLERANCE = 1e-3  # how late a crossing may be, relative to its time
+_SHORTEST_SECONDS = 1e-150
+_QUADRATURE_NODES = 10  # of a Gauss–Legendre rule
+_MAX_PANELS = 200  # a staircase has no smooth ones: it is as good as these make it
+_RELATIVE_ERROR = 1e-7
+_MAX_ELEMENTS = 1 << 16  # times and clients: what stays in a core's cache
 
 
-def expected_maximum(fleet: Delays, loads: npt.ArrayLike) -> float:
+def expected_maximum(delays: DelayModel, loads: npt.ArrayLike) -> float:
     """E[max_j T_j]: the mean round when the server waits for all clients with a load, seconds.
 
     ∞ if some client may never answer. It is ∫(1 − Π_j P(T_j ≤ t)) dt, by adaptive quadrature:
     good to three digits or more where the link alone decides (steps), to six elsewhere.
     """
-    model = delays_of(fleet)
-    loads = np.asarray(loads, dtype=np.float64) * np.ones(len(model.client))
+    loads = np.asarray(loads, dtype=np.float64) * np.ones(len(delays))
     asked = np.flatnonzero(loads > 0)
 
-    model, loads = model.take(asked), loads[asked]
-    if _all_done(model, loads, FOREVER) < _SURELY:
+    model, loads = delays.take(asked), loads[asked]
+    if _all_done(model, loads, FOREVER) < _SURE_PROBABILITY:
         return np.inf
-    latest = _crossing(lambda t: _all_done(model, loads, t) >= _SURELY)
-    earliest = _crossing(lambda t: _all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING)
+    latest = _crossing(lambda t: _all_done(model, loads, t) >= _SURE_PROBABILITY)
+    earliest = _crossing(lambda t: _all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING_TOLERANCE)
     slow = np.flatnonzero(model.cdf(loads, earliest) < 1)  # the others are done by then
     slowest, their_loads = model.take(slow), loads[slow]
 
@@ -44,13 +43,13 @@ def expected_maximum(fleet: Delays, loads: npt.ArrayLike) -> float:
     return float(earliest + _integral(missing, earliest, latest))
 
 
-def _all_done(model: DelayDistribution, loads: FloatArray, t: float) -> float:
+def _all_done(model: DelayModel, loads: FloatArray, t: float) -> float:
     return float(np.prod(model.cdf(loads, t)))
 
 
-def _all_done_by(model: DelayDistribution, loads: FloatArray, times: FloatArray) -> FloatArray:
+def _all_done_by(model: DelayModel, loads: FloatArray, times: FloatArray) -> FloatArray:
     """Return the probability that all are done by each of the times."""
-    if len(loads) * len(times) > _AT_ONCE:
+    if len(loads) * len(times) > _MAX_ELEMENTS:
         return np.array([_all_done(model, loads, t) for t in times.tolist()])
     return np.asarray(np.prod(model.cdf(loads, times[:, None]), axis=1))
 
@@ -60,10 +59,10 @@ def _crossing(reached: Callable[[float], bool]) -> float:
     low, high = 0.0, 1.0
     while not reached(high):
         low, high = high, 2 * high
-    while low == 0.0 and high > _INSTANT and reached(high / 2):
+    while low == 0.0 and high > _SHORTEST_SECONDS and reached(high / 2):
         high /= 2
     low = max(low, high / 2)
-    while high > low * (1 + _CROSSING):
+    while high > low * (1 + _CROSSING_TOLERANCE):
         middle = (low + high) / 2
         low, high = (low, middle) if reached(middle) else (middle, high)
     return high
@@ -74,14 +73,14 @@ def _integral(function: Callable[[FloatArray], FloatArray], low: float, high: fl
 
     Not SciPy's `quad`, which is as good: importing it takes longer than a whole plan.
     """
-    places, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(_QUADRATURE_NODES)
 
     def rules(*ends: float) -> list[float]:
         """Return the integrals between neighbouring ends."""
         a, b = np.array(ends[:-1]), np.array(ends[1:])
-        times = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * places
+        times = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * nodes
         values = function(times.ravel()).reshape(times.shape)
-        return [float(one) for one in (values @ weights) * (b - a) / 2]
+        return list(map(float, (values @ weights) * (b - a) / 2))
 
     def panel(a: float, b: float, whole: float) -> tuple[float, float, float, float, float]:
         """Return minus the error, for the heap, the ends, and the integral of each half."""
@@ -89,7 +88,7 @@ def _integral(function: Callable[[FloatArray], FloatArray], low: float, high: fl
         return -abs(left + right - whole), a, b, left, right
 
     panels = [panel(low, high, *rules(low, high))]
-    while -sum(p[0] for p in panels) > _ACCURACY * high and len(panels) < _PANELS:
+    while -sum(p[0] for p in panels) > _RELATIVE_ERROR * high and len(panels) < _MAX_PANELS:
         _, a, b, left, right = heapq.heappop(panels)
         heapq.heappush(panels, panel(a, (a + b) / 2, left))
         heapq.heappush(panels, panel((a + b) / 2, b, right))

@@ -1,7 +1,8 @@
-"""Delays that follow no formula: measured ones, to plan and to simulate with like any other."""
+"""Delays that follow no formula: measured ones, alone or beside clients that follow the formula."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.columns import client_names
-from codedfedl.fleet.delays import DelaysWithPoints
+from codedfedl.fleet.columns import checked_points, client_names
+from codedfedl.fleet.delays import Chances, DelayModel, DelayParameters, points_of
 
 __all__ = [
-    "MeasuredChance",
     "MeasuredDelays",
+    "MixedDelays",
     "is_measured",
     "read_measured",
     "rows_by_client",
@@ -24,19 +25,8 @@ __all__ = [
 _FILE_COLUMNS = ("client", "points", "per_point", "fixed")
 
 
-@dataclass(frozen=True, eq=False)
-class MeasuredChance:
-    """The `Chances` of `MeasuredDelays`: which measurement comes again, shape (rounds, n)."""
-
-    measurement: IntArray
-
-    def of_round(self, round_: int) -> "MeasuredChance":
-        """Return the measurements of one round, shape (n,)."""
-        return MeasuredChance(self.measurement[round_])
-
-
 @dataclass(frozen=True, eq=False, init=False)
-class MeasuredDelays:
+class MeasuredDelays(DelayModel):
     """Delays without a formula: the clients' own measurements, each equally likely to recur.
 
     A measurement is a pair (seconds per point, fixed seconds); a load of ℓ̃ points would have taken
@@ -47,17 +37,21 @@ class MeasuredDelays:
     per_point, fixed : one sequence of measurements per client
         Of equal lengths within a client; the lengths may differ between clients.
     client : array of shape (n,), optional
+    points : array of shape (n,), optional
+        Points per round of each client, or one number for all; a plan needs them.
     """
 
     per_point: FloatArray
     fixed: FloatArray
     client: npt.NDArray[Any]
+    points: FloatArray | None
 
     def __init__(
         self,
         per_point: Sequence[npt.ArrayLike],
         fixed: Sequence[npt.ArrayLike],
         client: npt.ArrayLike | None = None,
+        points: npt.ArrayLike | None = None,
     ) -> None:
         names = client_names(client, len(per_point) if client is None else np.size(client))
         columns = {"per_point": per_point, "fixed": fixed}
@@ -70,30 +64,22 @@ class MeasuredDelays:
         for name, array in {"client": names, **checked}.items():
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+        held = None if points is None else checked_points(points, names)
+        object.__setattr__(self, "points", held)
 
     def take(self, clients: IntArray | slice) -> "MeasuredDelays":
         """Return the same model for some of the clients."""
-        return self._with(
-            per_point=self.per_point[clients],
-            fixed=self.fixed[clients],
-            client=self.client[clients],
-        )
-
-    def slowed(self, factor: FloatArray) -> "MeasuredDelays":
-        """Return clients for which everything takes `factor` times as long, shape (n,)."""
-        times = np.asarray(factor, dtype=np.float64)[:, None]
-        return self._with(per_point=times * self.per_point, fixed=times * self.fixed)
-
-    def _with(self, **columns: npt.NDArray[Any]) -> "MeasuredDelays":
         model = object.__new__(MeasuredDelays)  # what was checked needs no second check
-        for name in ("per_point", "fixed", "client"):
-            object.__setattr__(model, name, columns.get(name, getattr(self, name)))
+        for column in fields(self):
+            values = getattr(self, column.name)
+            object.__setattr__(model, column.name, None if values is None else values[clients])
         return model
 
-    def write(self, path: str | Path, points: FloatArray) -> None:
-        """Write a CSV or Parquet file that `read_measured` reads, with the clients' points."""
+    def write(self, path: str | Path) -> None:
+        """Write a CSV or Parquet file that `read_measured` turns into the same again."""
         from codedfedl.io.tables import write_table
 
+        points = points_of(self)
         given = ~np.isnan(self.fixed)
         each = given.sum(-1)
         columns = {
@@ -104,7 +90,7 @@ class MeasuredDelays:
         }
         write_table(path, columns)
 
-    @property
+    @cached_property
     def availability(self) -> FloatArray:
         """Share of the measurements with a reply, shape (n,)."""
         return np.asarray(self._replied.sum(-1) / self._count, dtype=np.float64)
@@ -131,19 +117,15 @@ class MeasuredDelays:
         met = seconds <= np.asarray(t, dtype=np.float64)[..., None]
         return np.asarray(met.sum(-1) / self._count, dtype=np.float64)
 
-    def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
-        """Draw T for every round and client, shape (rounds, n); ∞ if no reply arrives."""
-        return self.seconds(loads, self.draw(rounds, rng))
-
-    def draw(self, rounds: int, rng: np.random.Generator) -> MeasuredChance:
+    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
         """Draw a measurement for every round and client, each equally likely."""
-        return MeasuredChance(rng.integers(self._count, size=(rounds, len(self.client))))
+        return Chances({"measurement": rng.integers(self._count, size=(rounds, len(self)))})
 
-    def seconds(self, loads: npt.ArrayLike, chance: MeasuredChance) -> FloatArray:
+    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
         """T for the loads and the measurements drawn, shape (…, n); ∞ if no reply arrives."""
-        clients = np.arange(len(self.client))
-        per_point = self.per_point[clients, chance.measurement]
-        fixed = self.fixed[clients, chance.measurement]
+        clients, measurement = np.arange(len(self)), chance.draws["measurement"]
+        per_point = self.per_point[clients, measurement]
+        fixed = self.fixed[clients, measurement]
         return _would_take(per_point, fixed, np.asarray(loads, dtype=np.float64))
 
     def bulk(
@@ -178,7 +160,102 @@ class MeasuredDelays:
         return np.asarray(first_replies[np.arange(len(self.client)), drawn])
 
 
-def read_measured(path: str | Path) -> DelaysWithPoints[MeasuredDelays]:
+@dataclass(frozen=True, eq=False)
+class MixedDelays(DelayModel):
+    """Clients that follow the paper's model, together with clients whose delays are measured.
+
+    Parameters
+    ----------
+    formula, measured
+        Two models, each of all n clients.
+    follows : bool array of shape (n,)
+        Which clients follow the formula; the others have measured delays.
+    """
+
+    formula: DelayParameters
+    measured: MeasuredDelays
+    follows: npt.NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.formula), len(self.measured), len(self.follows)}
+        if len(sizes) > 1:
+            raise InputError(f"the two models have {sizes} clients: give both of the same clients")
+
+    @property
+    def client(self) -> npt.NDArray[Any]:  # type: ignore[override]
+        """The clients' names, shape (n,)."""
+        return self.formula.client
+
+    @property
+    def points(self) -> FloatArray | None:  # type: ignore[override]
+        """Points per round of each client, where the formula's model knows them, shape (n,)."""
+        return self.formula.points
+
+    @property
+    def availability(self) -> FloatArray:
+        """Probability that a reply ever arrives, shape (n,)."""
+        return self._by_model(self.formula.availability, self.measured.availability)
+
+    def _by_model(self, formula: FloatArray, measured: FloatArray) -> FloatArray:
+        return np.where(self.follows, formula, measured)
+
+    def take(self, clients: IntArray | slice) -> "MixedDelays":
+        """Return the same model for some of the clients."""
+        formula, measured = self.formula.take(clients), self.measured.take(clients)
+        return MixedDelays(formula, measured, self.follows[clients])
+
+    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+        """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
+        loads, t = (np.asarray(values, dtype=np.float64) for values in (loads, t))
+        n = (len(self.follows),)
+        loads, t = np.broadcast_arrays(*(np.broadcast_to(v, v.shape or n) for v in (loads, t)))
+        result = np.empty(loads.shape)
+        for model, part in ((self.formula, self.follows), (self.measured, ~self.follows)):
+            who = np.flatnonzero(part)
+            result[..., who] = model.take(who).cdf(loads[..., who], t[..., who])
+        return result
+
+    def mean(self, loads: npt.ArrayLike) -> FloatArray:
+        """Return the mean of T, by each client's own model, shape (…, n)."""
+        return self._by_model(self.formula.mean(loads), self.measured.mean(loads))
+
+    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
+        """Make the random draws of both models for all clients, whichever a client follows."""
+        formula, measured = self.formula.draw(rounds, rng), self.measured.draw(rounds, rng)
+        return Chances({"formula": formula, "measured": measured})
+
+    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
+        """T for the loads and chances, shape (…, n); ∞ if no reply arrives."""
+        return self._by_model(
+            self.formula.seconds(loads, chance.draws["formula"]),
+            self.measured.seconds(loads, chance.draws["measured"]),
+        )
+
+    def bulk(
+        self,
+        work: npt.ArrayLike,
+        packets: npt.ArrayLike,
+        rng: np.random.Generator,
+        *,
+        per_point: float = 1.0,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Draw the seconds of computing and of uploading, by each client's own model."""
+        formula = self.formula.bulk(work, packets, rng, per_point=per_point)
+        measured = self.measured.bulk(work, packets, rng, per_point=per_point)
+        return self._by_model(formula[0], measured[0]), self._by_model(formula[1], measured[1])
+
+    def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
+        """Draw the seconds of uploading packets, by each client's own model."""
+        formula = self.formula.upload(packets, rng)
+        return self._by_model(formula, self.measured.upload(packets, rng))
+
+    def mean_parts(self, loads: FloatArray, chances: Chances) -> dict[str, FloatArray]:
+        """Return where the time of the clients that follow the formula went; NaN for others."""
+        parts = self.formula.mean_parts(loads, chances.draws["formula"])
+        return {name: np.where(self.follows, values, np.nan) for name, values in parts.items()}
+
+
+def read_measured(path: str | Path) -> MeasuredDelays:
     """Read a CSV or Parquet file with the columns client, points, per_point and fixed.
 
     Each row is a measurement. A client has the same points in all of its rows.
@@ -196,7 +273,7 @@ def read_measured(path: str | Path) -> DelaysWithPoints[MeasuredDelays]:
             )
     per_point, fixed = ([table[name][which] for which in rows] for name in _FILE_COLUMNS[2:])
     held = np.array([table["points"][which[0]] for which in rows])
-    return DelaysWithPoints(MeasuredDelays(per_point, fixed, names), held)
+    return MeasuredDelays(per_point, fixed, names, held)
 
 
 def is_measured(path: str | Path) -> bool:

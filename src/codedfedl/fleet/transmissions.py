@@ -93,10 +93,10 @@ def late_mass(
     inverse_compute
         r = μ/ℓ̃, one over the seconds that the load takes at least.
     """
-    scale, log_ratio, terms, whole, one = _geometric(
+    scale, log_ratio, terms, whole, single = _geometric(
         time, transmissions, inverse_compute, alpha, packet_time, erasure
     )
-    spread = terms * langevin(terms * log_ratio, whole) - langevin(log_ratio, one)
+    spread = terms * langevin(terms * log_ratio, whole) - langevin(log_ratio, single)
     return scale * (terms + 1 + spread) / 2
 
 
@@ -133,15 +133,15 @@ def late_mass_derivatives(
     erasure: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return A(r), A'(r) and A''(r), with the parameters of `late_mass`."""
-    scale, log_ratio, terms, whole_decay, one_decay = _geometric(
+    scale, log_ratio, terms, whole_decay, single_decay = _geometric(
         time, transmissions, inverse_compute, alpha, packet_time, erasure
     )
     # Cumulants of j in 0 … K−1 with weights exp(j·s), in which the poles at s = 0 have cancelled.
     whole = _langevin_derivatives(terms * log_ratio, whole_decay)
-    one = _langevin_derivatives(log_ratio, one_decay)
-    mean = (terms - 1 + terms * whole[0] - one[0]) / 2
-    variance = (terms**2 * whole[1] - one[1]) / 4
-    skew = (terms**3 * whole[2] - one[2]) / 8
+    single = _langevin_derivatives(log_ratio, single_decay)
+    mean = (terms - 1 + terms * whole[0] - single[0]) / 2
+    variance = (terms**2 * whole[1] - single[1]) / 4
+    skew = (terms**3 * whole[2] - single[2]) / 8
     square = mean**2 + variance
     cube = mean * (mean**2 + 3 * variance) + skew
     # Moments of j = ν − 2 under h_ν exp(…), which has a factor (j + 1) more.
@@ -175,8 +175,8 @@ def _geometric(
     slack = np.maximum((time - (2 + retries) * packet_time) * inverse_compute - 1, 0.0)
     largest = np.exp(retries * log_p - alpha * slack)
     size = np.maximum(np.abs(log_ratio), _TINY)  # at s = 0 their ratio has its limit, K
-    whole, one = -np.expm1(-terms * size), -np.expm1(-size)
-    return (1 - erasure) ** 2 * largest * (whole / one), log_ratio, terms, whole, one
+    whole, single = -np.expm1(-terms * size), -np.expm1(-size)
+    return (1 - erasure) ** 2 * largest * (whole / single), log_ratio, terms, whole, single
 
 
 def langevin(s: FloatArray, decay: FloatArray) -> FloatArray:

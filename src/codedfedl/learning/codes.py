@@ -80,15 +80,21 @@ class Code:
             return points // rows * self.operations(rows)
         return points * self.operations(rows) // rows
 
-    def fewest_points_per_row(self, points: int, rows: int) -> int:
-        """Return how many distinct points every row mixes that is not 0.
+    def fewest_points_per_row(self, points: int, rows: int, evenness: float = 1.0) -> int:
+        """Return how many distinct points every row mixes that is not 0, counted by their weights.
 
-        Places of a sparse code are random: by Chernoff's bound none of its rows has fewer points,
-        but for a chance of 1e-9.
+        Places of a sparse code are random, and so is which of the weights a row of a dealt code
+        gets: by Chernoff's bound none of the rows has fewer points, but for a chance of 1e-9.
+
+        Parameters
+        ----------
+        evenness
+            Of the weights (`learning.parity.evenness`).
         """
-        mean = self.points_per_row(points, rows)
-        if self.name != "sparse" or self.operations(rows) == rows:
-            return mean
+        mean = self.points_per_row(points, rows) * evenness
+        all_alike = self.name == "dealt" and evenness > 1 - 1e-9
+        if self.is_dense or self.operations(rows) == rows or all_alike:
+            return floor(mean + 1e-6)
         return max(1, floor(mean - sqrt(2 * mean * log(1e9 * rows))))
 
     def mix(

@@ -14,15 +14,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import (
-    FOREVER,
-    DelayDistribution,
-    Delays,
-    FleetDelays,
-    delays_and_points,
-    delays_of,
-)
-from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.delays import FOREVER, DelayModel, DelayParameters, points_of
 from codedfedl.planning.asymmetric import AsymmetricLinks
 from codedfedl.planning.concave_pieces import ConcavePieces
 
@@ -32,8 +24,8 @@ DEADLINE_TOLERANCE = 1e-7
 """How far the deadline may lie above the smallest one, relative to it."""
 
 _CLIENTS_PER_CHUNK = 1 << 16  # large enough to hide the interpreter, small enough for the cache
-_NEGLIGIBLE_GAIN = 1e-9  # of a return, where it would take millions of loads to find it
-_PATIENCE = 4  # Newton steps that need not halve the bracket
+_NEGLIGIBLE_GAIN_SHARE = 1e-9  # of a return, where it would take millions of loads to find it
+_MAX_SLOW_STEPS = 4  # Newton steps that need not halve the bracket
 _CLIENTS_PER_SAMPLE = 1 << 12  # a sample of this size finds where to begin the search
 
 
@@ -63,31 +55,31 @@ class Allocation:
         return float(self.loads @ self.return_probabilities)
 
 
-def expected_return(fleet: Delays, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+def expected_return(delays: DelayModel, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
     """E[R_j(t; ℓ̃)] = ℓ̃·P(T_j ≤ t) of the Theorem, points, shape (…, n)."""
-    return np.asarray(loads, dtype=np.float64) * delays_of(fleet).cdf(loads, t)
+    return np.asarray(loads, dtype=np.float64) * delays.cdf(loads, t)
 
 
 def best_loads(
-    fleet: Delays, t: float, *, points: npt.ArrayLike | None = None, whole: bool = True
+    delays: DelayModel, t: float, *, points: npt.ArrayLike | None = None, whole: bool = True
 ) -> Allocation:
     """Maximise every client's expected return for a given t (eq. 9).
 
     Parameters
     ----------
-    fleet
-        A `Fleet`, or delays of any model.
+    delays
+        A `Fleet`, or any other delay model.
     points : array of shape (n,), optional
-        Points of each client, the maximum that it can process; by default the fleet's own.
+        Points of each client, the maximum that it can process; by default the model's own.
     whole
         Loads are whole points. False gives the paper's continuous optimum, which only the
         paper's own delay model with symmetric links has.
     """
-    return _solver(*delays_and_points(fleet, points), whole)(t)
+    return _solver(delays, points_of(delays, points), whole)(t)
 
 
 def minimum_deadline(
-    fleet: Delays, target: float, *, points: npt.ArrayLike | None = None, whole: bool = True
+    delays: DelayModel, target: float, *, points: npt.ArrayLike | None = None, whole: bool = True
 ) -> Allocation:
     """Find the smallest t at which the best loads return `target` points in expectation.
 
@@ -97,38 +89,36 @@ def minimum_deadline(
     ----------
     target
         m − u. It must be below the points that return when the server waits for ever.
-    fleet, points, whole
+    delays, points, whole
         As in `best_loads`.
     """
     if not target > 0:
         raise InputError(f"the target is {target:g} points: must be above 0")
-    model, held = delays_and_points(fleet, points)
-    reachable = _limit(model, held)
+    held = points_of(delays, points)
+    reachable = _limit(delays, held)
     # The paper's model approaches its limit and never reaches it; measured delays do.
-    if target > reachable or (target == reachable and isinstance(model, FleetDelays)):
+    if target > reachable or (target == reachable and isinstance(delays, DelayParameters)):
         raise InputError(
             f"an expected return of {target:g} points is out of reach: {reachable:g} of "
             f"{held.sum():g} return however long the server waits; raise the redundancy above "
             f"{1 - reachable / held.sum():.4g}, or the availability"
         )
-    start = _starting_time(model, held, target, whole)
-    return _smallest(_solver(model, held, whole), target, start)
+    start = _starting_time(delays, held, target, whole)
+    return _smallest(_solver(delays, held, whole), target, start)
 
 
-def _limit(model: DelayDistribution, points: FloatArray) -> float:
+def _limit(model: DelayModel, points: FloatArray) -> float:
     """Return the points that come back when the server waits for ever."""
-    if isinstance(model, FleetDelays):
+    if isinstance(model, DelayParameters):
         return float(points @ model.availability)
     return float(expected_return(model, points, FOREVER).sum())
 
 
-def _starting_time(
-    model: DelayDistribution, points: FloatArray, target: float, whole: bool
-) -> float:
+def _starting_time(model: DelayModel, points: FloatArray, target: float, whole: bool) -> float:
     """Guess the deadline from a sample of a large fleet, in the units of its time."""
     if len(points) > _CLIENTS_PER_SAMPLE:
-        some = slice(None, None, 16)
-        sample, held = model.take(some), points[some]
+        every_sixteenth = slice(None, None, 16)
+        sample, held = model.take(every_sixteenth), points[every_sixteenth]
         share = held.sum() / points.sum()
         if _limit(sample, held) > target * share:
             return minimum_deadline(sample, target * share, points=held, whole=whole).t
@@ -142,22 +132,22 @@ def _smallest(solve: Callable[[float], Allocation], target: float, start: float)
     method creeps up their edges, and needs the bracket.
     """
     low, high, t, best = 0.0, np.inf, start, None
-    width, patience = np.inf, _PATIENCE
+    width, patience = np.inf, _MAX_SLOW_STEPS
     while best is None or high - low > DEADLINE_TOLERANCE * high:
-        found = solve(t)
-        gap = target - found.expected_return
+        trial = solve(t)
+        gap = target - trial.expected_return
         if gap <= 0:
-            high, best = t, found
+            high, best = t, trial
         else:
             low = t
-        step = gap / found.slope if found.slope > 0 else np.inf
+        step = gap / trial.slope if trial.slope > 0 else np.inf
         # Aim a little past the root, so that the next time closes the bracket's other side.
         aim = t + step + math.copysign(0.4 * DEADLINE_TOLERANCE * t, gap or -1.0)
         patience -= 1
         if high < np.inf and high - low <= width / 2:
-            width, patience = high - low, _PATIENCE
+            width, patience = high - low, _MAX_SLOW_STEPS
         if patience == 0 or not low < aim < high or abs(step) > 3 * t:
-            aim, patience = _between(low, high), _PATIENCE
+            aim, patience = _between(low, high), _MAX_SLOW_STEPS
         t = aim
     return best
 
@@ -170,18 +160,16 @@ def _between(low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def _solver(
-    model: DelayDistribution, points: FloatArray, whole: bool
-) -> Callable[[float], Allocation]:
+def _solver(model: DelayModel, points: FloatArray, whole: bool) -> Callable[[float], Allocation]:
     """Return t ↦ the best loads, by the fastest method that the model allows."""
-    if isinstance(model, FleetDelays):
-        symmetric = model.fleet.symmetric
+    if isinstance(model, DelayParameters):
+        symmetric = model.symmetric
         if symmetric.all():
-            return _in_chunks(model.fleet, points, whole)
+            return _in_chunks(model, points, whole)
         if whole and symmetric.any():
             return _in_two_parts(model, points, symmetric)
         if whole:
-            return _of_asymmetric(AsymmetricLinks.of(model.fleet, points))
+            return _of_asymmetric(AsymmetricLinks.of(model, points))
     if not whole:
         raise InputError("continuous loads need symmetric links and the paper's delay model")
     return lambda t: _by_bisection(model, points, t)
@@ -196,7 +184,7 @@ def _of_asymmetric(clients: AsymmetricLinks) -> Callable[[float], Allocation]:
 
 
 def _in_two_parts(
-    model: DelayDistribution, points: FloatArray, symmetric: Mask
+    model: DelayModel, points: FloatArray, symmetric: Mask
 ) -> Callable[[float], Allocation]:
     clients = [np.flatnonzero(part) for part in (symmetric, ~symmetric)]
     parts = [(who, _solver(model.take(who), points[who], True)) for who in clients]
@@ -205,9 +193,9 @@ def _in_two_parts(
         loads, probabilities = np.zeros((2, len(points)))
         slope = 0.0
         for who, solve_part in parts:
-            found = solve_part(t)
-            loads[who], probabilities[who] = found.loads, found.return_probabilities
-            slope += found.slope
+            part = solve_part(t)
+            loads[who], probabilities[who] = part.loads, part.return_probabilities
+            slope += part.slope
         return Allocation(t, loads, probabilities, slope)
 
     return solve
@@ -225,14 +213,14 @@ def _in_chunks(
     chunks = [ConcavePieces.of(fleet.take(part), points[part]) for part in parts]
 
     def solve(t: float) -> Allocation:
-        found = [chunk.best_loads(t, whole=whole) for chunk in chunks]
-        loads, probabilities, slopes = (np.concatenate(c) for c in zip(*found, strict=True))
+        best = [chunk.best_loads(t, whole=whole) for chunk in chunks]
+        loads, probabilities, slopes = (np.concatenate(c) for c in zip(*best, strict=True))
         return Allocation(t, loads, probabilities, float(slopes.sum()))
 
     return solve
 
 
-def _by_bisection(model: DelayDistribution, points: FloatArray, t: float) -> Allocation:
+def _by_bisection(model: DelayModel, points: FloatArray, t: float) -> Allocation:
     """Find the best whole loads of any delay model, knowing only that its cdf falls in the load.
 
     No load in (low, high) returns more than (high − 1)·P(T(low) ≤ t): intervals that cannot beat
@@ -253,7 +241,7 @@ def _by_bisection(model: DelayDistribution, points: FloatArray, t: float) -> All
     attempt(who, high)
     at_low = model.cdf(low, t)
     while len(who):
-        promising = (high - 1) * at_low > best[who] * (1 + _NEGLIGIBLE_GAIN)
+        promising = (high - 1) * at_low > best[who] * (1 + _NEGLIGIBLE_GAIN_SHARE)
         open_ = (high - low >= 2) & promising
         who, low, high, at_low = who[open_], low[open_], high[open_], at_low[open_]
         middle = np.floor((low + high) / 2)

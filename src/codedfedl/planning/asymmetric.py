@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.delays import DelayParameters
 from codedfedl.fleet.round_time import asymmetric_parts
 from codedfedl.fleet.transmissions import LARGEST_ALPHA
 from codedfedl.planning.concave_pieces import BestLoads
@@ -25,7 +25,7 @@ from codedfedl.planning.piece_ranges import peak_share
 
 __all__ = ["AsymmetricLinks"]
 
-_NEGLIGIBLE_GAIN = 1e-9  # of a return, where it would take millions of loads to find it
+_NEGLIGIBLE_GAIN_SHARE = 1e-9  # of a return, where it would take millions of loads to find it
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class _Search:
         ones = np.ones(len(who))
         low = _At(np.zeros(len(who)), ones, ones, ones)
         while len(who):
-            gain = self.bounds(who, low, high) > self.best[who] * (1 + _NEGLIGIBLE_GAIN)
+            gain = self.bounds(who, low, high) > self.best[who] * (1 + _NEGLIGIBLE_GAIN_SHARE)
             open_ = np.flatnonzero((high.load - low.load >= 2) & gain)
             who, low, high = who[open_], _part(low, open_), _part(high, open_)
             middle = self.attempt(who, np.floor((low.load + high.load) / 2))
@@ -123,5 +123,5 @@ def _part(known: _At, which: IntArray) -> _At:
     return _At(*(column[which] for column in known))
 
 
-def _both(one: _At, other: _At) -> _At:
-    return _At(*(np.concatenate(columns) for columns in zip(one, other, strict=True)))
+def _both(left: _At, right: _At) -> _At:
+    return _At(*(np.concatenate(columns) for columns in zip(left, right, strict=True)))

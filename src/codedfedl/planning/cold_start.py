@@ -22,8 +22,7 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup, embedded_by
-from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.delays import DelayParameters
 from codedfedl.planning.in_time import with_helper
 
 __all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding", "sampling_excess"]
@@ -292,7 +291,7 @@ class _Planner:
         """Return deadlines worth trying, each with the average share of points answered for."""
         if self.summed:
             return [self._round_of_sums(points, deadline)]
-        replies = FleetDelays(self.fleet).mean(points)
+        replies = self.fleet.mean(points)
         given = [deadline] if deadline is not None else self._deadlines(replies[points > 0])
         # A client that takes longer than a round answers every so many rounds.
         each = np.asarray(given)[:, None]
@@ -307,7 +306,7 @@ class _Planner:
         that sent no parity answers for as few points as allowed.
         """
         loads = np.maximum(points, np.minimum(self.setup.mixing, self.held)).astype(np.int64)
-        delays = FleetDelays(with_helper(self.fleet))
+        delays = with_helper(self.fleet)
         given = self._deadlines(delays.mean(loads)) if deadline is None else np.array([deadline])
         fresh, share = delays.cdf(loads, given[:, None]), self.held / self.held.sum()
         rounds = np.geomspace(1, _MANY, _DEADLINES)

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.fleet.devices import DelayParameters, Fleet
+from codedfedl.fleet.delays import DelayParameters
+from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.transmissions import answered_by, transmissions_within
 from codedfedl.planning.piece_ranges import Ranges, SymmetricClients
 

@@ -1,8 +1,8 @@
 """How much of the paper's gain rests on the constant that it leaves out."""
 
+from codedfedl.fleet.built_in import paper_devices
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.maximum import expected_maximum
-from codedfedl.fleet.paper import paper_devices
 from codedfedl.planning.plan import plan
 
 __all__ = ["gain_by_alpha"]

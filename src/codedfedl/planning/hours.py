@@ -14,6 +14,7 @@ that are expected to be missing,
 The derivation is on the theory page. `sketch-solve` is the corner t = 0, where all of m is missing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -23,15 +24,21 @@ import numpy as np
 from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import embedding, parity
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.planning.allocation import Allocation, best_loads
-from codedfedl.planning.plan import Plan
+from codedfedl.planning.plan import Plan, plan
 
-__all__ = ["HoursPlan", "Training", "arrivals_excess", "code_excess", "plan_hours"]
+__all__ = [
+    "HoursPlan",
+    "Training",
+    "arrivals_excess",
+    "cheapest_plan",
+    "code_excess",
+    "plan_hours",
+]
 
-_SHARES = np.geomspace(0.003, 0.6, 24)  # parity rows over points
-_DEADLINES = 120
+_REDUNDANCIES = np.geomspace(0.003, 0.6, 24)
+_DEADLINE_COUNT = 120
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,11 @@ class Training:
     rounds: int
     step: float
     mixing: int
+
+    def __post_init__(self) -> None:
+        for name in ("feature_macs", "batches", "rounds"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}: must be at least 1")
 
     def nonzeros(self, fleet: Fleet, rows: int) -> int:
         """Return how many parity rows a point enters."""
@@ -124,39 +136,79 @@ def plan_hours(fleet: Fleet, training: Training, wanted: float) -> HoursPlan:
         raise InputError(f"excess is {wanted:g}: must be finite and above 0")
     points, features = float(fleet.points.sum()), training.workload.features
     deadlines = _deadlines(fleet)
-    missing, trembling = np.array(
+    missing, arrival_variance = np.array(
         [_errors(best_loads(fleet, t), points, training.step) for t in deadlines]
     ).T
-    found = []
-    for rows in sorted({max(1, round(share * points)) for share in _SHARES}):
-        excess = code_excess(missing, points, rows, features) + trembling
+    reached = []
+    for rows in sorted({max(1, round(share * points)) for share in _REDUNDANCIES}):
+        excess = code_excess(missing, points, rows, features) + arrival_variance
         enough = np.flatnonzero(excess <= wanted)
         if len(enough):
-            setup, place = training.setup_seconds(fleet, rows), enough[0]
-            seconds = setup + training.rounds * deadlines[place]
-            found.append((seconds, setup, rows, deadlines[place], excess[place]))
-    if not found:
+            setup, soonest = training.setup_seconds(fleet, rows), enough[0]
+            seconds = setup + training.rounds * deadlines[soonest]
+            reached.append((seconds, setup, rows, deadlines[soonest], excess[soonest]))
+    if not reached:
         raise InputError(
             f"an excess of {wanted:g} is not reached by any deadline and parity: some clients are "
             "rarely present; raise it"
         )
-    seconds, setup, rows, deadline, left = min(found)
+    seconds, setup, rows, deadline, left = min(reached)
     chosen = best_loads(fleet, deadline)
     loads = chosen.loads.astype(np.int64)
-    plan = Plan(fleet.client, fleet.points, deadline, loads, chosen.return_probabilities, rows)
-    return HoursPlan(plan, training.nonzeros(fleet, rows), setup, seconds, float(left))
+    best = Plan(fleet.client, fleet.points, deadline, loads, chosen.return_probabilities, rows)
+    return HoursPlan(best, training.nonzeros(fleet, rows), setup, seconds, float(left))
 
 
-def _errors(found: Allocation, points: float, step: float) -> tuple[float, float]:
+def cheapest_plan(
+    fleet: Fleet, rounds: int, setup_seconds: Callable[[int], float]
+) -> tuple[Plan, float]:
+    """Choose the parity that minimises set-up plus training time.
+
+    Parameters
+    ----------
+    rounds
+        Number of rounds of training, assumed not to depend on the parity.
+    setup_seconds
+        Set-up time for a number of parity rows, such as `Training.setup_seconds`.
+
+    Returns
+    -------
+    Plan, float
+        The plan, and its total time in seconds.
+    """
+    from scipy.optimize import minimize_scalar  # here: other plans start faster without it
+
+    if not rounds >= 1:
+        raise InputError(f"rounds is {rounds}: must be at least 1")
+
+    def total_seconds(rows: float) -> float:
+        u = round(rows)
+        return setup_seconds(u) + rounds * plan(fleet, parity_rows=u).deadline
+
+    # More parity shortens rounds and lengthens the set-up, so the total has one valley; a coarse
+    # grid finds it wherever the deadline's steps make small ones beside it.
+    most = fleet.total_points
+    least = min(1 + ceil(most - fleet.points @ fleet.availability), most)
+    grid = np.unique(np.round(np.geomspace(least, most, 24)))
+    costs = [total_seconds(rows) for rows in grid]
+    around = int(np.argmin(costs))
+    low, high = grid[max(around - 1, 0)], grid[min(around + 1, len(grid) - 1)]
+    fine = minimize_scalar(
+        total_seconds, bounds=(low, high), method="bounded", options={"xatol": 0.5}
+    )
+    rows = grid[around] if costs[around] <= fine.fun else fine.x
+    return plan(fleet, parity_rows=round(rows)), min(costs[around], fine.fun)
+
+
+def _errors(best: Allocation, points: float, step: float) -> tuple[float, float]:
     """Return the points expected missing, and what the arrivals leave."""
-    loads, chances = found.loads, found.return_probabilities
+    loads, chances = best.loads, best.return_probabilities
     missing = points - float((loads * chances).sum())
     return missing, arrivals_excess(loads, chances, points, step)
 
 
 def _deadlines(fleet: Fleet) -> FloatArray:
     """Return deadlines worth trying, from one point on the fastest client to all on the slowest."""
-    delays = FleetDelays(fleet)
-    first = float(delays.mean(np.ones(len(fleet))).min())
-    last = float(delays.mean(fleet.points).max())
-    return np.geomspace(first / 2, 4 * last, _DEADLINES)
+    first = float(fleet.mean(np.ones(len(fleet))).min())
+    last = float(fleet.mean(fleet.points).max())
+    return np.geomspace(first / 2, 4 * last, _DEADLINE_COUNT)

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import IntArray
-from codedfedl.fleet.delays import FleetDelays
-from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.delays import DelayParameters
 
 __all__ = ["in_time", "least_arrivals", "with_helper"]
 
@@ -24,7 +23,7 @@ def with_helper(fleet: Parameters) -> Parameters:
 
 
 def in_time(
-    delays: FleetDelays, seconds: float, points: npt.ArrayLike, probability: float
+    delays: DelayParameters, seconds: float, points: npt.ArrayLike, probability: float
 ) -> IntArray:
     """Return the largest load that each client finishes by a deadline with a given probability.
 

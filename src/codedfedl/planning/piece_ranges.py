@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.fleet.devices import DelayParameters
+from codedfedl.fleet.delays import DelayParameters
 from codedfedl.fleet.transmissions import (
     LARGEST_ALPHA,
     arrived_by,
@@ -25,7 +25,7 @@ from codedfedl.fleet.transmissions import (
 __all__ = ["Ranges", "SymmetricClients", "peak_share"]
 
 _TINY = 1e-300
-_NEAR = 16  # the pieces near the best one are twice this part of a range
+_NEAR_SHARE = 16  # the pieces near the best one are two of so many parts of a range
 _NEWTON_STEPS = 60
 _NEWTON_TOLERANCE = 1e-5  # of the last step; the error left is its square
 
@@ -185,7 +185,7 @@ class Ranges:
         """
         inside = (self.first <= best) & (best <= self.final)
         centre = np.where(inside, best, np.floor((self.first + self.final) / 2))
-        width = np.floor((self.final - self.first) / np.where(inside, _NEAR, 6))
+        width = np.floor((self.final - self.first) / np.where(inside, _NEAR_SHARE, 6))
         low = np.maximum(centre - width, self.first)
         high = np.minimum(centre + width, self.final)
         thrice = self.take(np.tile(np.arange(len(self.who)), 3))

@@ -1,6 +1,6 @@
 """The plan of a federation: how long each round waits, who does how much, and how much parity."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -12,14 +12,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import (
-    DelayDistribution,
-    Delays,
-    DelaysWithPoints,
-    FleetDelays,
-    delays_and_points,
-)
-from codedfedl.fleet.devices import DelayParameters, Fleet
+from codedfedl.fleet.delays import DelayModel, DelayParameters, points_of
 from codedfedl.fleet.server import Server
 from codedfedl.io.notebook import drawn, html_table
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
@@ -27,7 +20,7 @@ from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadli
 if TYPE_CHECKING:
     from codedfedl.report.picture import Picture
 
-__all__ = ["Plan", "cheapest_plan", "plan", "rows_of"]
+__all__ = ["Plan", "plan", "rows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +102,7 @@ class Plan:
         }
         write_table(path, columns, self.facts())
 
-    def plot(self, fleet: Fleet | DelaysWithPoints[Any] | None = None) -> "Picture":
+    def plot(self, fleet: DelayModel | None = None) -> "Picture":
         """Draw who does how much and who answers in time.
 
         Parameters
@@ -133,7 +126,7 @@ class Plan:
 
 
 def plan(
-    fleet: Delays,
+    delays: DelayModel,
     redundancy: float | None = None,
     *,
     points: npt.ArrayLike | None = None,
@@ -147,12 +140,12 @@ def plan(
 
     Parameters
     ----------
-    fleet
-        A `Fleet`; or delays of any model, such as `MeasuredDelays`, together with `points`.
+    delays
+        A `Fleet`; or any other delay model, such as `MeasuredDelays`.
     redundancy
         Parity rows as a fraction of all points, in (0, 1): u = ⌈redundancy·m⌉.
     points : array of shape (n,), optional
-        Points per round of each client, or one number for all; by default the fleet's own.
+        Points per round of each client, or one number for all; by default the model's own.
     parity_rows
         u itself, from 1 to m.
     server
@@ -169,63 +162,22 @@ def plan(
     >>> p.parity_rows, p.loads.tolist(), round(p.deadline)
     (80, [400, 400], 368)
     """
-    model, held = delays_and_points(fleet, points)
+    held = points_of(delays, points)
     if sum(option is not None for option in (redundancy, parity_rows, server)) != 1:
         raise InputError("give one of redundancy, parity_rows and server: each sets the parity")
     if server is not None:
         if deadline is not None:
             raise InputError("deadline and server both set the deadline: give one of them")
-        return _plan_with_server(model, held, server)
+        return _plan_with_server(delays, held, server)
     total = int(held.sum())
     rows = rows_of(redundancy, total) if redundancy is not None else parity_rows
     if rows is None or rows != int(rows) or not 1 <= rows <= total:
         raise InputError(f"parity_rows is {rows}: must be a whole number from 1 to m = {total}")
     if deadline is None:
-        return _as_plan(model, held, _allocate(model, held, total - int(rows)), int(rows))
+        return _as_plan(delays, held, _allocate(delays, held, total - int(rows)), int(rows))
     if not 0 < deadline < np.inf:
         raise InputError(f"deadline is {deadline:g}: must be finite and above 0")
-    return _as_plan(model, held, best_loads(model, deadline, points=held), int(rows))
-
-
-def cheapest_plan(
-    fleet: Fleet, rounds: int, setup_seconds: Callable[[int], float]
-) -> tuple[Plan, float]:
-    """Choose the parity that minimises set-up plus training time.
-
-    Parameters
-    ----------
-    rounds
-        Number of rounds of training, assumed not to depend on the parity.
-    setup_seconds
-        Set-up time for a number of parity rows, such as `Setup.seconds`.
-
-    Returns
-    -------
-    Plan, float
-        The plan, and its total time in seconds.
-    """
-    from scipy.optimize import minimize_scalar  # here: other plans start faster without it
-
-    if not rounds >= 1:
-        raise InputError(f"rounds is {rounds}: must be at least 1")
-
-    def total_seconds(rows: float) -> float:
-        u = round(rows)
-        return setup_seconds(u) + rounds * plan(fleet, parity_rows=u).deadline
-
-    # More parity shortens rounds and lengthens the set-up, so the total has one valley; a coarse
-    # grid finds it wherever the deadline's steps make small ones beside it.
-    most = fleet.total_points
-    least = min(1 + ceil(most - fleet.points @ fleet.availability), most)
-    grid = np.unique(np.round(np.geomspace(least, most, 24)))
-    costs = [total_seconds(rows) for rows in grid]
-    around = int(np.argmin(costs))
-    low, high = grid[max(around - 1, 0)], grid[min(around + 1, len(grid) - 1)]
-    fine = minimize_scalar(
-        total_seconds, bounds=(low, high), method="bounded", options={"xatol": 0.5}
-    )
-    rows = grid[around] if costs[around] <= fine.fun else fine.x
-    return plan(fleet, parity_rows=round(rows)), min(costs[around], fine.fun)
+    return _as_plan(delays, held, best_loads(delays, deadline, points=held), int(rows))
 
 
 def rows_of(redundancy: float, total: int) -> int:
@@ -238,15 +190,15 @@ def rows_of(redundancy: float, total: int) -> int:
     return ceil(Fraction(str(redundancy)) * total)  # 0.07 of 100 points is 7 rows, not 8
 
 
-def _allocate(model: DelayDistribution, points: FloatArray, target: int) -> Allocation:
+def _allocate(model: DelayModel, points: FloatArray, target: int) -> Allocation:
     if target == 0:  # the parity stands for every point: nobody needs to be waited for
         nothing = np.zeros(len(points))
         return Allocation(0.0, nothing, nothing, 0.0)
     return minimum_deadline(model, target, points=points)
 
 
-def _plan_with_server(model: DelayDistribution, points: FloatArray, server: Server) -> Plan:
-    if not isinstance(model, FleetDelays):
+def _plan_with_server(model: DelayModel, points: FloatArray, server: Server) -> Plan:
+    if not isinstance(model, DelayParameters):
         raise InputError("server needs a Fleet: measured delays have no node for it")
     total = int(points.sum())
     as_client = {
@@ -260,7 +212,7 @@ def _plan_with_server(model: DelayDistribution, points: FloatArray, server: Serv
         "availability": 1.0,
     }
     nodes = DelayParameters(
-        **{name: np.append(getattr(model.fleet, name), value) for name, value in as_client.items()}
+        **{name: np.append(getattr(model, name), value) for name, value in as_client.items()}
     )
     held = np.append(points, min(server.max_rows, total))  # more would stand for nothing
     if held @ nodes.availability <= total:
@@ -272,25 +224,25 @@ def _plan_with_server(model: DelayDistribution, points: FloatArray, server: Serv
     plain = _as_plan(model, points, _allocate(model, points, total - most), most)
     if server.return_probability(most, plain.deadline) == 1:  # so fast that it takes no time
         return plain
-    found = minimum_deadline(nodes, total, points=held)
-    clients = Allocation(found.t, found.loads[:-1], found.return_probabilities[:-1], 0.0)
-    sure = float(found.return_probabilities[-1])
-    return _as_plan(model, points, clients, int(found.loads[-1]), sure)
+    best = minimum_deadline(nodes, total, points=held)
+    clients = Allocation(best.t, best.loads[:-1], best.return_probabilities[:-1], 0.0)
+    sure = float(best.return_probabilities[-1])
+    return _as_plan(model, points, clients, int(best.loads[-1]), sure)
 
 
 def _as_plan(
-    model: DelayDistribution,
+    model: DelayModel,
     points: FloatArray,
-    found: Allocation,
+    best: Allocation,
     rows: int,
     server_return_probability: float = 1.0,
 ) -> Plan:
     return Plan(
         client=model.client,
         points=points,
-        deadline=float(found.t),
-        loads=found.loads.astype(np.int64),
-        return_probabilities=found.return_probabilities,
+        deadline=float(best.t),
+        loads=best.loads.astype(np.int64),
+        return_probabilities=best.return_probabilities,
         parity_rows=rows,
         server_return_probability=server_return_probability,
     )

@@ -29,7 +29,6 @@ import numpy as np
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.planning.in_time import in_time, with_helper
 from codedfedl.planning.noisy_descent import RESIDUAL, learning_errors, longest_step
@@ -223,7 +222,7 @@ class _Planner:
 
         Also its probability of finishing by the deadline. The helper's message is a second upload.
         """
-        delays = FleetDelays(with_helper(self.fleet))
+        delays = with_helper(self.fleet)
         processed = in_time(delays, deadline / _PATIENCE, self.fleet.points, _SURE)
         if self.given and (processed > 0).sum() < LEAST_SUMMED:  # it leaves no time for patience
             processed = in_time(delays, deadline, self.fleet.points, _SURE)

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from codedfedl.arrays import FloatArray
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.planning.plan import Plan
 
 __all__ = ["LARGEST_WEIGHT", "answer_weights", "replanned"]
@@ -25,13 +25,13 @@ __all__ = ["LARGEST_WEIGHT", "answer_weights", "replanned"]
 LARGEST_WEIGHT = 10.0
 """A client that answers so many times less often than planned is not weighted any further."""
 
-_LONGEST = 64.0  # times the planned deadline
-_PRECISION = 1e-3  # of a deadline, relative
+_MAX_DEADLINE_RATIO = 64.0  # of a new deadline to the planned one
+_DEADLINE_TOLERANCE = 1e-3  # relative
 
 
 def replanned(
     chosen: Plan,
-    delays: DelayDistribution,
+    delays: DelayModel,
     *,
     deadline: float | None = None,
     longest: float = np.inf,
@@ -53,13 +53,13 @@ def replanned(
     return replace(chosen, deadline=deadline, return_probabilities=chances)
 
 
-def _deadline(chosen: Plan, delays: DelayDistribution) -> float:
+def _deadline(chosen: Plan, delays: DelayModel) -> float:
     def returned(seconds: float) -> float:
         return float(chosen.loads @ delays.cdf(chosen.loads, seconds))
 
-    low, high = chosen.deadline / _LONGEST, chosen.deadline * _LONGEST
-    enough = min(chosen.expected_return, (1 - _PRECISION) * returned(high))
-    while high > (1 + _PRECISION) * low:
+    low, high = chosen.deadline / _MAX_DEADLINE_RATIO, chosen.deadline * _MAX_DEADLINE_RATIO
+    enough = min(chosen.expected_return, (1 - _DEADLINE_TOLERANCE) * returned(high))
+    while high > (1 + _DEADLINE_TOLERANCE) * low:
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if returned(middle) >= enough else (middle, high)
     return high

@@ -240,7 +240,7 @@ def contract_of(document: Mapping[str, Any]) -> AnyContract:
         if type(shares) is not int or shares < 0:
             raise InputError(f"contract.shares is {shares!r}: must be a whole number, or 0")
         return Contract(account=Account(delta, releases, shares=shares), **fields)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"this is not a contract ({type(error).__name__}: {error})") from None

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from codedfedl.arrays import IntArray
-from codedfedl.fleet.delays import DelayModel, DelaysWithPoints, FleetDelays
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
 from codedfedl.planning.allocation import best_loads, expected_return
@@ -66,7 +66,7 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
         )
 
 
-def plan_figure(plan: Plan, model: Fleet | DelaysWithPoints[DelayModel] | None = None) -> Figure:
+def plan_figure(plan: Plan, model: DelayModel | None = None) -> Figure:
     """Draw loads and return probabilities over the fleet, and expected return against t.
 
     Parameters
@@ -117,15 +117,13 @@ def _draw_probabilities(ax: Axes, plan: Plan, groups: list[IntArray]) -> None:
         ax.set_xticks(place, names, rotation=90, fontsize=7)
 
 
-def _draw_return_against_time(
-    ax: Axes, plan: Plan, model: Fleet | DelaysWithPoints[DelayModel]
-) -> None:
-    n = len(model.points)
-    sample = model.take(slice(None, None, -(-n // _CURVE_CLIENTS)))
-    scale = model.points.sum() / sample.points.sum()
+def _draw_return_against_time(ax: Axes, plan: Plan, model: DelayModel) -> None:
+    every = slice(None, None, -(-len(model) // _CURVE_CLIENTS))
+    sample, points = model.take(every), plan.points[every]
+    scale = plan.points.sum() / points.sum()
     horizon = 2.5 * plan.deadline or 1.0
     times = np.linspace(horizon / 120, horizon, 120)
-    returned = [scale * best_loads(sample, t).expected_return for t in times]
+    returned = [scale * best_loads(sample, t, points=points).expected_return for t in times]
     wanted = plan.total_points - plan.parity_rows * plan.server_return_probability
     ax.plot(times, returned, color=_BLUE, lw=2)
     ax.axhline(plan.total_points, color=_GREY, lw=0.8, ls=":")
@@ -169,7 +167,7 @@ def return_figure(client: Fleet, t: float) -> Figure:
 
 
 def _draw_pieces(ax: Axes, client: Fleet, t: float) -> None:
-    model, rate, tau = FleetDelays(client), float(client.rate[0]), float(client.packet_time[0])
+    model, rate, tau = client, float(client.rate[0]), float(client.packet_time[0])
     loads = np.linspace(0, rate * (t - 2 * tau), 2000)
     ax.plot(loads, expected_return(model, loads[:, None], t)[:, 0], color=_BLUE, lw=1.6)
     peaks = piece_peaks(client, t)
@@ -186,7 +184,7 @@ def _draw_pieces(ax: Axes, client: Fleet, t: float) -> None:
 
 def _draw_best_return(ax: Axes, client: Fleet, horizon: float) -> None:
     times = np.linspace(horizon / 200, horizon, 200)
-    best = [best_loads(FleetDelays(client), t, whole=False).expected_return for t in times]
+    best = [best_loads(client, t, whole=False).expected_return for t in times]
     ax.plot(times, best, color=_BLUE, lw=1.6)
     ax.set(title="(b) At the best load, rising with the waiting time", xlabel="t, seconds")
     ax.set(ylabel="E[R(t; ℓ*(t))], points", xlim=(0, None), ylim=(0, None))

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from codedfedl.fitting.fit import Fit
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.measured import rows_by_client
 from codedfedl.report.figures import STYLE
 
@@ -63,7 +62,7 @@ def _draw_client(ax: Axes, found: Fit, j: int, rows: np.ndarray) -> None:
     share = np.arange(len(back) + 2).clip(max=len(back)) / len(rows)
     ax.step([times[0], *back, times[-1]], share, where="post", color=_GREY, lw=1.1)
     limit = np.where(np.isnan(waited) | (seconds > waited) & np.isfinite(seconds), np.inf, waited)
-    one = FleetDelays(found.fleet.take(np.array([j])))
+    one = found.fleet.take(np.array([j]))
     fitted = one.cdf(load[:, None, None], np.minimum(times[:, None], limit[:, None, None]))
     ax.plot(times, fitted[..., 0].mean(0), color=colour, lw=1.6)
     ax.set(xlim=(times[0], times[-1]), ylim=(0, 1.03))

@@ -3,35 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.record import CLIENT_COLUMNS, FACTS, RUN_FACTS
+from codedfedl.core.columns import COMMON, FINITE, FLAG, NUMBER, TABLES, TEXT, WHOLE
 from codedfedl.errors import InputError
 from codedfedl.io.tables import load_table
-from codedfedl.report.columns import check_kinds
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.described import KnownCell, known_cells
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.tables import COMMON
 from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Columns", "Curve", "RunTables", "curves"]
 
 Columns = dict[str, npt.NDArray[Any]]
-
-_COMMON = {"group": "", "as_in_paper": False}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "rounds": _COMMON
-    | {"deadline_s": np.inf, "late": 0, "dropped": 0, "refused": 0, "excess": np.nan}
-    | {"metric_name": "accuracy"},
-    "clients": _COMMON | dict.fromkeys(CLIENT_COLUMNS, 0.0) | {"planned_share": np.nan},
-    "settings": _COMMON | dict.fromkeys((*FACTS, *RUN_FACTS), np.nan),
-    "timeline": _COMMON,
-}
-"""What stands for a column that a run of an earlier version does not have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +175,7 @@ class RunTables:
     def _read(self, name: str) -> Columns:
         every = list(self.cells.values())  # first: it refuses what is not a run directory
         columns = self._table(name)
-        check_kinds(self.directory.path / f"{name}.parquet", name, columns)
+        _check_kinds(self.directory.path / f"{name}.parquet", name, columns)
         return upgraded(name, columns, every)
 
     def _table(self, name: str) -> Columns:
@@ -256,9 +244,31 @@ def upgraded(
     if name == "clients" and "rate" not in new:  # only the order of the clients was known
         with np.errstate(divide="ignore"):
             new["rate"] = 1 / new["compute_s"]
-    for key, value in _DEFAULTS[name].items():
+    for key, column in TABLES[name].items():
         if key not in new:
-            new[key] = np.full(rows, value)
-        elif isinstance(value, float):
+            new[key] = np.full(rows, column.missing)
+        elif isinstance(column.missing, float):
             new[key] = new[key].astype(np.float64)
     return new
+
+
+def _check_kinds(path: Path, name: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Refuse a table that lacks a column, or has one of another kind: it may be anybody's."""
+    table = TABLES[name]
+    if missing := [key for key, col in table.items() if col.missing is None and key not in columns]:
+        raise InputError(f"{path} lacks the column {missing[0]}: restore it, or run it again")
+    if name != "timeline" and not len(columns["setting"]):
+        raise InputError(f"{path} has no rows: restore it, or run it again")
+    for key, values in columns.items():
+        kind = table[key].holds if key in table else NUMBER
+        if not _holds(values, kind):
+            raise InputError(f"{path}: {key} does not hold {kind}: restore it, or run it again")
+
+
+def _holds(values: npt.NDArray[Any], kind: str) -> bool:
+    stored = values.dtype.kind
+    if kind == TEXT:
+        return stored == "U" or (stored == "O" and all(isinstance(value, str) for value in values))
+    if kind == FINITE:
+        return stored in "iuf" and bool(np.isfinite(values).all())
+    return stored in {WHOLE: "iu", NUMBER: "iuf", FLAG: "b"}[kind]

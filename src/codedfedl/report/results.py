@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.core.record import FACTS, RUN_FACTS
-from codedfedl.fleet.paper import paper_result
+from codedfedl.core.columns import FACTS, RUN_FACTS
+from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, RunTables
 from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory

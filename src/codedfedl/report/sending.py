@@ -3,23 +3,14 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from codedfedl.core.columns import ROUND_COLUMNS
 from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.tracking import Broadcast, Tracker, finite
 
 __all__ = ["Sender", "send_run"]
 
-_VALUES = (
-    "metric",
-    "excess",
-    "seconds",
-    "training_hours",
-    "total_hours",
-    "arrived",
-    "late",
-    "dropped",
-    "refused",
-)
+_VALUES = [name for name in ROUND_COLUMNS if name not in ("round", "deadline_s")]
 
 
 class Sender:

@@ -1,7 +1,7 @@
 """One exchange of a federation as the journal keeps it: a question, and what clients answered."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.core.protocol import Reply
-from codedfedl.core.record import DROPPED, REFUSED, SETUP, Record
+from codedfedl.core.record import DROPPED, REFUSED, SETUP, Record, record_arrays, record_of
 from codedfedl.fitting.drift import Timings
 
 __all__ = ["Exchange", "exchange_columns"]
@@ -55,19 +55,8 @@ class Exchange:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
-        record = self.record
-        numbers = ("round", "deadline", "seconds", "loads", "outcome", "arrival_times", "metric")
-        kept = {name: np.asarray(getattr(record, name)) for name in numbers}
-        unknown = np.full(len(record.loads), np.nan)
-        kept["compute"] = unknown if record.compute is None else record.compute
-        both = np.array([unknown, unknown])
-        kept["distances"] = both if record.distances is None else record.distances
-        kept["refusals"] = np.array(json.dumps(record.refusals))
-        kept["suspects"] = np.array(record.suspects, dtype=np.int64)
-        kept["busy"] = np.array(record.busy, dtype=np.int64)
-        kept["late_answers"] = np.array(record.late_answers, dtype=np.float64).reshape(-1, 2)
+        kept = record_arrays(self.record)
         kept["points"], kept["spent"] = np.asarray(self.points), np.asarray(self.spent)
-        kept["has_model"] = np.asarray(record.has_model)
         kept |= {f"sum/{name}": array for name, array in self.sums.items()}
         facts = [(r.client, r.round, r.points) for r in self.replies]
         kept["replies"] = np.array(facts, dtype=np.int64).reshape(-1, 3)
@@ -86,25 +75,6 @@ class Exchange:
     @classmethod
     def of(cls, kept: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
         """Return the exchange from its `arrays`; from earlier versions, what a report needs."""
-        refusals = tuple((c, why) for c, why in json.loads(str(kept["refusals"])))
-        record = Record(
-            round=kept["round"].item(),
-            deadline=kept["deadline"].item(),
-            seconds=kept["seconds"].item(),
-            loads=kept["loads"],
-            outcome=_outcome(kept["outcome"], refusals),
-            arrival_times=kept["arrival_times"] if "arrival_times" in kept else kept["when"],
-            compute=kept["compute"],
-            refusals=refusals,
-            has_model=bool(kept.get("has_model", kept["round"] != SETUP)),
-            metric=kept["metric"].item(),
-            distances=kept.get("distances"),
-            suspects=tuple(kept.get("suspects", np.empty(0)).tolist()),
-            busy=tuple(kept.get("busy", np.empty(0)).tolist()),
-            late_answers=tuple(
-                (int(j), seconds) for j, seconds in kept.get("late_answers", np.empty(0)).tolist()
-            ),
-        )
         replies = tuple(
             Reply(client, round_, points, _named(kept, f"reply/{k}/"))
             for k, (client, round_, points) in enumerate(kept.get("replies", np.empty(0)).tolist())
@@ -112,7 +82,7 @@ class Exchange:
         stored = kept.get("stored", kept.get("blocks", np.empty((0, 2))))
         points, spent = (kept.get(name, np.zeros(())).item() for name in ("points", "spent"))
         return cls(
-            record,
+            record_of(_upgraded(kept)),
             points,
             _named(kept, "sum/"),
             replies,
@@ -132,14 +102,26 @@ def exchange_columns(file: BinaryIO, *, gradients: bool) -> dict[str, npt.NDArra
         return {name: stored[name] for name in stored.files if not name.startswith(large)}
 
 
-def _outcome(
-    outcome: npt.NDArray[np.int8], refusals: Iterable[tuple[int, str]]
-) -> npt.NDArray[np.int8]:
-    """Return outcomes in which refused clients are not dropped; earlier versions had both."""
-    outcome = outcome.copy()
-    refused = np.array([j for j, _ in refusals], dtype=np.int64)
+def _upgraded(kept: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return a record's arrays as today's, whichever version wrote them.
+
+    Once refused clients were dropped too, and what is now JSON was a table of numbers.
+    """
+    arrays = dict(kept)
+    if "when" in arrays:
+        arrays["arrival_times"] = arrays["when"]
+    arrays.setdefault("has_model", np.asarray(arrays["round"] != SETUP))
+    refused = np.array(
+        [client for client, _ in json.loads(str(arrays["refusals"]))], dtype=np.int64
+    )
+    arrays["outcome"] = outcome = arrays["outcome"].copy()
     outcome[refused[outcome[refused] == DROPPED]] = REFUSED
-    return outcome
+    for name in ("suspects", "busy", "late_answers"):
+        if name in arrays and arrays[name].dtype.kind != "U":
+            rows = arrays[name].tolist()
+            rows = [(int(row[0]), row[1]) for row in rows] if name == "late_answers" else rows
+            arrays[name] = np.array(json.dumps(rows))
+    return arrays
 
 
 def _timings(columns: npt.NDArray[Any]) -> Timings:

@@ -14,7 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.minority import without_minority
 from codedfedl.fitting.traces import read_traces
-from codedfedl.fleet.delays import DelayDistribution
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
@@ -166,7 +166,7 @@ def _started(
     task, config = federation_task(experiment, members), federation_config(experiment)
     limits, rng = _limits(config, first_deadline), stream(experiment.seeds[0], "scheme")
     if scheme.info.any_delays:
-        delays = _Cautious(measured.measured.delays, config.availability, margin)
+        delays = _Cautious(measured.measured, config.availability, margin)
         return scheme.start(task, delays, model, limits, rng)
     fleet = measured.fleet
     sure = np.minimum(fleet.availability, config.availability)
@@ -175,15 +175,15 @@ def _started(
 
 
 @dataclass(frozen=True)
-class _Cautious:
+class _Cautious(DelayModel):
     """A delay model with a margin: availability is capped, and all times are scaled by a factor."""
 
-    model: DelayDistribution
+    model: DelayModel
     share: float
     margin: float
 
     @property
-    def client(self) -> npt.NDArray[Any]:
+    def client(self) -> npt.NDArray[Any]:  # type: ignore[override]
         return self.model.client
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:

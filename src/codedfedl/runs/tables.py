@@ -1,6 +1,6 @@
 """The tables of a run, written in one place: the same columns in a simulation and a federation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,24 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
-from codedfedl.core.protocol import Scheme, State
-from codedfedl.core.record import (
+from codedfedl.core.columns import (
     CLIENT_COLUMNS,
+    COMMON,
     FACTS,
     RUN_FACTS,
-    Record,
     round_columns,
     timeline_columns,
 )
+from codedfedl.core.protocol import Scheme, State
+from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.io.tables import repeated
 from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory
 
-__all__ = ["COMMON", "CellRun", "planned_share", "stated_facts", "tables_of", "write_tables"]
-
-COMMON = ("cell", "setting", "group", "scheme", "redundancy", "as_in_paper", "seed")
-"""Columns of every table."""
+__all__ = ["CellRun", "planned_share", "stated_facts", "tables_of", "write_tables"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +35,9 @@ class CellRun:
     metric
         ``accuracy`` or ``R²``.
     clients
-        Per client, by the names in `core.record.CLIENT_COLUMNS`.
+        Per client, by the names in `core.columns.CLIENT_COLUMNS`.
     facts
-        By the names in `core.record.FACTS` and `RUN_FACTS`, as far as they apply, and any others
+        By the names in `core.columns.FACTS` and `RUN_FACTS`, as far as they apply, and any others
         that the scheme states.
     """
 
@@ -83,7 +81,7 @@ def stated_facts(scheme: Scheme, state: State) -> dict[str, float]:
 
 
 def _checked(
-    scheme: str, facts: Mapping[str, Any], taken: Sequence[str] = COMMON
+    scheme: str, facts: Mapping[str, Any], taken: Collection[str] = COMMON
 ) -> dict[str, float]:
     """Return facts as numbers; refuse what is not a number, and names that are taken."""
     numbers = {}

@@ -9,11 +9,12 @@ from typing import ClassVar
 from codedfedl.arrays import IntArray
 from codedfedl.core.client import Gram
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Delays, Info, Limits, State, Task
+from codedfedl.core.protocol import Ask, Info, Limits, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.one_shot import OneShot
 
 __all__ = ["Centralised"]
@@ -43,7 +44,7 @@ class Centralised(OneShot):
         OneShot.info, name="centralised", disclosure=frozenset({Disclosure.RAW})
     )
 
-    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: Limits | None = None) -> None:
         """Refuse a federation: no node sends its raw points."""
         if limits is not None:
             raise InputError("centralised sends raw points, which no node does: simulate it")

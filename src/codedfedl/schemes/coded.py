@@ -11,12 +11,11 @@ from codedfedl.core.disclosure import Disclosure, needs_helper
 from codedfedl.core.protocol import (
     EACH,
     SUM,
+    AnyLimits,
     Ask,
-    Delays,
     Description,
     Inbox,
     Info,
-    Limits,
     Rng,
     Scheme,
     Task,
@@ -25,7 +24,7 @@ from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan
-from codedfedl.fleet.delays import delays_of
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
@@ -179,7 +178,7 @@ class Coded(Scheme):
                     f"{getattr(self, key)!r}: both set the deadline; leave one out"
                 )
 
-    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse a federation whose server is a node, or in which no deadline could be planned."""
         if limits is None:
             return
@@ -197,23 +196,23 @@ class Coded(Scheme):
                 "give a deadline"
             )
 
-    def _deadline(self, limits: Limits | None) -> float | None:
+    def _deadline(self, limits: AnyLimits) -> float | None:
         """Return the deadline that is given, here or by the operator."""
         operators = None if limits is None else limits.deadline
         return operators if self.deadline is None else self.deadline
 
-    def _stands_in(self, limits: Limits | None) -> bool:
+    def _stands_in(self, limits: AnyLimits) -> bool:
         """Return whether parity is kept apart, which a secure sum would hide."""
         if self.stand_in is None:
             return limits is not None and not needs_helper(self.info.disclosure)
         return self.stand_in
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
         deadline, stand_in = self._deadline(limits), self._stands_in(limits)
-        first = limits.first_deadline if limits is not None and deadline is None else deadline
+        planned = limits.first_deadline if limits is not None and deadline is None else deadline
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)
         if self.planned == "hours":
@@ -223,7 +222,7 @@ class Coded(Scheme):
             code = Code(self.code, max(one.nonzeros for one in by_hours.values()))
             promised = (first.seconds / 3600, first.excess)
         else:
-            plans = {key: self._by_rule(fleet, points, first) for key, points in held.items()}
+            plans = {key: self._by_rule(fleet, points, planned) for key, points in held.items()}
             code, promised = Code(self.code, self.nonzeros), (np.nan, np.nan)
         mine = tuple(plans[p.tobytes()] for p in task.points)
         rows = max(p.parity_rows for p in mine)
@@ -232,7 +231,7 @@ class Coded(Scheme):
         state = replace(state, current=mine, deadline=deadline, stand_in=stand_in)
         if not self.replan:
             return state
-        return replace(state, drift=Drift.unknown(delays_of(fleet)))
+        return replace(state, drift=Drift.unknown(fleet))
 
     def _server(self, points: IntArray) -> Server | None:
         """Return the server as a node, which takes `redundancy` of these points at most."""
@@ -241,7 +240,7 @@ class Coded(Scheme):
         most = rows_of(self.redundancy, int(points.sum()))
         return Server(self.server_rate, most, self.server_alpha)
 
-    def _by_rule(self, fleet: Delays, points: IntArray, deadline: float | None) -> Plan:
+    def _by_rule(self, fleet: DelayModel, points: IntArray, deadline: float | None) -> Plan:
         server, name = self._server(points), self.info.name
         if server is None:
             return plan(fleet, self.redundancy, points=points, deadline=deadline)
@@ -258,7 +257,7 @@ class Coded(Scheme):
             )
         return chosen
 
-    def _for_hours(self, task: Task, fleet: Delays, points: IntArray) -> HoursPlan:
+    def _for_hours(self, task: Task, fleet: DelayModel, points: IntArray) -> HoursPlan:
         if not isinstance(fleet, Fleet):
             raise InputError(
                 f"{self.info.name}.planned is 'hours', which needs a Fleet: measured delays do "

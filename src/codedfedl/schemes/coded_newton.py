@@ -24,12 +24,11 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import MoreParity
 from codedfedl.core.protocol import (
     EACH,
+    AnyLimits,
     Ask,
-    Delays,
     Description,
     Inbox,
     Info,
-    Limits,
     Rng,
     Scheme,
     Task,
@@ -38,11 +37,11 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings, check_replan
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING, Code
-from codedfedl.learning.damping import damping as damping_of
 from codedfedl.learning.metrics import telling_excess
-from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.sketch import Sketch, damping
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
 from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension
@@ -65,7 +64,7 @@ from codedfedl.schemes.sketch_solve import (
 __all__ = ["CodedNewton"]
 
 _LARGEST = 1e30  # what float32 holds with room to spare
-_MANY = 0.125  # of the rows decomposed: with so many more, updates cost more than they save
+MAX_LATE_SHARE = 1 / 12  # Of the rows decomposed: more late rows are decomposed, not updated.
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class CodedNewton(Scheme):
         """Return what every client sends once."""
         return BlockParity(Code("dealt", nonzeros), self.mixing, self.bits)
 
-    def _within(self, limits: Limits | None) -> "CodedNewton":
+    def _within(self, limits: AnyLimits) -> "CodedNewton":
         """Return the settings with the operator's deadlines and rounds where none are given."""
         if limits is None:
             return self
@@ -146,7 +145,7 @@ class CodedNewton(Scheme):
         )
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
         if not isinstance(fleet, Fleet):
@@ -295,7 +294,7 @@ class CodedNewton(Scheme):
         if state.sketch is not None and not again:
             rows = sum(block.parity.features.shape[0] for block in blocks.values())
             late = state.sketch.late_rows + rows
-            if late < _MANY * (state.sketch.rows + rows - late):
+            if late < MAX_LATE_SHARE * (state.sketch.rows + rows - late):
                 return state.with_late(blocks)
         blocks = {**state.blocks, **joined(state.blocks, blocks)}
         blocks = {client: blocks[client] for client in sorted(blocks)}
@@ -304,10 +303,10 @@ class CodedNewton(Scheme):
         if not self.damped:
             return state
         ridge, rng = total_ridge(state), stream(0, "code")  # no secret: the parity is the server's
-        damping = damping_of(sketch, ridge, rng) - ridge
+        needed = damping(sketch, ridge, rng) - ridge
         if not state.extension:  # once rounds have begun it does not fall
-            damping = max(damping, state.damping)
-        return replace(state, damping=damping)
+            needed = max(needed, state.damping)
+        return replace(state, damping=needed)
 
     def _start_from_parity(self, state: NewtonState) -> NewtonState:
         if state.sketch is None:
@@ -324,7 +323,7 @@ class CodedNewton(Scheme):
         else:
             plan = plan.after_start(excess, theta, 0, state.task.rounds)
             last = state.task.rounds if self.hours is None else last
-        state = self._with_model(state, sketch.solve(start))
+        state = self._with_model(state, sketch.ridge_regression(start))
         state = replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
         state = replace(state, spent=plan.setup_deadline)
         asks_evidence = state.settings.rounds is None and self.hours is None

@@ -14,12 +14,11 @@ from codedfedl.arrays import Array
 from codedfedl.core.client import Embed, Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import (
+    AnyLimits,
     Ask,
-    Delays,
     Description,
     Inbox,
     Info,
-    Limits,
     Reply,
     Rng,
     Scheme,
@@ -29,6 +28,7 @@ from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.cold_start import plan_embedding
 
@@ -88,7 +88,7 @@ class EmbeddedLoads(Scheme):
                 raise InputError(f"{self.info.name}.{key} is {value:g}: must be above 0")
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> Any:
         """Plan the set-up."""
         seconds = self.setup_deadline or (None if limits is None else limits.setup_deadline)

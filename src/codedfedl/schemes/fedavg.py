@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 from codedfedl.arrays import Array
 from codedfedl.core.client import LocalModel
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Delays, Inbox, Info, Limits, Rng, Scheme, State, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 
 __all__ = ["AveragedState", "FedAvg"]
 
@@ -60,13 +61,13 @@ class FedAvg(Scheme):
             if value is not None and not value > 0:
                 raise InputError(f"{name}.{key} is {value:g}: must be above 0")
 
-    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
             super().check(fleet)
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> AveragedState:
         """Take the operator's deadline where no other is given."""
         deadline = self.deadline or (None if limits is None else limits.deadline)

@@ -11,11 +11,11 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import LocalDirection
-from codedfedl.core.protocol import Delays, Inbox, Info, Limits, Rng, Task
+from codedfedl.core.protocol import AnyLimits, Inbox, Info, Rng, Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.fedavg import AveragedState, FedAvg
-from codedfedl.schemes.stragglers import mean_seconds
 
 __all__ = ["FedNova"]
 
@@ -59,17 +59,17 @@ class FedNova(FedAvg):
             )
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> NovaState:
         """Choose the steps of every client and mini-batch."""
         steps = np.array([self._steps(fleet, points) for points in task.points])
         deadline = super().start(task, fleet, model, limits).deadline
         return NovaState(task, model, deadline=deadline, steps=steps)
 
-    def _steps(self, fleet: Delays, points: IntArray) -> IntArray:
+    def _steps(self, fleet: DelayModel, points: IntArray) -> IntArray:
         """Return as many steps as fit into the time of the slowest client, on average."""
         counts = np.arange(1, self.most_steps + 1)[:, None]
-        seconds = mean_seconds(self.info.name, fleet, counts * points)  # shape (most_steps, n)
+        seconds = fleet.mean(counts * points)  # shape (most_steps, n)
         asked = (points > 0) & np.isfinite(seconds[0])  # whoever never answers is not waited for
         slowest = seconds[self.local_steps - 1][asked].max(initial=0.0)
         fitting = (seconds <= slowest * (1 + 1e-9)).sum(axis=0)

@@ -16,13 +16,14 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import EACH, Ask, Delays, Inbox, Info, Limits, Rng, Scheme, Task
+from codedfedl.core.protocol import EACH, AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Fastest
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import optimiser
 
@@ -133,7 +134,7 @@ class GradientCoding(Scheme):
             raise InputError(f"gradient-coding.stragglers is {self.stragglers}: must be at least 1")
         optimiser(self.info.name, self.optimiser, same_points=True)
 
-    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse a federation: nodes do not talk to one another."""
         if limits is not None:
             raise InputError(
@@ -152,7 +153,7 @@ class GradientCoding(Scheme):
         return np.arange(clients) % count
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> SharedState:
         """Refuse more stragglers than there are clients."""
         self.groups(task.clients)

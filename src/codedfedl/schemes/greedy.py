@@ -6,10 +6,11 @@ from typing import ClassVar
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Delays, Inbox, Info, Limits, Rng, Scheme, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
-from codedfedl.schemes.stragglers import all_but_slowest, check_drop
+from codedfedl.schemes.dropping import all_but_slowest, check_drop
 
 __all__ = ["Greedy"]
 
@@ -39,7 +40,7 @@ class Greedy(Scheme):
         optimiser(self.info.name, self.optimiser, same_points=False)
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> Descent:
         """Start at 0."""
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)

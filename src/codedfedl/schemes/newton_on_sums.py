@@ -22,8 +22,8 @@ from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
-from codedfedl.core.protocol import Ask, Delays, Inbox, Info, Limits, Rng, Task
-from codedfedl.fleet.delays import FleetDelays
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Task
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.in_time import in_time, with_helper
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
@@ -80,7 +80,7 @@ class NewtonOnSums(CodedNewton):
     summed: ClassVar[bool] = True
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> SummedState:
         """Plan, and compute how many points each client finishes in time."""
         plain = masked(Embedded(least=self.mixing), task)
@@ -88,7 +88,7 @@ class NewtonOnSums(CodedNewton):
         state = super().start(task, fleet, model, limits)
         assert isinstance(fleet, Fleet)
         assert state.plan is not None
-        delays = FleetDelays(with_helper(fleet))
+        delays = with_helper(fleet)
         loads = in_time(delays, state.plan.round_deadline, task.held, _OFTEN)
         few = loads < np.minimum(self.mixing, task.held)
         known = {one.name: getattr(state, one.name) for one in fields(state)}
@@ -130,8 +130,10 @@ def _damping(
 ) -> float:
     """Return the ρ that would bound the curvature that some clients showed together."""
     assumed, squares = np.zeros_like(shown), np.zeros_like(shown)
+    now = Anchor(double(state.model), 0, state.round)
+    in_basis = state.in_basis([*before.values(), now])
     for client, anchor in before.items():
-        moved = double(state.model) - anchor.model
+        moved = in_basis[now.round] - in_basis[anchor.round]
         assumed += assumed_curvature(state, client, moved)
         squares += client_share(state, client) * (moved**2).sum(0)
     true = shown - state.numbers.rounding(summands)

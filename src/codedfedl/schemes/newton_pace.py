@@ -17,9 +17,7 @@ from codedfedl.arrays import IntArray
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, Timings
 from codedfedl.fleet.costs import BlockSetup
-from codedfedl.fleet.delays import FleetDelays
 from codedfedl.fleet.devices import Fleet
-from codedfedl.fleet.slowed import slowed
 from codedfedl.planning.cold_start import ColdStart
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ class Pace:
     @classmethod
     def planned(cls, fleet: Fleet) -> "Pace":
         """Return that of a plan before anybody has answered."""
-        return cls(fleet, Drift.unknown(FleetDelays(fleet)))
+        return cls(fleet, Drift.unknown(fleet))
 
     def after(self, seen: Timings | None) -> "Pace":
         """Return what is known after some answers."""
@@ -54,7 +52,7 @@ class Pace:
     @property
     def actual(self) -> Fleet:
         """The fleet as it is."""
-        return slowed(self.fleet, self.drift.slowdowns)
+        return self.fleet.slowed(self.drift.slowdowns)
 
     def setup_timings(self, seen: Timings, setup: BlockSetup) -> Timings:
         """Return the times of a set-up as those of rounds of as much work.
@@ -65,7 +63,7 @@ class Pace:
         fleet = self.fleet
         computing = seen.loads * setup.seconds_per_point(fleet, 0.0)
         sent = setup.packets(seen.loads) * fleet.packet_time_up / (1 - fleet.erasure_up)
-        link = FleetDelays(fleet).mean(np.zeros(len(fleet)))
+        link = fleet.mean(np.zeros(len(fleet)))
         loads = np.round(computing * fleet.rate).astype(np.int64)
         return Timings(loads, np.maximum(seen.seconds - sent + link, 0.0), seen.answered)
 
@@ -101,7 +99,7 @@ def extension(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> float
     if slower <= 1:
         return 0.0
     try:
-        before, now = plan(pace.fleet), plan(slowed(pace.fleet, np.full(len(pace.fleet), slower)))
+        before, now = plan(pace.fleet), plan(pace.fleet.slowed(np.full(len(pace.fleet), slower)))
     except InputError:  # the clients as they are cannot be planned with
         return 0.0
     longer = now.setup_deadline / before.setup_deadline

@@ -13,7 +13,7 @@ from codedfedl.core.client import BlockParity
 from codedfedl.core.protocol import Reply, State
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
-from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.sketch import Sketch
 from codedfedl.planning.cold_start import ColdStart, sampling_excess
 from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block, stacked
@@ -53,9 +53,9 @@ class NewtonState(State):
         Number of rounds to run: the plan's, unless more are asked for.
     blocks, sketch
         The parity of each client that sent some, and of all together, in the same order.
-    moment : array of shape (q, c)
-        Σ H̃_j·a_j over the clients with parity that have answered, and X̃_jᵀỸ_j over those that
-        have not: with H̃·β it is all that a step needs of the parity.
+    predictions : array of shape (u, c)
+        X̃_j·a_j in the rows of the clients that have answered, Ỹ_j in those of the others: times X̃ᵀ,
+        and with H̃·β, it is all that a step needs of the parity.
     damping : float
         ρ, the damping of all clients together; each has a share by its points.
     raised
@@ -87,7 +87,7 @@ class NewtonState(State):
     last_round: int = 0
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
-    moment: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    predictions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class NewtonState(State):
     def with_sketch(self, blocks: Mapping[int, Block], sketch: Sketch) -> Self:
         """Return the state with the parity of these clients."""
         state = replace(self, blocks=blocks, sketch=sketch)
-        return replace(state, moment=state._moment_from(0))
+        return replace(state, predictions=state._predicted_from(0))
 
     def without_clients(self, clients: Collection[int]) -> Self:
         """Return the state without any parity, and without the answers of some clients."""
@@ -182,31 +182,39 @@ class NewtonState(State):
         sketch = self.sketch.with_rows(*stacked(late))
         state = replace(self, blocks={**self.blocks, **late}, sketch=sketch)
         grown = state.represented_points / self.represented_points
-        moment = self.moment + state._moment_from(self.sketch.rows)
-        return replace(state, moment=moment, damping=grown * self.damping)
+        predictions = np.concatenate([self.predictions, state._predicted_from(self.sketch.rows)])
+        return replace(state, predictions=predictions, damping=grown * self.damping)
 
-    def _moment_from(self, first: int) -> FloatArray:
-        """Return what the rows from `first` on contribute to the moment."""
+    def _predicted_from(self, first: int) -> FloatArray:
+        """Return the predictions of the rows from `first` on."""
         assert self.sketch is not None
-        predictions = self.sketch.targets.copy()
-        for client, rows in self.places.items():
-            if client in self.anchors and rows.start >= first:
-                predictions[rows] = self.sketch.predictions(self.anchors[client].model, rows)
-        return self.sketch.gathered(predictions[first:], slice(first, None))
+        anchors = {
+            client: self.anchors[client]
+            for client, rows in self.places.items()
+            if rows.start >= first and client in self.anchors
+        }
+        return self._predict(self.sketch.targets.copy(), anchors)[first:]
 
     def with_anchors(self, anchors: Mapping[int, Anchor]) -> Self:
         """Return the state after some clients have answered anew."""
+        predictions = self._predict(self.predictions.copy(), anchors)
+        return replace(self, anchors={**self.anchors, **anchors}, predictions=predictions)
+
+    def _predict(self, predictions: FloatArray, anchors: Mapping[int, Anchor]) -> FloatArray:
+        """Fill in what the models that clients are anchored at predict in their rows."""
         assert self.sketch is not None
-        moment = self.moment.copy()
-        for client, now in anchors.items():
+        models = self.in_basis(anchors.values())
+        for client, anchor in anchors.items():
             if client in self.places:
-                rows, before = self.places[client], self.anchors.get(client)
-                if before is None:
-                    change = self.sketch.predictions(now.model, rows) - self.sketch.targets[rows]
-                else:
-                    change = self.sketch.predictions(now.model - before.model, rows)
-                moment += self.sketch.gathered(change, rows)
-        return replace(self, anchors={**self.anchors, **anchors}, moment=moment)
+                rows = self.places[client]
+                predictions[rows] = self.sketch.matvec(models[anchor.round], rows)
+        return predictions
+
+    def in_basis(self, anchors: Iterable[Anchor]) -> dict[int, FloatArray]:
+        """Return the models of some anchors by round, in the sketch's basis."""
+        assert self.sketch is not None
+        models = {anchor.round: anchor.model for anchor in anchors}
+        return {round: self.sketch.to_basis(model) for round, model in models.items()}
 
     @cached_property
     def represented_points(self) -> float:
@@ -237,13 +245,14 @@ def client_damping(state: NewtonState, client: int) -> float:
 def assumed_curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
     """Return how much a client's parity curves along the columns of `moved`, shape (c,).
 
-    A client without parity is assumed to curve as all others do.
+    `moved` is in the sketch's basis. A client without parity is assumed to curve as all others do.
     """
     assert state.sketch is not None
     if client in state.places:
-        change = state.sketch.predictions(moved, state.places[client])
+        change = state.sketch.matvec(moved, state.places[client])
         return np.asarray((change**2).sum(0))
-    return np.asarray(client_share(state, client) * (moved * state.sketch.times(moved)).sum(0))
+    curvature = (moved * state.sketch.apply_hessian(moved)).sum(0)
+    return np.asarray(client_share(state, client) * curvature)
 
 
 def needed_damping(
@@ -262,8 +271,12 @@ def needed_damping(
 
 def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> NewtonState:
     """Move the anchors of all clients that answered; damp more where parity was too flat."""
+    replies = list(replies)
     anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
-    models: dict[int, FloatArray] = {}  # one for each round, which its clients share
+    models = {reply.round: reply.model for reply in replies}
+    now_at = {round: Anchor(double(model), 0, round) for round, model in models.items()}
+    before_at = [state.anchors[r.client] for r in replies if r.client in state.anchors]
+    in_basis = state.in_basis([*before_at, *now_at.values()])
     shape = tuple(state.model.shape)
     for reply in replies:
         j, gradient = reply.client, to_host(reply.arrays["gradient"])
@@ -272,13 +285,12 @@ def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> N
                 f"the gradient of client {j} has shape {gradient.shape} or is not "
                 f"finite: must be finite numbers of shape {shape}"
             )
-        if reply.round not in models:
-            models[reply.round] = double(reply.model)
-        now, before = Anchor(models[reply.round], reply.points, reply.round), state.anchors.get(j)
+        now = replace(now_at[reply.round], points=reply.points)
+        before = state.anchors.get(j)
         if damped and before is not None and before.points == now.points:
             moved, damping = now.model - before.model, client_damping(state, j)
             true = (moved * (double(gradient) - gradients[j])).sum(0)
-            assumed = assumed_curvature(state, j, moved)
+            assumed = assumed_curvature(state, j, in_basis[now.round] - in_basis[before.round])
             needed = needed_damping(true, assumed, (moved**2).sum(0), damping)
             if needed > damping:
                 raised[j] = needed
@@ -294,22 +306,21 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     """
     sketch, model, ridge = state.sketch, double(state.model), total_ridge(state)
     assert sketch is not None
-    total = ridge * model + state.gradient - state.moment
-    curved = model.copy()  # what all parity together is multiplied by
+    total = ridge * model + state.gradient
+    represented = model.copy()  # what all parity together is multiplied by
     for anchor, damping, share in _weighted(state):
         total += damping * (model - anchor)
-        curved += share * (model - anchor)
-    columns = total.shape[1]
-    turned = sketch.turned(np.hstack([total, curved]))  # in another basis, in one product
-    turned = turned[:, :columns] + sketch.curved(turned[:, columns:])
+        represented += share * (model - anchor)
+    total, represented = np.hsplit(sketch.to_basis(np.hstack([total, represented])), 2)
+    slope = total + sketch.apply_hessian(represented) - sketch.rmatvec(state.predictions)
     everybody = float(state.task.held.sum()) / state.represented_points
     more = sum(
         client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised
     )
-    divided = sketch.divided(turned, everybody, everybody * state.damping + more + ridge)
-    least = max(ridge, 1e-9 * sketch.hessian.largest)
-    decrement = float((turned * sketch.divided(turned, everybody, least)).sum()) / 2
-    return sketch.turned_back(divided), decrement
+    step = sketch.solve(slope, everybody, everybody * state.damping + more + ridge)
+    least = max(ridge, 1e-9 * sketch.largest)
+    decrement = float((slope * sketch.solve(slope, everybody, least)).sum()) / 2
+    return sketch.from_basis(step), decrement
 
 
 def _weighted(state: NewtonState) -> Iterator[tuple[FloatArray, float, float]]:

@@ -12,10 +12,11 @@ import numpy as np
 from codedfedl.arrays import Array
 from codedfedl.core.client import WeightedGradient
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Delays, Description, Inbox, Info, Limits, Rng, Scheme, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.plan import Plan, plan
 
@@ -58,7 +59,7 @@ class Partial(Scheme):
         optimiser(self.info.name, self.optimiser, same_points=False)
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> PartialState:
         """Plan every mini-batch as the paper does, and drop the parity."""
         deadline = self.deadline

@@ -17,10 +17,11 @@ from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.core.client import Embed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Delays, Description, Inbox, Info, Limits, Rng, Scheme, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import EveryoneUntil
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
@@ -131,7 +132,7 @@ class Private(Scheme):
     def _budget(self) -> Budget:
         return Budget(self.epsilon, self.delta, self.unit, self.noise)
 
-    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse a federation with too few rounds, or whose contracts are for other units."""
         if limits is not None and limits.rounds < 2:
             raise InputError(
@@ -144,7 +145,7 @@ class Private(Scheme):
                 "'record', or simulate"
             )
 
-    def _within(self, limits: Limits | None) -> "Private":
+    def _within(self, limits: AnyLimits) -> "Private":
         """Return the settings with an operator's limits; one of the rounds is for the first sum."""
         if limits is None:
             return self
@@ -157,7 +158,7 @@ class Private(Scheme):
         )
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> PrivateState:
         """Plan, and write down all that will be released."""
         if not isinstance(fleet, Fleet):

@@ -12,12 +12,11 @@ from codedfedl.core.client import BlockParity
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import (
     EACH,
+    AnyLimits,
     Ask,
-    Delays,
     Description,
     Inbox,
     Info,
-    Limits,
     Reply,
     Rng,
     Scheme,
@@ -27,8 +26,9 @@ from codedfedl.core.protocol import (
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
-from codedfedl.learning.sketching import Sketch
+from codedfedl.learning.sketch import Sketch
 
 __all__ = [
     "Block",
@@ -184,13 +184,13 @@ class SketchSolve(Scheme):
                 "0 seconds"
             )
 
-    def check(self, fleet: Delays | None = None, limits: Limits | None = None) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.setup_deadline is None:
             super().check(fleet)
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> SketchState:
         """Refuse rows with more points than any client has."""
         if not (task.held >= self.mixing).any():
@@ -211,7 +211,7 @@ class SketchSolve(Scheme):
         blocks = blocks_of(inbox.replies, state.task)
         sketch = Sketch.of(*stacked(blocks))
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
-        model = asarray_like(sketch.solve(ridge).astype(np.float32), state.model)
+        model = asarray_like(sketch.ridge_regression(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)
 
     def describe(self, state: SketchState) -> Description:

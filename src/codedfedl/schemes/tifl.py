@@ -12,10 +12,10 @@ import numpy as np
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Delays, Inbox, Info, Limits, Rng, Scheme, State, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
-from codedfedl.schemes.stragglers import mean_seconds
+from codedfedl.fleet.delays import DelayModel
 
 __all__ = ["TiFL"]
 
@@ -62,10 +62,10 @@ class TiFL(Scheme):
             raise InputError(f"tifl.tiers is {self.tiers}: must be at least 1")
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> TieredState:
         """Sort the clients by their mean time for all their points; draw the rounds' tiers."""
-        order = np.argsort(mean_seconds(self.info.name, fleet, task.points[0]), kind="stable")
+        order = np.argsort(fleet.mean(task.points[0]), kind="stable")
         tiers = np.empty(task.clients, dtype=np.int64)
         count = min(self.tiers, task.clients)
         for tier, members in enumerate(np.array_split(order, count)):

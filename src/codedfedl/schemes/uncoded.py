@@ -6,9 +6,10 @@ from typing import ClassVar
 from codedfedl.arrays import Array
 from codedfedl.core.client import Embedded, Gradient
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Delays, Inbox, Info, Limits, Rng, Scheme, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 
 __all__ = ["Uncoded"]
@@ -38,7 +39,7 @@ class Uncoded(Scheme):
         optimiser(self.info.name, self.optimiser, same_points=True)
 
     def start(
-        self, task: Task, fleet: Delays, model: Array, limits: Limits | None = None, rng: Rng = None
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> Descent:
         """Start at 0."""
         chosen = optimiser(self.info.name, self.optimiser, same_points=True)

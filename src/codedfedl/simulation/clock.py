@@ -16,7 +16,7 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.delays import DelayModel, FleetDelays
+from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Fleet
 from codedfedl.random import stream
 
@@ -39,18 +39,18 @@ class Clock:
         A `Fleet`, or any other delay model.
     """
 
-    def __init__(self, delays: Fleet | DelayModel, task: Task, seed: int) -> None:
+    def __init__(self, delays: DelayModel, task: Task, seed: int) -> None:
         self.task, self.seed = task, seed
-        self.model: DelayModel = FleetDelays(delays) if isinstance(delays, Fleet) else delays
+        self.model = delays
         self.chance = self.model.draw(task.rounds, stream(seed, "delays"))
 
     @cached_property
     def fleet(self) -> Fleet:
         """The fleet, where the delays are the formula's."""
-        if not isinstance(self.model, FleetDelays):
+        if not isinstance(self.model, DelayParameters):
             raise InputError(NEEDS_A_FLEET)
-        known = self.model.fleet
-        return known if isinstance(known, Fleet) else Fleet.of(known, self.task.points[0])
+        model = self.model
+        return model if isinstance(model, Fleet) else Fleet.of(model, self.task.points[0])
 
     @cached_property
     def slowness(self) -> FloatArray:
@@ -60,7 +60,7 @@ class Clock:
     def seconds_of_round(self, round_: int, cost: Cost) -> FloatArray:
         """Return when each answer arrives, of one packet, in a round."""
         points = cost.macs / self.task.workload.point_macs
-        return np.asarray(self.model.seconds(points, self.chance.of_round(round_)))
+        return np.asarray(self.model.seconds(points, self.chance[round_]))
 
     def embedding_speed(self) -> FloatArray:
         """Return how many points each client embeds in a second, at its own pace."""
@@ -110,7 +110,7 @@ class Draws:
         """Return when each answer on a model arrives before the first round."""
         luck, model = self._stream(_WITH_MODEL, SETUP), self.clock.model
         points = message.cost.macs / self.task.workload.point_macs
-        seconds = model.seconds(points, model.draw(1, luck).of_round(0))
+        seconds = model.seconds(points, model.draw(1, luck)[0])
         return np.asarray(seconds + self._more_packets(message, 1, luck))
 
     def embedding(self, round_: int, cost: Cost) -> FloatArray:

@@ -20,7 +20,6 @@ from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
 from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
@@ -70,7 +69,7 @@ class Simulation:
         features, targets = problem.batches[0].features, problem.batches[0].targets
         self.measuring = Measuring(problem)
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
-        clocks: dict[tuple[Task, Fleet | DelayModel], Clock] = {}
+        clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
             key = (entry.task, entry.actual)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray, to_host
+from codedfedl.arrays import to_host
+from codedfedl.core.columns import FACTS
 from codedfedl.core.disclosure import only_private
-from codedfedl.core.record import FACTS, Record, metric_name, packed, unpacked
-from codedfedl.fleet.delays import Chance, Chances, DelayModel, FleetDelays
-from codedfedl.fleet.mixed import MixedChance, MixedDelays
+from codedfedl.core.record import Record, metric_name, packed, unpacked
+from codedfedl.fleet.delays import TIME_PARTS
 from codedfedl.runs.described import described
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
@@ -88,7 +88,7 @@ def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
     timeline, clock = setting.timeline, setting.timeline.clock
     task, told = setting.state.task, setting.rounds or setting.records
     loads, rounds = timeline.processed, max(len(setting.rounds), 1)
-    spent = _time_spent(clock.model, clock.chance, loads, rounds)
+    spent = clock.model.mean_parts(loads, clock.chance[:rounds])
     everything = any(record.loads.sum() > task.points[0].sum() for record in told)
     return {
         "client": clock.model.client,
@@ -97,30 +97,9 @@ def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
         "load": np.asarray(loads, dtype=np.float64),
         "planned_share": planned_share(setting.scheme, setting.state),
         "arrived_share": np.mean([record.arrived for record in told], axis=0),
-        **{name: spent[name] for name in _SPENT},
+        **{name: spent[name] for name in TIME_PARTS},
         "setup_compute_s": timeline.setup_compute,
         "setup_upload_s": timeline.setup_upload,
-    }
-
-
-def _time_spent(
-    model: DelayModel, chance: Chances, loads: FloatArray, rounds: int
-) -> dict[str, FloatArray]:
-    """Return each client's rate, and where its time went on average; NaN without a formula."""
-    if isinstance(model, MixedDelays) and isinstance(chance, MixedChance):
-        known = _time_spent(model.formula, chance.formula, loads, rounds)
-        return {name: np.where(model.follows, values, np.nan) for name, values in known.items()}
-    if not isinstance(model, FleetDelays) or not isinstance(chance, Chance):
-        return {name: np.full(len(loads), np.nan) for name in ("rate", *_SPENT)}
-    fleet, asked = model.fleet, loads > 0
-    link = fleet.packet_time + fleet.packet_time_up
-    sent = chance.down[:rounds] * fleet.packet_time + chance.up[:rounds] * fleet.packet_time_up
-    return {
-        "rate": fleet.rate,
-        "compute_s": loads / fleet.rate * (1 + chance.slowness[:rounds].mean(0) / fleet.alpha),
-        "link_s": np.where(asked, link, 0.0),
-        "retransmission_s": np.where(asked, sent.mean(0) - link, 0.0),
-        "overhead_s": np.where(asked, fleet.overhead, 0.0),
     }
 
 

@@ -34,7 +34,7 @@ from codedfedl.simulation.workers import (
 
 __all__ = ["prepare", "simulate"]
 
-_FORMAT = 5  # of checkpoints
+_FORMAT = 6  # of checkpoints
 _SECONDS_BETWEEN_SAVES = 2.0
 
 

@@ -8,8 +8,7 @@ from codedfedl.core.loop import Driver, check_ask
 from codedfedl.core.protocol import Scheme, State, Task
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel, FleetDelays
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.simulation.clock import NEEDS_A_FLEET
 from codedfedl.simulation.grams import LoadsSeen
 from codedfedl.simulation.timeline import Timeline, has_own_pace
@@ -29,8 +28,8 @@ class Entry:
     label: str
     scheme: Scheme
     task: Task
-    fleet: Fleet | DelayModel
-    actual: Fleet | DelayModel
+    fleet: DelayModel
+    actual: DelayModel
     followed: bool | None = None
 
     def check(self) -> None:
@@ -39,12 +38,12 @@ class Entry:
         ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
         if ask is not None:
             check_ask(self.scheme, ask)
-        formula = isinstance(self.actual, Fleet | FleetDelays)
+        formula = isinstance(self.actual, DelayParameters)
         if ask is not None and has_own_pace(ask.work) and not formula:
             raise InputError(f"{self.scheme.info.name}: {NEEDS_A_FLEET}")
 
 
-def entries(task: Task, fleet: Fleet | DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
+def entries(task: Task, fleet: DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
     """Return schemes that share a task and a fleet, which is also the actual one."""
     return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
 

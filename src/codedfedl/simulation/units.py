@@ -11,10 +11,9 @@ from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, mini_batches
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_name
-from codedfedl.fleet.delays import DelayModel, FleetDelays
-from codedfedl.fleet.devices import DelayParameters, Devices, Fleet, read_clients
+from codedfedl.fleet.delays import DelayModel, DelayParameters
+from codedfedl.fleet.devices import Devices, Fleet, read_clients
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
-from codedfedl.fleet.slowed import slowed
 from codedfedl.learning.features import Encoder, FeatureMap, typical_sigma
 from codedfedl.runs.config import DataConfig, FleetConfig
 from codedfedl.runs.grid import Cell
@@ -81,7 +80,7 @@ def _read(name: str) -> Clients:
     check_fleet_name(name)
     if not is_measured(name):
         return read_clients(name)
-    measured = read_measured(name).delays
+    measured = read_measured(name)
     silent = measured.client[measured.availability == 0]
     if len(silent):
         raise InputError(
@@ -147,7 +146,7 @@ def deal(unit: Unit) -> Parts:
 
 def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
     """Give every setting its task and its fleets; equal ones share their random delays."""
-    made: dict[str, tuple[Task, Fleet | DelayModel, Fleet | DelayModel]] = {}
+    made: dict[str, tuple[Task, DelayModel, DelayModel]] = {}
     found = []
     for cell in unit.cells:
         one, training = cell.experiment, cell.experiment.training
@@ -176,7 +175,7 @@ def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
 
 def _planned_and_actual(
     config: FleetConfig, unit: Unit, task: Task
-) -> tuple[Fleet, Fleet] | tuple[MeasuredDelays, MeasuredDelays]:
+) -> tuple[DelayModel, DelayModel]:
     """Return the delays that the plans assume, and the actual ones."""
     built_in = config.name in BUILT_IN
     clients = _built_in(config, unit.seed) if built_in else unit.fleets[config.name]
@@ -204,7 +203,7 @@ def _built_in(config: FleetConfig, seed: int) -> Devices:
 
 def _slowed(fleet: Fleet, config: FleetConfig) -> Fleet:
     """Return the actual fleet, if it differs from what the plans assume."""
-    return slowed(fleet, _factor(FleetDelays(fleet).mean(fleet.points), config))
+    return fleet.slowed(_factor(fleet.mean(fleet.points), config))
 
 
 def _factor(seconds: FloatArray, config: FleetConfig) -> FloatArray:

@@ -57,15 +57,18 @@ class Keys:
             if not path.is_file():
                 raise InputError(f"{path} does not exist: make it with codedfedl federate keys")
         for path in (self.authority, self.server):
-            if (expiry := _expiry(path)) < _now():
+            certificate = _load(path)
+            if (expiry := certificate.not_valid_after_utc) < _now():
                 raise InputError(
                     f"{path} expired on {expiry:%Y-%m-%d}: renew it with codedfedl federate keys, "
                     "and give ca.crt to all nodes"
                 )
-        names_of = _load(self.server).extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        )
-        if _general_name(host) not in list(names_of.value):
+            if (start := certificate.not_valid_before_utc) > _now():
+                raise InputError(
+                    f"{path} is valid from {start:%Y-%m-%d %H:%M} UTC on: see that this machine's "
+                    "clock is right"
+                )
+        if _general_name(host) not in _names(self.server):
             raise InputError(
                 f"{self.server} is not for {host}: make it with codedfedl federate keys --host "
                 f"{host}"
@@ -193,6 +196,15 @@ def _load(path: Path) -> x509.Certificate:
 
 def _expiry(path: Path) -> datetime.datetime:
     return _load(path).not_valid_after_utc
+
+
+def _names(path: Path) -> list[x509.GeneralName]:
+    """Return the hosts that a certificate is for."""
+    try:
+        extension = _load(path).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    return list(extension.value)
 
 
 def _now() -> datetime.datetime:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.registry import NODE, Entry, Registry, fingerprint_of
+from codedfedl.federate.flower.registry import NODE, REGISTRY, Entry, Registry, fingerprint_of
 from codedfedl.federate.transport import printable
 from codedfedl.io.files import make_folder
 
@@ -107,7 +107,7 @@ class Superlink:
     def __init__(self, address: str, home: Path, authority: Path | None) -> None:
         """Write the connection's settings to `home`; without an authority it is plaintext."""
         self.address, self.home = address, home
-        self.registry = Registry(home / "nodes.json")
+        self.registry = Registry(home / REGISTRY)
         make_folder(home)
         secure = (
             "insecure = true" if authority is None else f"root-certificates = {_toml(authority)}"
@@ -166,7 +166,7 @@ class Superlink:
     def submit(self, experiment: Path, out: Path, app: Path = APP) -> int:
         """Begin a federation, and return the number of its run."""
         keys = {"experiment": str(experiment), "out": str(out)}
-        if self.registry.entries():
+        if self.registry.path.is_file():
             keys["registry"] = str(self.registry.path)
         config = " ".join(f"{key}={_toml(value)}" for key, value in keys.items())
         return int(self._flwr(["run", str(app)], ["--run-config", config])["run-id"])

@@ -9,15 +9,19 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
-from codedfedl.io.files import make_folder, replacing
+from codedfedl.io.files import lock, make_folder, replacing
 
-__all__ = ["NODE", "ROLES", "Entry", "Registry", "fingerprint_of", "read_names"]
+__all__ = ["NODE", "REGISTRY", "ROLES", "Entry", "Registry", "fingerprint_of"]
+
+REGISTRY = "nodes.json"
+"""The registry's name in the home of a server."""
 
 NODE = "node"
 """The role of a key that answers for points."""
@@ -86,9 +90,15 @@ class Registry:
                 return entry
         return None
 
+    def begin(self) -> None:
+        """Write a file without keys, unless there is one: nobody may answer who is not in it."""
+        with self._changing():
+            pass
+
     def add(self, entry: Entry) -> None:
         """Remember a key."""
-        self._write([*self.entries(), entry])
+        with self._changing() as entries:
+            entries.append(entry)
 
     def find(self, name_or_key: str) -> Entry:
         """Return the entry of a name or a fingerprint that is not revoked."""
@@ -107,20 +117,22 @@ class Registry:
         self._change(entry, replace(entry, role=role))
 
     def _change(self, before: Entry, after: Entry) -> None:
-        self._write([after if entry == before else entry for entry in self.entries()])
+        with self._changing() as entries:
+            entries[entries.index(before)] = after
 
-    def _write(self, entries: list[Entry]) -> None:
+    @contextmanager
+    def _changing(self) -> Iterator[list[Entry]]:
+        """Yield the entries, and write what became of them; two commands at once take turns."""
         make_folder(self.path.parent)
-        text = json.dumps([asdict(entry) for entry in entries], indent=1)
-        with replacing(self.path) as partial:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-
-
-def read_names(path: Path) -> Mapping[int, str]:
-    """Return the name that each node is bound to."""
-    return {entry.node: entry.name for entry in Registry(path).entries() if not entry.revoked}
+        with self.path.with_suffix(".lock").open("w") as file:
+            lock(file, wait=True)
+            entries = self.entries()
+            yield entries
+            text = json.dumps([asdict(entry) for entry in entries], indent=1)
+            with replacing(self.path) as partial:
+                descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+                    written.write(text)
 
 
 def fingerprint_of(public_key: Path) -> str:

@@ -1,32 +1,26 @@
-"""Greetings count only in the role that a node's key is registered for.
+"""Greetings count only under the name and in the role that a node's key is registered for.
 
-A node that calls itself a helper could otherwise take the helper's place, or block secure sums by
-being a second one; and a helper's key is not for points.
+A node could otherwise answer as another, take the helper's place, or block secure sums by being a
+second helper; and a helper's key is not for points. The registry is read at every greeting, so
+that keys which are registered while a run waits for its nodes are bound too.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from codedfedl.federate.asks import HELPER
-from codedfedl.federate.flower.registry import NODE, Entry
-from codedfedl.federate.transport import Arrays, Arrival, Transport
+from codedfedl.federate.flower.registry import NODE, Registry
+from codedfedl.federate.transport import Arrays, Arrival, Transport, printable
 
 __all__ = ["BoundTransport"]
 
 
 class BoundTransport:
-    """A transport that refuses greetings in another role than that of the registry.
+    """A transport that refuses greetings of keys that are not registered for them."""
 
-    Parameters
-    ----------
-    entries
-        The registry's; a node that is not among them is a node, not a helper.
-    """
-
-    def __init__(self, transport: Transport, entries: Iterable[Entry]) -> None:
-        self._transport = transport
-        self._entries = {entry.node: entry for entry in entries if not entry.revoked}
+    def __init__(self, transport: Transport, registry: Registry) -> None:
+        self._transport, self._registry = transport, registry
         self._greetings: dict[int, int] = {}  # the node of every greeting's number
         self.now, self.remaining = transport.now, transport.remaining
         self.sleep, self.nodes = transport.sleep, transport.nodes
@@ -50,21 +44,35 @@ class BoundTransport:
         return asked
 
     def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
-        """Yield answers; a greeting in another role is a problem of its node."""
+        """Yield answers; a greeting that is not its key's own is a problem of its node."""
         for arrival in self._transport.gather(wanted, until):
             node = self._greetings.pop(arrival.question, None)
-            yield arrival if node is None else self._bound(arrival, node)
+            greeting = arrival.facts if arrival.status == "answer" else None
+            if node is None or greeting is None:
+                yield arrival
+            elif reason := self._misfit(node, greeting):
+                yield replace(arrival, status="problem", facts={}, arrays={}, reason=reason)
+            else:
+                yield arrival
             del arrival  # it may be large
 
-    def _bound(self, arrival: Arrival, node: int) -> Arrival:
-        role = self._entries[node].role if node in self._entries else NODE
-        claimed = HELPER if arrival.facts.get("role") == HELPER else NODE
-        if arrival.status != "answer" or claimed == role:
-            return arrival
-        name = self._entries[node].name if node in self._entries else f"node {node}"
-        reason = (
+    def _misfit(self, node: int, greeting: Mapping[str, Any]) -> str:
+        """Return why a greeting is not what the node's key is registered for, or nothing."""
+        entries = [entry for entry in self._registry.entries() if entry.node == node]
+        if not entries or entries[-1].revoked:
+            return f"the key of node {node} is not registered: use codedfedl federate register"
+        name, role = entries[-1].name, entries[-1].role
+        if greeting.get("name") != name:
+            claimed = printable(greeting.get("name", ""), 80)
+            return (
+                f"{claimed} has the key of {name}: start it with --name {name}, or let the "
+                "operator register a key of its own"
+            )
+        claimed = HELPER if greeting.get("role") == HELPER else NODE
+        if claimed == role:
+            return ""
+        return (
             f"{name} greets as a {claimed}, and its key is registered as a {role}: start it with "
             f"codedfedl federate {role}, or let the operator register its key again with --role "
             f"{claimed}"
         )
-        return replace(arrival, status="problem", facts={}, arrays={}, reason=reason)

@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.programs import check_engine
-from codedfedl.federate.flower.registry import Registry, read_names
+from codedfedl.federate.flower.registry import Registry
 from codedfedl.federate.flower.roles import BoundTransport
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
@@ -48,7 +48,6 @@ def federate_on(transport: Transport, context: Context) -> None:
         # Whoever started this process has agreed to what the experiment imports.
         experiment = read_experiment(str(keys["experiment"]), changes, options, trust=True)
         registry = str(keys.get("registry", ""))
-        names = read_names(Path(registry)) if registry else {}
         if registry:
-            transport = BoundTransport(transport, Registry(Path(registry)).entries())
-        federate(transport, experiment, directory, say, names=names)
+            transport = BoundTransport(transport, Registry(Path(registry)))
+        federate(transport, experiment, directory, say)

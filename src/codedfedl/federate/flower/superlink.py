@@ -26,6 +26,7 @@ from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, ser
 from codedfedl.federate.flower.keys import Keys, make_private, write_secret
 from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user
 from codedfedl.federate.flower.quiet import quietly
+from codedfedl.federate.flower.registry import REGISTRY, Registry
 from codedfedl.federate.flower.supernode import alone_in, end
 
 __all__ = ["ServerSettings", "running", "serve"]
@@ -34,6 +35,7 @@ HOST = "127.0.0.1"
 
 _START = 60.0  # seconds that a SuperLink may take to listen
 _LOOK = 0.3  # seconds between two looks for a run that waits for its server app
+_DAY = 86400.0  # seconds between two warnings of certificates that expire
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
     """Serve until a signal comes or the SuperLink ends; return how it ended."""
     settings.check()
     make_private(settings.home)
-    for sentence in settings.keys.expiring() if settings.keys is not None else ():
-        say(sentence)
+    if settings.keys is not None:
+        Registry(settings.home / REGISTRY).begin()
     settings = replace(settings, limits=_affordable(settings.limits, say))
     taken = f"a server is already running in {settings.home}: end it, or choose another --home"
     with alone_in(settings.home, taken):
@@ -159,7 +161,7 @@ async def _serve(
     disk = (settings.database or settings.home / "superlink.db").resolve().parent
     free = lambda: float(shutil.disk_usage(disk).free)  # noqa: E731
     gate = Gate((HOST, port), upstream, settings.limits, quietly(say), free)
-    ended = asyncio.Event()
+    ended, warned = asyncio.Event(), -_DAY
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     with _apps(settings, port) as look:
@@ -169,6 +171,10 @@ async def _serve(
             write_secret(settings.home / "serve.json", json.dumps(address).encode())
             say(f"nodes connect to {settings.host}:{settings.port}")
             while link.poll() is None and not ended.is_set():
+                if keys is not None and time.monotonic() - warned > _DAY:
+                    for sentence in keys.expiring():
+                        say(sentence)
+                    warned = time.monotonic()
                 await asyncio.to_thread(look)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), _LOOK)
