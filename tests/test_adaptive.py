@@ -21,7 +21,7 @@ from codedfedl.fleet.measured import MeasuredDelays
 from codedfedl.learning.codes import Code, Parity, point_weights
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.planning.replan import LARGEST_WEIGHT, answer_weights, replanned
+from codedfedl.planning.plan import LARGEST_WEIGHT, answer_weights, replanned
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells

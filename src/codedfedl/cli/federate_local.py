@@ -194,7 +194,7 @@ def local_command(
     from codedfedl.report.reading import RunTables
     from codedfedl.report.tables import rounds_view
     from codedfedl.runs.directory import RunDirectory
-    from codedfedl.runs.overrides import parse_overrides
+    from codedfedl.runs.documents import parse_overrides
 
     directory = RunDirectory(out)
     folder = out.resolve() / "local" / "data"

@@ -102,7 +102,7 @@ def check_model(name: str | None, cells: Sequence[Cell]) -> None:
 
 
 def _names(cell: Cell) -> tuple[str, str, str]:
-    return cell.scheme.plain_name, cell.label, cell.id
+    return cell.scheme, cell.label, cell.id
 
 
 def write_models(
@@ -176,7 +176,7 @@ def _card(one: _Trained, temperature: float | None) -> dict[str, Any]:
         "data": dataset.name,
         "training_points": len(dataset.inputs),
         "test_points": len(dataset.test_inputs),
-        "scheme": cell.scheme.plain_name,
+        "scheme": cell.scheme,
         "setting": cell.label,
         "settings": cell.settings,
         "seed": one.unit.seed,

@@ -30,9 +30,8 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
     """Write the account of every private setting and seed; nothing where there is none."""
     runs: list[dict[str, Any]] = []
     for unit in units:
-        if not any(
-            only_private(scheme_class(cell.scheme.name).info.disclosure) for cell in unit.cells
-        ):
+        schemes = [scheme_class(cell.config.name) for cell in unit.cells]
+        if not any(only_private(scheme.info.disclosure) for scheme in schemes):
             continue
         for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
             if not only_private(entry.scheme.info.disclosure):
@@ -43,7 +42,7 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
             account = entry.scheme.describe(state).account
             if account is None:
                 raise InputError(
-                    f"scheme {cell.scheme.name!r} discloses 'dp' alone and states no account: "
+                    f"scheme {cell.config.name!r} discloses 'dp' alone and states no account: "
                     "return one from describe, or disclose more"
                 )
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}

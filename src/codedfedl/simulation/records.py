@@ -11,7 +11,6 @@ from codedfedl.core.columns import FACTS
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import Record, metric_name, packed, unpacked
 from codedfedl.fleet.delays import TIME_PARTS
-from codedfedl.runs.described import described
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun, planned_share, stated_facts, write_tables
@@ -123,7 +122,7 @@ def _cell_run(unit: Unit, cell: Cell, stored: Checkpoint) -> CellRun:
         "test_points": float(len(unit.dataset.test_labels)),
     }
     return CellRun(
-        cell=described(cell),
+        cell=cell,
         seed=unit.seed,
         metric=metric_name(unit.dataset.is_classification),
         records=unpacked(_part(stored, "records/")),

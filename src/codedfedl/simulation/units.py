@@ -103,19 +103,19 @@ def units(
         groups: dict[tuple[DataConfig, int, FeatureMap], list[Cell]] = {}
         for cell in found:
             one, data = cell.experiment, cell.experiment.data
-            scheme = make_scheme(cell.scheme.name, cell.scheme.settings)
+            scheme = make_scheme(cell.config.name, cell.config.settings)
             features = scheme.info.features
-            if features is not None and cell.scheme.features is not None:
-                name = cell.scheme.name
+            if features is not None and cell.config.features is not None:
+                name = cell.config.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
             if only_private(scheme.info.disclosure):
-                refuse_side_doors(one, cell.scheme, loaded[data])
+                refuse_side_doors(one, cell.config, loaded[data])
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
-                features = sized.feature_map(seed, cell.scheme, loaded[data].image)
+                features = sized.feature_map(seed, cell.config, loaded[data].image)
             if loaded[data].is_text and not isinstance(features, Encoder):
                 raise InputError(
-                    f"data.text is {data.text!r}, and scheme {cell.scheme.name!r} trains on raw "
+                    f"data.text is {data.text!r}, and scheme {cell.config.name!r} trains on raw "
                     "numbers: leave that scheme out"
                 )
             groups.setdefault((data, _count(one.fleet, fleets), features), []).append(cell)
@@ -162,8 +162,8 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
             )
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
-        scheme = scheme_for(cell.scheme.name, cell.scheme.settings, most)
-        if cell.scheme.secure:
+        scheme = scheme_for(cell.config.name, cell.config.settings, most)
+        if cell.config.secure:
             scheme = on_sums(scheme)
         found.append(Entry(cell.label, scheme, *made[key], followed=training.objective))
     return found
