@@ -31,8 +31,8 @@ from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block
+from codedfedl.simulation.clients import embedded
 from codedfedl.simulation.engine import Setting, Simulation
-from codedfedl.simulation.problem import embedded
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units
 from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of

@@ -294,7 +294,6 @@ class Coded(Scheme):
             Until(chosen.deadline),
             chosen.loads,
             combine=EACH if state.stand_in else SUM,
-            adds=None if state.stand_in else state.parity[batch],
             model=state.question,
             server_work=None if server is None else ServerWork(server, chosen.parity_rows),
         )
