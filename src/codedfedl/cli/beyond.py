@@ -19,8 +19,7 @@ from codedfedl.experiments import built_in
 from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import median_of_all, outcomes, written
-from codedfedl.report.rows import outcome_rows
-from codedfedl.report.tables import outcome_view
+from codedfedl.report.tables import outcome_rows, outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells

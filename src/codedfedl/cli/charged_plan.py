@@ -11,7 +11,7 @@ from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Structured
 from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
-from codedfedl.report.plan_table import duration
+from codedfedl.report.fleet_tables import duration
 
 __all__ = ["charged_plans", "charged_view"]
 

@@ -42,7 +42,7 @@ def fit_command(
     """
     from codedfedl.fitting.fit import fit
     from codedfedl.fitting.traces import read_traces
-    from codedfedl.report.fit_table import fit_view
+    from codedfedl.report.fleet_tables import fit_view
 
     _check_destinations(traces, out, measured, figure)
     given = read_traces(traces)
@@ -56,7 +56,7 @@ def fit_command(
         wrote(measured)
     if figure is not None:
         from codedfedl.report.figures import save_figure
-        from codedfedl.report.fit_figure import fit_figure
+        from codedfedl.report.fleet_figures import fit_figure
 
         save_figure(fit_figure(found), figure)
         wrote(figure)

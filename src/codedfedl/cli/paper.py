@@ -16,8 +16,7 @@ from codedfedl.planning.concave_pieces import piece_peaks
 from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.reading import curves
 from codedfedl.report.results import Outcome, outcomes
-from codedfedl.report.rows import outcome_rows
-from codedfedl.report.tables import outcome_view
+from codedfedl.report.tables import outcome_rows, outcome_view
 from codedfedl.runs.directory import RunDirectory
 
 __all__ = ["reproduce_beyond", "reproduce_paper"]
@@ -91,7 +90,7 @@ def _draw_curves(directory: RunDirectory, stem: Path) -> None:
 
 
 def _fig1(client: Any, out: Path, *, quiet: bool) -> dict[str, Any]:
-    from codedfedl.report.figures import return_figure
+    from codedfedl.report.fleet_figures import return_figure
 
     make_folder(out)
     peaks = piece_peaks(client, FIGURE_1_SECONDS)

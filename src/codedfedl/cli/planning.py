@@ -12,7 +12,7 @@ from codedfedl.fleet.maximum import expected_maximum
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
 from codedfedl.fleet.server import Server
 from codedfedl.planning.plan import Plan, plan
-from codedfedl.report.plan_table import plan_view
+from codedfedl.report.fleet_tables import plan_view
 
 __all__ = ["show_plan"]
 
@@ -97,7 +97,8 @@ def _show(
         chosen.write(output.out)
         wrote(output.out)
     if output.figure is not None:
-        from codedfedl.report.figures import plan_figure, save_figure
+        from codedfedl.report.figures import save_figure
+        from codedfedl.report.fleet_figures import plan_figure
 
         save_figure(plan_figure(chosen, clients), output.figure)
         wrote(output.figure)

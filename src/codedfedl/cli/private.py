@@ -7,8 +7,7 @@ from codedfedl.cli.beyond import Reproduction
 from codedfedl.cli.output import results, save_pictures, wrote
 from codedfedl.report.reading import curves
 from codedfedl.report.results import Outcome, outcomes
-from codedfedl.report.rows import outcome_rows
-from codedfedl.report.tables import outcome_view
+from codedfedl.report.tables import outcome_rows, outcome_view
 from codedfedl.schemes import make_scheme
 
 __all__ = ["private"]
@@ -18,8 +17,8 @@ _DATASETS = ("mnist", "fashion-mnist")
 
 def private(job: Reproduction) -> dict[str, Any]:
     """Hours and accuracy at ε = 1, 3, 8 and ∞ beside the raw upload, and the picture."""
+    from codedfedl.report.curves import price_figure
     from codedfedl.report.html import render_report
-    from codedfedl.report.price import price_figure
 
     every = {f"private-{dataset}": job.built_in(f"private-{dataset}") for dataset in _DATASETS}
     experiments = {name: one for name, one in every.items() if job.has(one.data.name)}

@@ -9,12 +9,11 @@ from rich.text import Text
 from codedfedl.cli.output import messages, print_json, progress, results, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
-from codedfedl.report.compare import change, changes_sentence, configuration_diff
+from codedfedl.report.comparison import change, changes_sentence, configuration_diff
 from codedfedl.report.html import main_figure, render_report
 from codedfedl.report.results import Outcome, outcomes
-from codedfedl.report.rows import outcome_rows
 from codedfedl.report.sending import send_run
-from codedfedl.report.tables import outcome_view
+from codedfedl.report.tables import outcome_rows, outcome_view
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.tracking import open_tracker
 

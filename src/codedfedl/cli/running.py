@@ -15,11 +15,10 @@ from codedfedl.cli.watching import watched
 from codedfedl.errors import InputError
 from codedfedl.experiments import BUILT_IN, built_in
 from codedfedl.io.names import nearest
+from codedfedl.report.comparison import verdict
 from codedfedl.report.html import render_report
 from codedfedl.report.results import outcomes
-from codedfedl.report.rows import outcome_rows
-from codedfedl.report.tables import outcome_view
-from codedfedl.report.verdict import verdict
+from codedfedl.report.tables import outcome_rows, outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check_trusted, read_experiment

@@ -9,13 +9,12 @@ from codedfedl.cli.output import print_json, results, with_resume_hint, wrote
 from codedfedl.cli.running import named_experiment, run_experiment, tracked_by
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
+from codedfedl.report.comparison import CLOCKS, best, races
 from codedfedl.report.figures import save_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.results import Outcome, outcomes
-from codedfedl.report.rows import outcome_rows
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
-from codedfedl.report.tables import outcome_view
-from codedfedl.report.verdict import CLOCKS, best, races
+from codedfedl.report.tables import outcome_rows, outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check

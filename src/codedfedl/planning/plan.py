@@ -18,7 +18,7 @@ from codedfedl.io.notebook import drawn, html_table
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
 
 if TYPE_CHECKING:
-    from codedfedl.report.picture import Picture
+    from codedfedl.report.figures import Picture
 
 __all__ = ["Plan", "plan", "rows_of"]
 
@@ -110,7 +110,7 @@ class Plan:
         fleet
             The fleet of the plan: what returns against the waiting time is drawn too.
         """
-        return drawn("figures:plan_figure", self, fleet)
+        return drawn("fleet_figures:plan_figure", self, fleet)
 
     def _repr_html_(self) -> str:
         columns: dict[str, Iterable[Any]] = {
