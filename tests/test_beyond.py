@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from codedfedl import paper_fleet
-from codedfedl.cli import beyond
-from codedfedl.cli.frontier import frontier
-from codedfedl.cli.private import private
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.reading import Curve
+from codedfedl.reproduce import charged_hours
+from codedfedl.reproduce import job as jobs
+from codedfedl.reproduce.charged_hours import cold_start, private, settings
+from codedfedl.reproduce.frontiers import frontier
+from codedfedl.reproduce.job import Reproduction
 from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.simulation.units import _slowed
 
@@ -31,7 +33,7 @@ _SMALL = {
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Reproduction:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reproduction:
     """Every experiment of the package, on six clients with digits."""
 
     def small(name: str, changes: dict[str, Any]) -> Experiment:
@@ -44,13 +46,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beyond.Reproduction:
         ]
         return experiment.model_copy(update={"schemes": schemes})
 
-    monkeypatch.setattr(beyond, "built_in", small)
-    return beyond.Reproduction(tmp_path, 2, None, "cpu", quiet=True)
+    monkeypatch.setattr(jobs, "built_in", small)
+    return Reproduction(tmp_path, 2)
 
 
 @pytest.mark.slow
-def test_cold_start_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
-    rows = beyond.cold_start(replace(job, seeds=1))["rows"]
+def test_cold_start_rows_have_what_scripts_rely_on(job: Reproduction) -> None:
+    rows = cold_start(replace(job, seeds=1))["rows"]
     assert {row["scheme"] for row in rows} >= {"uncoded", "coded", "one-shot", "coded-newton"}
     newton = next(row for row in rows if row["scheme"] == "coded-newton")
     assert newton["points_per_parity_row"] >= 10
@@ -72,11 +74,9 @@ def test_patches_have_a_target_of_their_own() -> None:
     assert built_in("coldstart-patches-fashion-mnist").training.target == 0.86
 
 
-def test_settings_tell_all_schemes(
-    job: beyond.Reproduction, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_tell_all_schemes(job: Reproduction, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        document = beyond.settings(job)["settings"]
+        document = settings(job)["settings"]
     assert set(document) == {"regression", "homogeneous", "thousand"}
     for rows in document.values():
         assert [row["scheme"] for row in rows][-1] == "coded-newton"
@@ -105,11 +105,11 @@ def _curve(**changes: Any) -> Curve:
 
 def test_quality_counts_the_first_round_that_is_close_in_both() -> None:
     exact = _curve(metric=np.array([0.957]), scheme="one-shot")
-    found = beyond._quality(_curve(), exact, 30)
+    found = charged_hours._quality(_curve(), exact, 30)
     assert (found["rounds"], found["hours"]) == (3, 4.0)  # round 2 is close in the objective only
     assert found["late_share"] == pytest.approx(0.5)
     assert found["least_late_share"] == pytest.approx(1 / 3)
-    never = beyond._quality(_curve(excess=np.full(4, 0.5)), exact, 30)
+    never = charged_hours._quality(_curve(excess=np.full(4, 0.5)), exact, 30)
     assert never["rounds"] is None
 
 
@@ -131,7 +131,7 @@ def test_only_the_slowest_are_slowed() -> None:
 
 
 @pytest.mark.slow
-def test_private_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
+def test_private_rows_have_what_scripts_rely_on(job: Reproduction) -> None:
     document = private(replace(job, seeds=1))
     rows = document["rows"]
     assert document["skipped"] == []
@@ -149,12 +149,12 @@ def test_what_cannot_be_had_is_skipped(tmp_path: Path, monkeypatch: pytest.Monke
     def nothing(name: str, *_: Any) -> Any:
         raise InputError(f"{name} is not there, and nobody can download it")
 
-    monkeypatch.setattr(beyond, "load_dataset", nothing)
-    job = beyond.Reproduction(tmp_path / "out", 1, None, "cpu", quiet=True)
+    monkeypatch.setattr(jobs, "load_dataset", nothing)
+    job = Reproduction(tmp_path / "out", 1)
     assert private(job) == {"rows": [], "skipped": ["mnist", "fashion-mnist"]}
 
 
-def test_frontier_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> None:
+def test_frontier_rows_have_what_scripts_rely_on(job: Reproduction) -> None:
     rows = frontier(replace(job, seeds=1, fleet="paper", dataset="digits-halves"))["rows"]
     assert {row["fleet"] for row in rows} == {"paper"}
     assert {row["scheme"] for row in rows} >= {"coded-newton", "balanced", "centralised"}
@@ -168,8 +168,6 @@ def test_frontier_rows_have_what_scripts_rely_on(job: beyond.Reproduction) -> No
 
 
 def test_a_data_set_asked_for_by_name_must_be_there(tmp_path: Path) -> None:
-    job = beyond.Reproduction(
-        tmp_path, 1, str(tmp_path), "cpu", quiet=True, fleet="paper", dataset="diamonds"
-    )
+    job = Reproduction(tmp_path, 1, str(tmp_path), fleet="paper", dataset="diamonds")
     with pytest.raises(InputError, match="diamonds.csv does not exist: take"):
         frontier(job)

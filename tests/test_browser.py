@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from codedfedl.report.figures import scheme_colour
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.virtual import small
 
 pytestmark = pytest.mark.browser
@@ -324,9 +324,7 @@ def test_a_page_has_one_unit_of_time(browser: Browser, pages: dict[str, Path]) -
         page.close()
 
 
-def test_charts_are_on_paper_in_its_ink_and_width(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
+def test_charts_are_on_paper_in_its_ink_and_width(browser: Browser, pages: dict[str, Path]) -> None:
     page, _ = opened(browser, pages["one"], DESKTOP, "dark")
     grid_on_paper = "#d8dee6"
     assert ink(page, 0, grid_on_paper) == 0

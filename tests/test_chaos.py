@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from codedfedl.cli.federating import local_experiment
+from codedfedl.cli.federate_local import local_experiment
 from codedfedl.data import load_dataset
 from codedfedl.federate.flower.local import LocalFederation, local_keys
 from codedfedl.federate.shards import write_shards

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from codedfedl import paper_fleet, plan
-from codedfedl.cli.charged_plan import charged_view
+from codedfedl.cli.charged_plans import charged_view
 from tests.conftest import Run
 
 HEADER = "client,points,rate,alpha,packet_time,erasure"

@@ -18,7 +18,7 @@ from codedfedl.report.comparison import (
 from codedfedl.report.figures import DASHES, scheme_colour
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.virtual import small
 

@@ -28,8 +28,8 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.journal import Journal
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.run import simulate
 from tests.loopback import (
     FIRST_NODE,
     NEWTON,

@@ -12,9 +12,16 @@ import tomli_w
 import typer
 from typer.testing import CliRunner
 
-from codedfedl.cli import app, following, operating
-from codedfedl.cli.following import LOCAL, continue_hint, server_check
-from codedfedl.cli.operating import follow_run, run_and_follow, submit
+from codedfedl.cli import app, following
+from codedfedl.cli.following import (
+    LOCAL,
+    continue_hint,
+    follow_run,
+    run_and_follow,
+    server_check,
+    submit,
+    watch,
+)
 from codedfedl.errors import InputError
 from codedfedl.federate.server import federate
 from codedfedl.runs.config import Experiment
@@ -82,11 +89,11 @@ def test_a_run_can_be_followed_as_soon_as_it_is_submitted(
     [command] = commands_in(done.stderr)
     assert parsed(command)["run"] == str(out)
 
-    def watch(*arguments: Any) -> None:
+    def watch_and_go(*arguments: Any) -> None:
         link.go.set()
-        following.watch(*arguments)
+        watch(*arguments)
 
-    monkeypatch.setattr(operating, "watch", watch)
+    monkeypatch.setattr(following, "watch", watch_and_go)
     assert CliRunner().invoke(app, command).exit_code == 0
     link.server.join()
     assert (out / "report.html").is_file()

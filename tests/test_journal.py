@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import typer
 
-from codedfedl.cli.operating import finish
+from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
 from codedfedl.federate.failures import nobody_arrived

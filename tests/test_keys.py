@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from codedfedl.cli.serve import check_access
+from codedfedl.cli.federate_node import Access
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import own_user
 from codedfedl.federate.flower.keys import make_keys, make_node_key
@@ -346,14 +346,14 @@ class TestStarting:
 
     def test_a_node_without_keys_stays_on_this_machine(self, tmp_path: Path) -> None:
         private, public = make_node_key(tmp_path, "ada")
-        check_access("127.0.0.1:8000", None, None)
+        Access("127.0.0.1:8000").check()
         with pytest.raises(InputError, match="is another machine: give --ca and --key"):
-            check_access("example.org:8000", None, None)
+            Access("example.org:8000").check()
         with pytest.raises(InputError, match="give both --ca and --key"):
-            check_access("example.org:8000", None, private)
+            Access("example.org:8000", None, private).check()
         private.chmod(0o640)
         with pytest.raises(InputError, match="ada.key can be read by others"):
-            check_access("example.org:8000", public, private)
+            Access("example.org:8000", public, private).check()
 
     def test_no_server_in_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no server runs in"):

@@ -358,7 +358,7 @@ def after_every_look(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) 
         do()
         return sight
 
-    monkeypatch.setattr(following, "_LOOK", 0.0)
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(following, "look", look_and_do)
 
 
@@ -495,7 +495,7 @@ class TestCommands:
         assert code == 0
         assert "is dead" not in err
         growing.status.running("starting")
-        monkeypatch.setattr(following, "_START", 0.0)
+        monkeypatch.setattr(following, "START_SECONDS", 0.0)
         code, _, err = run("federate", "follow", growing.directory.path)
         assert code == 2
         assert "is dead" in err

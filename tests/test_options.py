@@ -1,31 +1,83 @@
-"""Options that belong together are one parameter of a command, and nothing else changes."""
+"""A command's options: their help comes from docstrings, and dataclasses group them."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
-from codedfedl.cli.options import grouped
+from codedfedl.cli.options import documented
 
 
 @dataclass(frozen=True)
 class Size:
-    width: Annotated[int, typer.Option(help="Of a box.")] = 2
-    height: Annotated[int, typer.Option("--tall", min=1)] = 3
+    """The size of a box.
+
+    Attributes
+    ----------
+    width : METRES
+        Of a box, which may
+        be [wide].
+    """
+
+    width: int = 2
+    height: Annotated[int, typer.Option("--tall", min=1, help="From the floor.")] = 3
+    marks: tuple[str, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def test_the_fields_of_a_group_are_options_where_the_group_stands() -> None:
+@pytest.fixture
+def app() -> typer.Typer:
     app = typer.Typer()
 
     @app.command()
-    @grouped
-    def area(name: str, size: Size, *, quiet: bool = False) -> None:
-        print(name, size.width * size.height, quiet)
+    @documented
+    def area(name: str, *, size: Size, is_quiet: bool = False, count: int = 1) -> None:
+        """Say how large a box is.
 
-    runner = CliRunner()
-    assert runner.invoke(app, ["box"]).output == "box 6 False\n"
-    assert runner.invoke(app, ["--tall", "5", "box", "--quiet"]).output == "box 10 True\n"
-    assert runner.invoke(app, ["box", "--tall", "0"]).exit_code == 2
-    shown = runner.invoke(app, ["--help"]).output
-    assert shown.index("--width") < shown.index("--tall") < shown.index("--quiet")
+        Parameters
+        ----------
+        name
+            What is written on it.
+        count
+            How many there are.
+        """
+        print(name, size.width * size.height * count, is_quiet, *size.marks)
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["box"], "box 6 False"),
+        (["--tall", "5", "box", "--is-quiet"], "box 10 True"),
+        (["box", "--marks", "a", "--marks", "b", "--count", "2"], "box 12 False a b"),
+    ],
+)
+def test_arguments_by_position_and_options_by_name(
+    app: typer.Typer, arguments: list[str], printed: str
+) -> None:
+    assert CliRunner().invoke(app, arguments).output == f"{printed}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["box", "--tall", "0"], ["box", "--no-is-quiet"], ["box", "--more", "a"], []]
+)
+def test_what_is_not_an_option_is_refused(app: typer.Typer, arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_help_is_that_of_the_docstrings(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "dumb")
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert "Say how large a box is." in shown
+    assert "Parameters" not in shown
+    for words in ("What is written on it.", "How many there are.", "From the floor."):
+        assert words in shown
+    assert "The size of a box" in shown
+    assert "METRES" in shown
+    assert "Of a box, which may be [wide]." in shown

@@ -12,7 +12,7 @@ import pyarrow.parquet
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from codedfedl.cli.federating import local_results
+from codedfedl.cli.federate_local import local_results
 from codedfedl.core.record import PARTS
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from codedfedl.cli.local import TrainingOptions
+from codedfedl.cli.federate_local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient, work_from, work_to
 from codedfedl.core.clipped import ClippedGradient
 from codedfedl.core.disclosure import Disclosed, Disclosure

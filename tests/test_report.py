@@ -19,7 +19,7 @@ from codedfedl.report.story import Story
 from codedfedl.report.tables import outcome_rows
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.virtual import simulation, small
 
 

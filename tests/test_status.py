@@ -12,12 +12,12 @@ import tomli_w
 
 from codedfedl import InputError
 from codedfedl.cli import following
-from codedfedl.cli.operating import submit
+from codedfedl.cli.following import submit
 from codedfedl.federate.server import federate
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.status import Status, StatusFile, reason
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of
 from tests.virtual import small
@@ -238,20 +238,20 @@ class Engine:
 def test_federate_local_follows_the_status_and_not_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_LOOK", 0.0)
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.0)
     directory = RunDirectory(tmp_path / "run")
     directory.open(experiment_of(), resume=False)
     directory.status.failed("of an earlier attempt")
     directory.announce("starting")
     engine: Any = Engine(directory, "done")
-    assert following.followed(engine, directory, kill=0) == {}
+    assert following.follow_local(engine, directory, kill=0) == {}
     engine = Engine(directory, "failed")
     with pytest.raises(InputError, match="no parity from ada: look at its log"):
-        following.followed(engine, directory, kill=0)
+        following.follow_local(engine, directory, kill=0)
     engine = Engine(directory, "bug")
     bug = pytest.raises(RuntimeError, match="AttributeError: x; its traceback is in .*server.log")
     with bug, directory.failures_noted():
-        following.followed(engine, directory, kill=0)
+        following.follow_local(engine, directory, kill=0)
     status = directory.status.read()
     assert status is not None
     assert status.error == "this is a bug: AttributeError: x"  # as its server wrote it
@@ -259,7 +259,7 @@ def test_federate_local_follows_the_status_and_not_the_log(
 
 def test_the_engine_is_asked_without_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that never answers does not hold up what is shown; three errors are one."""
-    monkeypatch.setattr(following, "_ASK_ENGINE", -1.0)
+    monkeypatch.setattr(following, "ENGINE_POLL_SECONDS", -1.0)
     answers, looks = threading.Event(), []
 
     def slow() -> bool:

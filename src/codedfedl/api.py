@@ -7,27 +7,26 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from warnings import warn
 
-from codedfedl.experiments import BUILT_IN, built_in
+from codedfedl.experiments import named_experiment
 from codedfedl.report.html import render_report
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
-from codedfedl.runs.documents import read_experiment as read_file
 from codedfedl.runs.grid import cells
+from codedfedl.simulation.experiment import simulate as play
 from codedfedl.simulation.progress import Progress, Watch
-from codedfedl.simulation.run import simulate as play
 from codedfedl.tracking import Broadcast, Tracker
 
 __all__ = ["read_experiment", "simulate", "tracked"]
 
 
 def read_experiment(name: str | Path, *, trust: bool = False) -> Experiment:
-    """Return a built-in experiment by its name, or read one from a TOML file.
+    """Read an experiment from a TOML file, or return a built-in one by its name.
 
     With `trust`, the ``config.toml`` of a run may name Python modules, which are imported.
     """
-    return built_in(str(name)) if str(name) in BUILT_IN else read_file(name, trust=trust)
+    return named_experiment(name, trust=trust)
 
 
 def simulate(

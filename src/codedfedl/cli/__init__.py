@@ -24,64 +24,62 @@ class Commands(LazyGroup):
 
     lazy: ClassVar[dict[str, LazyCommand]] = {
         "demo": LazyCommand(
-            "codedfedl.cli.simulate:demo_command",
+            "simulate:demo_command",
             _START,
             "Run all schemes on embedded data and ten unequal clients, and write a report.",
         ),
         "plan": LazyCommand(
-            "codedfedl.cli.plan:plan_command",
+            "plan:plan_command",
             _PLAN,
             "Choose how long each round waits and how much each client does.",
         ),
         "fit": LazyCommand(
-            "codedfedl.cli.fit:fit_command",
+            "fit:fit_command",
             _PLAN,
             "Estimate a fleet from measured times, with intervals, and test the fit.",
         ),
         "fleet": LazyCommand(
-            "codedfedl.cli.fleet:fleet_command",
+            "fleet:fleet_command",
             _PLAN,
             "Draw a fleet of real devices from public traces: FedScale's, and mahimahi's.",
         ),
         "simulate": LazyCommand(
-            "codedfedl.cli.simulate:simulate_command",
+            "simulate:simulate_command",
             _SIMULATE,
             "Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML "
             "file.",
         ),
         "sweep": LazyCommand(
-            "codedfedl.cli.sweep:sweep_command",
+            "sweep:sweep_command",
             _SIMULATE,
             "Run every combination of some settings, and find the best.",
         ),
         "report": LazyCommand(
-            "codedfedl.cli.simulate:report_command",
+            "report:report_command",
             _SIMULATE,
             "Write the report of a run again, or one report that compares several runs.",
         ),
         "reproduce": LazyCommand(
-            "codedfedl.cli.reproduce:reproduce_command",
+            "reproduce:reproduce_command",
             _SIMULATE,
             "Reproduce the paper's figures and Table 1, and the experiments that go beyond them.",
         ),
         "audit": LazyCommand(
-            "codedfedl.cli.audit:audit_command",
+            "audit:audit_command",
             _SIMULATE,
             "Attack what the server receives, to test whether a record was used.",
         ),
         "predict": LazyCommand(
-            "codedfedl.cli.predict:predict_command",
+            "predict:predict_command",
             _USE,
             "Predict with a run's model, and score it if the data have labels.",
         ),
         "export": LazyCommand(
-            "codedfedl.cli.predict:export_command",
+            "predict:export_command",
             _USE,
             "Export a model to ONNX: a graph from points to scores.",
         ),
-        "federate": LazyCommand(
-            "codedfedl.cli.federate:federate", _REAL, "Train on real clients, on Flower."
-        ),
+        "federate": LazyCommand("federate:federate", _REAL, "Train on real clients, on Flower."),
     }
 
 

@@ -1,58 +1,219 @@
-"""`codedfedl federate`: the same schemes on real clients, on Flower."""
+"""`codedfedl federate`: real clients, on Flower; here the commands of the server's operator."""
 
+import logging
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codedfedl.cli.helper import helper_command, ledger_command
-from codedfedl.cli.local import local_command
-from codedfedl.cli.options import Serve, Track
-from codedfedl.cli.output import messages, wrote
-from codedfedl.cli.serve import (
-    SERVER_HOME,
-    Authority,
-    Home,
-    LinkAddress,
-    key_command,
-    link_of,
-    node_command,
-    register_command,
-    revoke_command,
-    serve_command,
-    stop_command,
-)
+from codedfedl.cli.federate_local import local_command
+from codedfedl.cli.federate_node import helper_command, ledger_command, node_command
+from codedfedl.cli.options import Authority, Port, Serve, Track, documented
+from codedfedl.cli.output import say, wrote
 from codedfedl.errors import InputError
+
+if TYPE_CHECKING:
+    from codedfedl.federate.flower.programs import Superlink
 
 __all__ = ["federate"]
 
-federate = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
-)
-federate.command("local")(local_command)
-federate.command("serve")(serve_command)
-federate.command("node")(node_command)
-federate.command("helper")(helper_command)
-federate.command("ledger")(ledger_command)
-federate.command("key")(key_command)
-federate.command("register")(register_command)
-federate.command("revoke")(revoke_command)
-federate.command("stop")(stop_command)
+SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
+
+Home = Annotated[Path, typer.Option(help="The server's folder, as given to federate serve.")]
+LinkAddress = Annotated[
+    str | None,
+    typer.Option(help="A SuperLink of your own, as host:port, instead of --home."),
+]
 
 
-@federate.command("run")
-def run_command(
-    experiment: Annotated[
-        Path, typer.Argument(help="A TOML file with a federation table, on the server.")
-    ],
+def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
+    """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
+    from codedfedl.federate.flower.programs import Superlink, check_engine
+
+    check_engine()
+    if superlink is None:
+        from codedfedl.federate.flower.superlink import running
+
+        return running(home.resolve())
+    if authority is not None and not authority.is_file():
+        raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
+    folder = "".join(c if c.isalnum() else "-" for c in superlink)
+    cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
+    return Superlink(superlink, cache, None if authority is None else authority.resolve())
+
+
+@documented
+def serve_command(
+    *,
+    keys: Path | None = None,
+    host: str = "0.0.0.0",
+    port: Port = 8000,
+    home: Home = SERVER_HOME,
+    database: Path | None = None,
+    insecure: bool = False,
+) -> None:
+    """Serve nodes: a SuperLink on loopback, and a gate that admits only nodes.
+
+    Only this user on this machine can start runs and register keys. Serves until interrupted.
+
+    Parameters
+    ----------
+    keys
+        The folder with ca.crt, server.pem and server.key.
+    host
+        The address that nodes connect to.
+    port
+        Its port.
+    database
+        The SuperLink's database; by default in --home.
+    insecure
+        No certificates and no keys; on loopback only.
+    """
+    from codedfedl.federate.flower.programs import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.flower.superlink import ServerSettings, serve
+
+    if (keys is None) != insecure:
+        raise InputError("give --keys with the server's certificates, or --insecure on loopback")
+    held = None if keys is None else Keys(keys)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
+    raise typer.Exit(serve(ServerSettings(home.resolve(), host, port, held, database), say))
+
+
+@documented
+def key_command(name: str, *, folder: Path = Path()) -> None:
+    """Make a node's key pair, on the node; only the .pub goes to the operator.
+
+    Parameters
+    ----------
+    name
+        The node's name.
+    folder
+        Folder for the key pair.
+    """
+    from codedfedl.federate.flower.programs import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import make_node_key
+
+    private, public = make_node_key(folder, name)
+    say(f"{private} stays here; give {public} to the operator")
+
+
+@documented
+def register_command(
+    keys: list[Path],
+    *,
+    name: str | None = None,
+    role: str | None = None,
     home: Home = SERVER_HOME,
     superlink: LinkAddress = None,
     authority: Authority = None,
-    out: Annotated[Path, typer.Option(help="The run directory, on the server.")] = Path("runs/fed"),
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Show every round, and write the report at the end.")
-    ] = False,
+) -> None:
+    """Admit nodes by their public keys; each name and role then belongs to its key.
+
+    Parameters
+    ----------
+    keys
+        The nodes' public keys, such as ada.pub.
+    name
+        The node's name; by default the file's. Only with one key.
+    role
+        node or helper; by default node, or what the key is registered for.
+    """
+    from codedfedl.federate.flower.programs import check_engine
+
+    check_engine()
+    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.flower.registry import ROLES
+
+    if name is not None and len(keys) > 1:
+        raise InputError(
+            f"--name {name} is for one key, not for {len(keys)}: register them one at a time"
+        )
+    for key in keys:
+        check_name(name or key.stem)
+        if not key.is_file():
+            raise InputError(f"{key} does not exist: make it with codedfedl federate key")
+    if role is not None and role not in ROLES:
+        raise InputError(f"--role is {role!r}: must be {' or '.join(ROLES)}")
+    link = link_of(home, superlink, authority)
+    for key in keys:
+        node = name or key.stem
+        if link.register(key, node, role):
+            say(f"registered {node}" + ("" if role is None else f" as a {role}"))
+        else:
+            say(f"{node} is already registered")
+
+
+@documented
+def revoke_command(
+    who: str,
+    *,
+    home: Home = SERVER_HOME,
+    superlink: LinkAddress = None,
+    authority: Authority = None,
+) -> None:
+    """Revoke a node's key: it is refused, and cannot be registered again.
+
+    Parameters
+    ----------
+    who
+        A node's name, or the file of its public key.
+    """
+    from codedfedl.federate.flower.registry import fingerprint_of
+
+    node = fingerprint_of(Path(who)) if Path(who).is_file() else who
+    say(f"revoked {link_of(home, superlink, authority).revoke(node)}")
+
+
+@documented
+def stop_command(
+    run: Path | None = None,
+    *,
+    number: Annotated[int | None, typer.Option("--run")] = None,
+    home: Home = SERVER_HOME,
+    superlink: LinkAddress = None,
+    authority: Authority = None,
+) -> None:
+    """End a run after its current round, or at once by its number.
+
+    Finished rounds stay, and the nodes keep their caches: `federate run` with the same --out
+    continues it.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    number
+        Instead: the number of the run, which ends at once.
+    """
+    if (run is None) == (number is None):
+        raise InputError("give a run directory, or --run with a number")
+    if run is not None:
+        from codedfedl.runs.directory import RunDirectory
+
+        RunDirectory(run).stop()
+        say(f"{run} ends after its current round; see {run / 'server.log'}")
+    else:
+        assert number is not None
+        link_of(home, superlink, authority).stop(number)
+        say(f"run {number} is stopped")
+
+
+@documented
+def run_command(
+    experiment: Path,
+    *,
+    home: Home = SERVER_HOME,
+    superlink: LinkAddress = None,
+    authority: Authority = None,
+    out: Path = Path("runs/fed"),
+    follow: bool = False,
     serve: Serve = None,
 ) -> None:
     """Start a federation on a running server, or continue the one in --out.
@@ -61,54 +222,71 @@ def run_command(
     --serve it stays until the run ends, and interrupting it does not end the run. Without,
     status.json and server.log in the run directory show the progress, `codedfedl federate follow`
     shows it as it happens, and `codedfedl report` writes the report.
+
+    Parameters
+    ----------
+    experiment
+        A TOML file with a federation table, on the server.
+    out
+        The run directory, on the server.
+    follow
+        Show every round, and write the report at the end.
     """
     from codedfedl.runs.documents import read_experiment
     from codedfedl.runs.federation import scheme_of
 
     scheme_of(read_experiment(experiment))
     link = link_of(home, superlink, authority)
-    from codedfedl.cli.operating import how_to_follow, run_and_follow, submit
+    from codedfedl.cli.following import how_to_follow, run_and_follow, submit
 
     if follow or serve is not None:
         run_and_follow(link, experiment.resolve(), out.resolve(), serve)
         return
     number = submit(link, experiment.resolve(), out.resolve())
-    messages.print(f"run {number} started; follow it with {how_to_follow(out)}", soft_wrap=True)
+    say(f"run {number} started; follow it with {how_to_follow(out)}")
 
 
-@federate.command("follow")
-def follow_command(
-    run: Annotated[Path, typer.Argument(help="The run directory, on the server.")],
-    serve: Serve = None,
-    track: Track = None,
-) -> None:
+@documented
+def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None:
     """Show a run in progress, every round as it happens, until it ends.
 
     It only reads: interrupting it does not end the run. With --track, every round is sent to a
     tracker too.
+
+    Parameters
+    ----------
+    run
+        The run directory, on the server.
     """
-    from codedfedl.cli.operating import follow_run
+    from codedfedl.cli.following import follow_run
 
-    follow_run(run.resolve(), serve, track or [])
+    follow_run(run.resolve(), serve, track)
 
 
-@federate.command("keys")
+@documented
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="Folder for certificates and keys.")],
-    host: Annotated[list[str], typer.Option(help="The server's name or address; may be repeated.")],
-    nodes: Annotated[
-        str,
-        typer.Option(
-            help="Nodes' names, separated by commas; better, let nodes make their own keys."
-        ),
-    ] = "",
-    days: Annotated[float, typer.Option(help="Validity of the certificates, in days.")] = 365.0,
+    folder: Path,
+    *,
+    host: list[str],
+    nodes: str = "",
+    days: float = 365.0,
 ) -> None:
     """Make an authority, the server's certificate and, if asked, keys for nodes.
 
     Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
     node makes its own key with `codedfedl federate key`; with --nodes the keys are made here, and
     each node's .key must be copied to it.
+
+    Parameters
+    ----------
+    folder
+        Folder for certificates and keys.
+    host
+        The server's name or address; may be repeated.
+    nodes
+        Nodes' names, separated by commas; better, let nodes make their own keys.
+    days
+        Validity of the certificates, in days.
     """
     from codedfedl.federate.flower.programs import check_engine
 
@@ -117,16 +295,42 @@ def keys_command(
 
     if not 0 < days < math.inf:
         raise InputError(f"--days is {days:g}: must be above 0")
-    named = [name.strip() for name in nodes.split(",")] if nodes else []
-    if len(set(named)) < len(named):
+    names = [name.strip() for name in nodes.split(",")] if nodes else []
+    if len(set(names)) < len(names):
         raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
-    make_keys(folder, host, named, days=days)
+    make_keys(folder, host, names, days=days)
     wrote(folder)
 
 
-@federate.command("app")
 def app_command() -> None:
     """Print the folder of the Flower app, for `flwr run $(codedfedl federate app)`."""
     from codedfedl.federate.flower.programs import APP
 
     typer.echo(APP)
+
+
+federate = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
+)
+_COMMANDS = {
+    "Try it": {"local": local_command},
+    "The server's operator": {
+        "keys": keys_command,
+        "serve": serve_command,
+        "register": register_command,
+        "revoke": revoke_command,
+        "run": run_command,
+        "follow": follow_command,
+        "stop": stop_command,
+        "app": app_command,
+    },
+    "Owners of nodes and helpers": {
+        "key": key_command,
+        "node": node_command,
+        "helper": helper_command,
+        "ledger": ledger_command,
+    },
+}
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        federate.command(_name, rich_help_panel=_panel)(_command)

@@ -1,32 +1,23 @@
 """`codedfedl fit`: from measured times to a fleet."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from codedfedl.cli.options import Json
-from codedfedl.cli.output import messages, print_json, progress, results, wrote
+from codedfedl.cli.options import Json, documented
+from codedfedl.cli.output import progress, say, show, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 
 __all__ = ["fit_command"]
 
 
+@documented
 def fit_command(
-    traces: Annotated[Path, typer.Argument(help="Measured times (.csv, .parquet).")],
-    points: Annotated[
-        float | None,
-        typer.Option(help="Points per round of every client; by default the largest load."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the fleet (.csv or .parquet).")] = None,
-    measured: Annotated[
-        Path | None,
-        typer.Option(help="Write the measured delays, for clients that the model does not fit."),
-    ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Plot measured against fitted times (.png, .svg or .pdf).")
-    ] = None,
+    traces: Path,
+    *,
+    points: float | None = None,
+    out: Path | None = None,
+    measured: Path | None = None,
+    figure: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Estimate a fleet from measured times, with intervals, and test the fit.
@@ -39,34 +30,42 @@ def fit_command(
     Examples: `codedfedl fit times.csv --out fleet.csv --figure fit.png`, then `codedfedl plan
     fleet.csv`; or `codedfedl fit times.csv --measured delays.csv`, then `codedfedl plan delays.csv`
     where the model does not fit.
+
+    Parameters
+    ----------
+    traces
+        Measured times (.csv, .parquet).
+    points
+        Points per round of every client; by default the largest load.
+    out
+        Write the fleet (.csv or .parquet).
+    measured
+        Write the measured delays, for clients that the model does not fit.
+    figure
+        Plot measured against fitted times (.png, .svg or .pdf).
     """
     from codedfedl.fitting.fit import fit
     from codedfedl.fitting.traces import read_traces
     from codedfedl.report.fleet_tables import fit_view
 
     _check_destinations(traces, out, measured, figure)
-    given = read_traces(traces)
+    times = read_traces(traces)
     with progress("fitting"):
-        found = fit(given, points)
-    if out is not None:
-        found.fleet.write(out)
-        wrote(out)
-    if measured is not None:
-        found.measured.write(measured)
-        wrote(measured)
+        fitted = fit(times, points)
+    for path, clients in ((out, fitted.fleet), (measured, fitted.measured)):
+        if path is not None:
+            clients.write(path)
+            wrote(path)
     if figure is not None:
         from codedfedl.report.figures import save_figure
         from codedfedl.report.fleet_figures import fit_figure
 
-        save_figure(fit_figure(found), figure)
+        save_figure(fit_figure(fitted), figure)
         wrote(figure)
-    if as_json:
-        print_json(found.document() | {"fleet": None if out is None else str(out)})
-    else:
-        results.print(fit_view(found))
-    for kind, sentences in (("note", found.notes), ("warning", found.warnings)):
+    show(as_json, fitted.document() | {"fleet": out and str(out)}, fit_view(fitted))
+    for kind, sentences in (("note", fitted.notes), ("warning", fitted.warnings)):
         for sentence in sentences:
-            messages.print(f"{kind}: {sentence}", soft_wrap=True)
+            say(f"{kind}: {sentence}")
 
 
 def _check_destinations(

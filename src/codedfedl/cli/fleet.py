@@ -1,80 +1,89 @@
 """`codedfedl fleet`: a device file from public traces."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated
 
-import typer
-
-from codedfedl.cli.options import Json
-from codedfedl.cli.output import print_json, progress, results, wrote
+from codedfedl.cli.options import Json, documented
+from codedfedl.cli.output import progress, show, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.files import TABLE_SUFFIXES, check_destination
 
 __all__ = ["fleet_command"]
 
-_TRACES = "Traces (one or more)"
-_WORDS = ("smallest", "median", "largest")
+_QUANTITIES = ("mac_rate", "bit_rate", "bit_rate_up", "availability")
 
 
+@dataclass(frozen=True)
+class TraceOptions:
+    """Traces (one or more).
+
+    Attributes
+    ----------
+    capacity
+        FedScale's client_device_capacity: processors and links.
+    availability
+        FedScale's client_behave_trace: how often clients are away.
+    down
+        A mahimahi packet trace of downlinks.
+    up
+        A mahimahi packet trace of uplinks.
+    """
+
+    capacity: Path | None = None
+    availability: Path | None = None
+    down: Path | None = None
+    up: Path | None = None
+
+
+@documented
 def fleet_command(
-    out: Annotated[Path, typer.Option(help="Write the device file (.csv or .parquet).")],
-    capacity: Annotated[
-        Path | None,
-        typer.Option(
-            help="FedScale's client_device_capacity: processors and links.", rich_help_panel=_TRACES
-        ),
-    ] = None,
-    availability: Annotated[
-        Path | None,
-        typer.Option(
-            help="FedScale's client_behave_trace: how often clients are away.",
-            rich_help_panel=_TRACES,
-        ),
-    ] = None,
-    down: Annotated[
-        Path | None,
-        typer.Option(help="A mahimahi packet trace of downlinks.", rich_help_panel=_TRACES),
-    ] = None,
-    up: Annotated[
-        Path | None,
-        typer.Option(help="A mahimahi packet trace of uplinks.", rich_help_panel=_TRACES),
-    ] = None,
     *,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 30,
-    mac_rate: Annotated[
-        float,
-        typer.Option(help="Multiply-accumulates per second of --capacity's median device."),
-    ] = 1e9,
-    alpha: Annotated[float, typer.Option(help="α of every client: no trace says it.")] = 2.0,
-    erasure: Annotated[
-        float, typer.Option(help="Share of packets lost beyond the losses in the traces.")
-    ] = 0.0,
-    transfer: Annotated[
-        float, typer.Option(help="Megabytes of the transfers that measure a packet trace.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    out: Path,
+    traces: TraceOptions,
+    clients: int = 30,
+    mac_rate: float = 1e9,
+    alpha: float = 2.0,
+    erasure: float = 0.0,
+    transfer: float = 1.0,
+    seed: int = 0,
     as_json: Json = False,
 ) -> None:
     """Draw a fleet of real devices from public traces: FedScale's, and mahimahi's.
 
-    Pickles are read as data: nothing in them is run. What no trace says is drawn as in the
-    built-in fleet 'phones'.
+    Pickles are read as data: nothing in them is run. Quantities that are not in the traces are
+    drawn as in the built-in fleet 'phones'.
 
     Examples: `codedfedl fleet --capacity client_device_capacity --clients 100 --out devices.csv`,
     then `codedfedl plan devices.csv --points 60`; or `codedfedl fleet --down LTE.down --up LTE.up
     --out devices.csv`.
+
+    Parameters
+    ----------
+    out
+        Write the device file (.csv or .parquet).
+    clients
+        Number of clients.
+    mac_rate
+        Multiply-accumulates per second of --capacity's median device.
+    alpha
+        α of every client, which is not in the traces.
+    erasure
+        Share of packets lost beyond the losses in the traces.
+    transfer
+        Megabytes of the transfers that measure a packet trace.
+    seed
+        Seed of the draw.
     """
     from codedfedl.fleet.traces import TraceFiles, traced_devices
 
     check_destination(out, TABLE_SUFFIXES)
-    given = [path for path in (capacity, availability, down, up) if path is not None]
-    if out.resolve() in [path.resolve() for path in given]:
+    files = asdict(traces)
+    if out.resolve() in [path.resolve() for path in files.values() if path is not None]:
         raise InputError(f"--out {out} is one of the traces: choose another")
-    files = TraceFiles(capacity, availability, down, up)
     with progress("reading traces"):
         devices = traced_devices(
-            files,
+            TraceFiles(**files),
             clients,
             mac_rate=mac_rate,
             alpha=alpha,
@@ -84,15 +93,12 @@ def fleet_command(
         )
     devices.write(out)
     wrote(out)
-    quantities = ("mac_rate", "bit_rate", "bit_rate_up", "availability")
-    spreads = {name: _spread(getattr(devices, name).tolist()) for name in quantities}
-    if as_json:
-        print_json({"devices": str(out), "clients": clients, **spreads})
-        return
-    results.print(f"{f'{clients} clients':<14}" + "".join(f"{word:>10}" for word in _WORDS))
+    spreads = {name: _spread(getattr(devices, name).tolist()) for name in _QUANTITIES}
+    lines = [f"{f'{clients} clients':<14}{'smallest':>10}{'median':>10}{'largest':>10}"]
     for name, spread in spreads.items():
-        results.print(f"{name:<14}" + "".join(f"{value:>10.3g}" for value in spread.values()))
+        lines.append(f"{name:<14}" + "".join(f"{value:>10.3g}" for value in spread.values()))
+    show(as_json, {"devices": str(out), "clients": clients, **spreads}, "\n".join(lines))
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    return dict(zip(_WORDS, (min(values), median(values), max(values)), strict=True))
+    return {"smallest": min(values), "median": median(values), "largest": max(values)}

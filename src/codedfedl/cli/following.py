@@ -1,48 +1,150 @@
-"""A federation as it happens, from when it is submitted to its end."""
+"""A federation as it happens, from its submission to its end."""
 
 import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from codedfedl.cli.output import messages
+from codedfedl.cli.output import messages, say, wrote
 from codedfedl.errors import InputError
+from codedfedl.federate.failures import nobody_arrived
 from codedfedl.io.connections import own_or_superuser
+from codedfedl.report.html import render_report
+from codedfedl.report.live import LivePage
+from codedfedl.report.sending import Sender
+from codedfedl.runs.advice import advice
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.watching import Sight, look
+from codedfedl.tracking import open_tracker
 
 if TYPE_CHECKING:
     from codedfedl.federate.flower.local import LocalFederation
+    from codedfedl.federate.flower.programs import Superlink
 
 __all__ = [
     "LOCAL",
-    "check_somebody_arrived",
     "continue_hint",
     "ended_by_signals",
     "engine_check",
-    "followed",
+    "finish",
+    "follow_local",
+    "follow_run",
+    "how_to_follow",
+    "run_and_follow",
     "served",
     "server_check",
+    "submit",
     "watch",
 ]
 
 LOCAL = "local"
 """The folder in a run directory in which `federate local` keeps its processes' files."""
 
-_LOOK = 0.5  # seconds
-_ASK_ENGINE = 5.0  # seconds
-_FAILURES = 3
-_START = 60.0  # seconds from when a run is announced until its server has the lock
+POLL_SECONDS = 0.5
+"""Seconds between two looks at a run directory."""
+
+ENGINE_POLL_SECONDS = 5.0
+"""Seconds between two questions to the engine, which may take seconds to answer."""
+
+MAX_ENGINE_FAILURES = 3
+"""A single failure may be a hiccup of the engine; this many in a row end a command."""
+
+START_SECONDS = 60.0
+"""Seconds from the announcement of a run until its server must have the lock."""
 
 
-def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> dict[int, int]:
+def submit(link: "Superlink", experiment: Path, out: Path) -> int:
+    """Start or continue a run, and return its number."""
+    directory = RunDirectory(out)
+    directory.open(read_experiment(experiment), resume=True)
+    directory.announce("starting")  # from now on it can be followed
+    with directory.failures_noted():
+        return link.submit(experiment, out)
+
+
+def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | None) -> None:
+    """Start or continue a run, and show it until it ends."""
+    directory = RunDirectory(out)
+    with served(directory, serve):
+        shown = len(look(directory).happened)
+        number = submit(link, experiment, out)
+        say(f"run {number} started")
+
+        def finished() -> bool:
+            status, details = link.status(number)
+            if status.startswith("finished") and status != "finished:completed":
+                raise InputError(f"the run failed ({details or status}): see {directory.log}")
+            return status.startswith("finished")
+
+        ended, alive = engine_check(finished), server_check(directory)
+        _follow(directory, lambda: alive() or ended(), shown)
+    finish(directory)
+
+
+def how_to_follow(run: Path) -> str:
+    """Return the command that shows a run in progress."""
+    return shlex.join(["codedfedl", "federate", "follow", str(run)])
+
+
+def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
+    """Show a run that another command started, until it ends, here and to trackers."""
+    directory = RunDirectory(run)
+    status = directory.status.read() if directory.is_run else None
+    if status is None:
+        raise InputError(f"{run} is not the directory of a run in progress: it has no status.json")
+    if status.state != "running":
+        raise InputError(f"{run} is {status}: see {shlex.join(['codedfedl', 'report', str(run)])}")
+    sender = Sender(directory, [open_tracker(text, run) for text in track], messages.print)
+    with sender.broadcast.finished(run / "report.html"):
+        with served(directory, serve):
+            _follow(directory, server_check(directory), 0, sender.send)
+        sender.send()
+        finish(directory)
+
+
+def _follow(
+    directory: RunDirectory,
+    ended: Callable[[], bool],
+    shown: int,
+    grown: Callable[[], None] = lambda: None,
+) -> None:
+    try:
+        watch(directory, ended, shown, grown)
+    except KeyboardInterrupt:
+        status = directory.status.read()
+        if status is not None and status.state == "stopped":
+            sentence = f"stopped: {continue_hint(directory)}"
+        else:
+            sentence = f"the run goes on; show it again with {how_to_follow(directory.path)}"
+        say(sentence)
+        raise
+
+
+def finish(directory: RunDirectory) -> None:
+    """Say what to do better, and write the report; exit with 1 if no client was ever in time."""
+    for sentence in advice(look(directory).conduct):
+        say(f"advice: {sentence}")
+    write_report(directory)
+
+
+def write_report(directory: RunDirectory) -> None:
+    """Write the report; exit with 1 if no client was ever in time, and say what to change."""
+    wrote(directory.write_text("report.html", render_report(directory)))
+    if nobody := nobody_arrived(Journal(directory.path).records()):
+        say(f"error: {nobody}")
+        raise typer.Exit(1)
+
+
+def follow_local(running: "LocalFederation", directory: RunDirectory, kill: int) -> dict[int, int]:
     """Wait for the end of a federation; kill nodes after its first rounds.
 
     Returns
@@ -70,7 +172,7 @@ def followed(running: "LocalFederation", directory: RunDirectory, kill: int) -> 
 def watch(
     directory: RunDirectory,
     ended: Callable[[], bool],
-    told: int = 0,
+    shown: int = 0,
     grown: Callable[[], None] = lambda: None,
 ) -> None:
     """Show a run, every exchange with names, until it is done; say why it failed or was stopped.
@@ -79,26 +181,26 @@ def watch(
     ----------
     ended
         Called at every poll; returns whether the run is over, whatever its status says.
-    told
+    shown
         Number of exchanges that were shown before.
     grown
-        Is called after exchanges that are.
+        Called after further exchanges were shown.
     """
     said: set[str] = set()  # the status may still be that of an exchange before the last
-    with _shown() as show:
+    with _display() as display:
         while True:
-            time.sleep(_LOOK)
+            time.sleep(POLL_SECONDS)
             over, sight = ended(), look(directory)
-            for sentence in _sentences(sight, told):
-                show(sentence, True)
+            for sentence in _sentences(sight, shown):
+                display(sentence, True)
                 said.add(sentence)
-            if len(sight.happened) > told:
+            if len(sight.happened) > shown:
                 grown()
-            told = len(sight.happened)
+            shown = len(sight.happened)
             status = sight.status
             if status is not None:
                 if status.doing not in said:
-                    show(status.doing, False)
+                    display(status.doing, False)
                 if status.is_bug:
                     raise RuntimeError(f"{status.error}; its traceback is in {directory.log}")
                 if status.state == "failed":
@@ -109,13 +211,13 @@ def watch(
                 return
 
 
-def _sentences(sight: Sight, told: int) -> list[str]:
-    """Return a sentence for every exchange after the first `told`, as the server words it."""
-    if len(sight.happened) <= told:
+def _sentences(sight: Sight, shown: int) -> list[str]:
+    """Return a sentence for every exchange after the first ones, as the server words it."""
+    if len(sight.happened) <= shown:
         return []
     settings = sight.directory.experiment().federation
     rounds = 0 if settings is None else settings.rounds
-    return [one.sentence(rounds) for one in sight.named(told)]
+    return [exchange.sentence(rounds) for exchange in sight.named(shown)]
 
 
 def engine_check(
@@ -139,7 +241,7 @@ def engine_check(
     def ended() -> bool:
         nonlocal asked, answer, failures
         if answer is None:
-            if time.monotonic() - asked > _ASK_ENGINE:
+            if time.monotonic() - asked > ENGINE_POLL_SECONDS:
                 look_after()
                 answer = ask(finished)
             return False
@@ -150,7 +252,7 @@ def engine_check(
             over = done.result()
         except InputError:
             failures += 1
-            if failures == _FAILURES:  # a single one may be a hiccup of the engine
+            if failures == MAX_ENGINE_FAILURES:  # a single one may be a hiccup of the engine
                 raise
             return False
         failures = 0
@@ -177,7 +279,7 @@ def server_check(directory: RunDirectory) -> Callable[[], bool]:
         if status is None or status.state != "running":
             return False
         unlocked = min(unlocked, now)
-        if status.doing == "starting" and now - unlocked < _START:
+        if status.doing == "starting" and now - unlocked < START_SECONDS:
             return False
         raise InputError(
             f"the server of {directory.path} is dead: no process works on the run any more, and it "
@@ -196,57 +298,39 @@ def continue_hint(directory: RunDirectory) -> str:
     return f"continue with {shlex.join(command)} (and the --home or --superlink of its server)"
 
 
-def check_somebody_arrived(directory: RunDirectory) -> None:
-    """Exit with 1 after a run in which no client was ever in time, and say what to change."""
-    from codedfedl.federate.failures import nobody_arrived
-
-    if nobody := nobody_arrived(Journal(directory.path).records()):
-        messages.print(f"error: {nobody}", soft_wrap=True)
-        raise typer.Exit(1)
-
-
 @contextmanager
 def served(directory: RunDirectory, port: int | None) -> Iterator[None]:
     """Serve a run's live page to this user, if a port is given."""
     if port is None:
         yield
         return
-    from codedfedl.report.live import LivePage
-
     with LivePage(directory, port, own_or_superuser) as page:
-        messages.print(f"live page: {page.address}", soft_wrap=True)
+        say(f"live page: {page.address}")
         yield
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[str, bool], None]]:
+def _display() -> Iterator[Callable[[str, bool], None]]:
     """Yield a function that shows sentences: permanent ones, and the current activity."""
-    if not messages.is_terminal:
-        yield _line_when_it_changes()
+    if messages.is_terminal:
+        with messages.status("starting") as line:
+
+            def display(sentence: str, is_permanent: bool) -> None:
+                if is_permanent:
+                    say(sentence)
+                line.update("waiting for answers" if is_permanent else sentence)
+
+            yield display
         return
-    with messages.status("starting") as line:
-
-        def show(sentence: str, stays: bool) -> None:
-            if stays:
-                messages.print(sentence, soft_wrap=True)
-                line.update("waiting for answers")
-            else:
-                line.update(sentence)
-
-        yield show
-
-
-def _line_when_it_changes() -> Callable[[str, bool], None]:
-    """Return a function that prints a sentence with the elapsed seconds, unless it repeats."""
     began, last = time.monotonic(), ""
 
-    def show(sentence: str, _stays: bool) -> None:
+    def print_changes(sentence: str, _is_permanent: bool) -> None:
         nonlocal last
         if sentence != last:
-            messages.print(f"{time.monotonic() - began:6.1f} s: {sentence}", soft_wrap=True)
+            say(f"{time.monotonic() - began:6.1f} s: {sentence}")
             last = sentence
 
-    return show
+    yield print_changes
 
 
 @contextmanager

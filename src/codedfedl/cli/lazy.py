@@ -13,17 +13,20 @@ __all__ = ["LazyCommand", "LazyGroup", "unwrapped"]
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command: where its function is, and its line in the list of commands.
+    """A command: the path of its function, and its line in the list of commands.
 
     Attributes
     ----------
-    place
-        ``module:function``, or ``module:app`` of a `typer.Typer` with commands of its own.
+    path
+        ``module:function`` in `codedfedl.cli`, or ``module:app`` of a `typer.Typer` with commands
+        of its own.
+    panel
+        The heading under which it is listed.
     summary
         The first line of the command's help; a test compares the two.
     """
 
-    place: str
+    path: str
     panel: str
     summary: str
 
@@ -33,13 +36,11 @@ class LazyCommand:
 
     def loaded(self, name: str) -> click.Command:
         """Import the command."""
-        module, _, member = self.place.partition(":")
-        found = getattr(import_module(module), member)
-        if isinstance(found, typer.Typer):
-            app = found
-        else:
-            app = typer.Typer(add_completion=False)
-            app.command(name)(found)
+        module, _, member = self.path.partition(":")
+        app = getattr(import_module(f"codedfedl.cli.{module}"), member)
+        if not isinstance(app, typer.Typer):
+            function, app = app, typer.Typer(add_completion=False)
+            app.command(name)(function)
         command = typer.main.get_command(app)
         command.name = name
         _unwrap(command)

@@ -5,13 +5,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from codedfedl.errors import InputError
@@ -22,16 +23,20 @@ __all__ = [
     "blaming",
     "json_number",
     "messages",
+    "plain_table",
     "print_json",
+    "print_views",
     "progress",
     "results",
-    "save_pictures",
+    "say",
+    "show",
     "with_resume_hint",
     "wrote",
 ]
 
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
-_LONG = 1.0  # seconds
+_LONG_SECONDS = 1.0
+"""From this time on, a step says how long it took where no terminal shows it."""
 
 
 class Printing(Console):
@@ -74,7 +79,7 @@ def progress(what: str) -> Iterator[None]:
         return
     began = time.monotonic()
     yield
-    if (seconds := time.monotonic() - began) > _LONG:
+    if (seconds := time.monotonic() - began) > _LONG_SECONDS:
         messages.print(f"{what}: {seconds:.1f} s")
 
 
@@ -83,20 +88,35 @@ def print_json(document: Mapping[str, Any]) -> None:
     print(json.dumps(document, allow_nan=False))
 
 
+def show(as_json: bool, document: Mapping[str, Any], *views: RenderableType) -> None:
+    """Print the results of a command: one JSON document, or what people read."""
+    if as_json:
+        print_json(document)
+    else:
+        print_views(*views)
+
+
+def print_views(*views: RenderableType) -> None:
+    """Print what people read on stdout; sentences are not wrapped."""
+    for view in views:
+        results.print(view, soft_wrap=isinstance(view, str))
+
+
+def plain_table(texts: Sequence[str], numbers: Sequence[str] = (), title: str = "") -> Table:
+    """Return a table without lines: columns of texts, then columns of numbers."""
+    table = Table(
+        title=title or None, title_justify="left", box=None, padding=(0, 2), header_style="bold"
+    )
+    for heading in texts:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
 def json_number(value: float) -> float | None:
     """JSON has no infinity: null stands for it."""
     return value if math.isfinite(value) else None
-
-
-def save_pictures(figure: Any, stem: Path) -> list[Path]:
-    """Write a figure as SVG and PNG, and say where they are."""
-    from codedfedl.report.figures import save_figure
-
-    paths = [stem.with_suffix(suffix) for suffix in (".svg", ".png")]
-    for path in paths:
-        save_figure(figure, path)
-        wrote(path)
-    return paths
 
 
 @contextmanager
@@ -107,10 +127,15 @@ def with_resume_hint(run: Path, resumes: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         if any(run.glob("config.toml")) or any(run.glob("*/config.toml")):
             again = "the same command" if resumes else "the same command and --resume"
-            messages.print(f"stopped: {run} is kept; continue with {again}", soft_wrap=True)
+            say(f"stopped: {run} is kept; continue with {again}")
         raise
+
+
+def say(sentence: str) -> None:
+    """Print a message for people on stderr."""
+    messages.print(sentence, soft_wrap=True)
 
 
 def wrote(path: Path) -> None:
     """Say where a file is."""
-    messages.print(f"wrote {path}", soft_wrap=True)
+    say(f"wrote {path}")

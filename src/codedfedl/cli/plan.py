@@ -1,128 +1,183 @@
 """`codedfedl plan`: from a fleet's delays to loads, a deadline and parity."""
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from codedfedl.cli.options import Json, grouped
+from codedfedl.cli.options import Json, documented
+from codedfedl.cli.output import json_number, progress, say, show, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 
-__all__ = ["OutputOptions", "ParityOptions", "WorkOptions", "plan_command"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-PARITY, WORK = "How much parity (one of these)", "Work of the clients in a device file"
+    from codedfedl.fleet.devices import Fleet, Workload
+    from codedfedl.fleet.measured import MeasuredDelays
+    from codedfedl.fleet.server import Server
+    from codedfedl.planning.plan import Plan
+
+    Clients = Fleet | MeasuredDelays
+
+__all__ = ["OutputOptions", "ParityOptions", "WorkOptions", "plan_command"]
 
 
 @dataclass(frozen=True)
 class ParityOptions:
-    """How much parity: given, or chosen by one of several plans."""
+    """How much parity (one of these).
 
-    redundancy: Annotated[
-        float | None,
-        typer.Option(
-            help="Parity rows as a fraction of all points, in (0, 1); by default 0.1.",
-            rich_help_panel=PARITY,
-        ),
-    ] = None
-    rows: Annotated[int | None, typer.Option(help="Parity rows.", rich_help_panel=PARITY)] = None
-    server_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Choose the rows: treat the server as a node with this many rows per second.",
-            rich_help_panel=PARITY,
-        ),
-    ] = None
-    max_rows: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum number of rows at the server; by default the number of points.",
-            rich_help_panel=PARITY,
-        ),
-    ] = None
-    server_alpha: Annotated[float, typer.Option(help="The server's α.", rich_help_panel=PARITY)] = (
-        2.0
-    )
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            help="Choose the rows: minimise the total time of set-up and this many rounds; also "
-            "shows what the paper's deadline rule costs.",
-            rich_help_panel=PARITY,
-        ),
-    ] = None
-    excess: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan a cold start with coded-newton instead: target relative excess of the "
-            "objective over its optimum, such as 0.2.",
-            rich_help_panel=PARITY,
-        ),
-    ] = None
-    within: Annotated[
-        float | None,
-        typer.Option(
-            help="Choose the feature map of a cold start: the most accurate one trained within "
-            "this many hours, to --excess (by default 0.2).",
-            rich_help_panel=PARITY,
-        ),
-    ] = None
+    Attributes
+    ----------
+    redundancy
+        Parity rows as a fraction of all points, in (0, 1); by default 0.1.
+    rows
+        Parity rows.
+    server_rate
+        Choose the rows: treat the server as a node with this many rows per second.
+    max_rows
+        Maximum number of rows at the server; by default the number of points.
+    server_alpha
+        The server's α.
+    rounds
+        Choose the rows: minimise the total time of set-up and this many rounds; also shows what the
+        paper's deadline rule costs.
+    excess
+        Plan a cold start with coded-newton instead: target relative excess of the objective over
+        its optimum, such as 0.2.
+    within
+        Choose the feature map of a cold start: the most accurate one trained within this many
+        hours, to --excess (by default 0.2).
+    """
+
+    redundancy: float | None = None
+    rows: int | None = None
+    server_rate: float | None = None
+    max_rows: int | None = None
+    server_alpha: float = 2.0
+    rounds: int | None = None
+    excess: float | None = None
+    within: float | None = None
+
+    def server(self, clients: "Fleet") -> "Server | None":
+        """Return the server as one more node, where its rate is given."""
+        from codedfedl.fleet.server import Server
+
+        if self.server_rate is not None:
+            most = clients.total_points if self.max_rows is None else self.max_rows
+            return Server(self.server_rate, most, self.server_alpha)
+        if self.max_rows is not None:
+            raise InputError(
+                f"--max-rows is {self.max_rows} without a server: give --server-rate too"
+            )
+        return None
+
+    def refuse(self, chosen: str, *names: str, **others: Any) -> None:
+        """Refuse options beside the one that chooses the plan."""
+        for name, value in {name: getattr(self, name) for name in names}.items() | others.items():
+            if value is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option} and {chosen} do not go together: leave one out")
 
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """What clients have and compute, as far as a file does not say."""
+    """Work of the clients in a device file.
 
-    clients: Annotated[
-        int | None,
-        typer.Option(help="Clients of a built-in fleet: 30 by default.", rich_help_panel=WORK),
-    ] = None
-    points: Annotated[
-        float | None,
-        typer.Option(
-            help="Points per round of every client, if the file has no such column.",
-            rich_help_panel=WORK,
-        ),
-    ] = None
-    features: Annotated[
-        int, typer.Option(help="Features of the model (q).", rich_help_panel=WORK)
-    ] = 2000
-    labels: Annotated[int, typer.Option(help="Label columns (c).", rich_help_panel=WORK)] = 10
-    bits: Annotated[int, typer.Option(help="Bits per value.", rich_help_panel=WORK)] = 32
-    packet_overhead: Annotated[
-        float, typer.Option(help="Protocol overhead, as a share of a packet.", rich_help_panel=WORK)
-    ] = 0.1
-    inputs: Annotated[
-        int,
-        typer.Option(
-            help="Values in a raw point, for --rounds and --excess.", rich_help_panel=WORK
-        ),
-    ] = 784
-    image: Annotated[
-        str | None,
-        typer.Option(
-            help="HEIGHT,WIDTH,CHANNELS of the images, for --within.",
-            rich_help_panel=WORK,
-        ),
-    ] = None
-    batches: Annotated[
-        int, typer.Option(help="Mini-batches, for --rounds and --excess.", rich_help_panel=WORK)
-    ] = 5
-    step: Annotated[
-        float,
-        typer.Option(help="Step size of gradient descent, for --rounds.", rich_help_panel=WORK),
-    ] = 6.0
+    Attributes
+    ----------
+    clients
+        Clients of a built-in fleet: 30 by default.
+    points
+        Points per round of every client, if the file has no such column.
+    features
+        Features of the model (q).
+    labels
+        Label columns (c).
+    bits
+        Bits per value.
+    packet_overhead
+        Protocol overhead, as a share of a packet.
+    inputs
+        Values in a raw point, for --rounds and --excess.
+    image
+        HEIGHT,WIDTH,CHANNELS of the images, for --within.
+    batches
+        Mini-batches, for --rounds and --excess.
+    step
+        Step size of gradient descent, for --rounds.
+    """
+
+    clients: int | None = None
+    points: float | None = None
+    features: int = 2000
+    labels: int = 10
+    bits: int = 32
+    packet_overhead: float = 0.1
+    inputs: int = 784
+    image: str | None = None
+    batches: int = 5
+    step: float = 6.0
+
+    @property
+    def workload(self) -> "Workload":
+        """What a point and a packet cost."""
+        from codedfedl.fleet.devices import Workload
+
+        return Workload(self.features, self.labels, self.bits, self.packet_overhead)
+
+    def fleet(self, name: str, seed: int) -> "Fleet":
+        """Return a built-in fleet, or that of a file."""
+        from codedfedl.fleet.built_in import BUILT_IN, built_in_fleet
+        from codedfedl.fleet.devices import read_fleet
+
+        if name in BUILT_IN:
+            return built_in_fleet(name, self.clients, self.points, self.workload, seed)
+        if self.clients is not None:
+            raise InputError(f"--clients is {self.clients}, but {name} has its own: leave it out")
+        self.refuse_points(name)
+        return read_fleet(name, self.workload, self.points)
+
+    def refuse_points(self, name: str) -> None:
+        """Refuse points for a file that has its own."""
+        if self.points is None:
+            return
+        from codedfedl.io.tables import column_names
+
+        if "points" in column_names(name):
+            raise InputError(f"{name} has its own column 'points': leave --points out")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """The image's shape; raises `InputError` if it is invalid."""
+        if self.image is None:
+            return None
+        try:
+            height, width, channels = map(int, self.image.split(","))
+        except ValueError:
+            height = width = channels = 0
+        if min(height, width, channels) < 1 or height * width * channels != self.inputs:
+            raise InputError(
+                f"--image is {self.image!r}: must be HEIGHT,WIDTH,CHANNELS with a product of "
+                f"{self.inputs}, as --inputs says; such as 28,28,1"
+            )
+        return height, width, channels
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the plan goes."""
+    """Where the plan goes.
 
-    out: Annotated[Path | None, typer.Option(help="Write a row per client (.parquet or .csv).")] = (
-        None
-    )
-    figure: Annotated[Path | None, typer.Option(help="Plot the plan (.png, .svg or .pdf).")] = None
+    Attributes
+    ----------
+    out
+        Write a row per client (.parquet or .csv).
+    figure
+        Plot the plan (.png, .svg or .pdf).
+    """
+
+    out: Path | None = None
+    figure: Path | None = None
     as_json: Json = False
 
     def check(self, fleet: str) -> None:
@@ -135,15 +190,13 @@ class OutputOptions:
             check_destination(self.figure, FIGURE_SUFFIXES)
 
 
-@grouped
+@documented
 def plan_command(
-    fleet: Annotated[
-        str, typer.Argument(help="A fleet or device file (.csv, .parquet), 'paper', or 'phones'.")
-    ],
+    fleet: str,
+    *,
     parity: ParityOptions,
     work: WorkOptions,
-    *,
-    seed: Annotated[int, typer.Option(help="Seed of a built-in fleet.")] = 0,
+    seed: int = 0,
     output: OutputOptions,
 ) -> None:
     """Choose how long each round waits and how much each client does.
@@ -156,8 +209,119 @@ def plan_command(
 
     Examples: `codedfedl plan paper`, `codedfedl plan my.csv --redundancy 0.2 --figure plan.png`,
     `codedfedl plan my.csv --server-rate 1000 --json`, `codedfedl plan paper --excess 0.2`.
+
+    Parameters
+    ----------
+    fleet
+        A fleet or device file (.csv, .parquet), 'paper', or 'phones'.
+    seed
+        Seed of a built-in fleet.
     """
-    from codedfedl.cli.planning import show_plan
+    from codedfedl.fleet.built_in import BUILT_IN, check_fleet_name
+    from codedfedl.fleet.measured import is_measured, read_measured
 
     output.check(fleet)
-    show_plan(fleet, parity, work, seed, output)
+    check_fleet_name(fleet)
+    if fleet not in BUILT_IN and is_measured(fleet):
+        measured = f"the measured delays of {fleet}"
+        parity.refuse(measured, "server_rate", "rounds", "within", "excess")
+        work.refuse_points(fleet)
+        delays = read_measured(fleet)
+        _show(delays, _plan(parity, delays, None), output)
+        return
+    clients = work.fleet(fleet, seed)
+    if parity.within is not None or parity.excess is not None:
+        _plan_cold_start(clients, parity, work, output)
+    elif parity.rounds is not None:
+        _plan_for_rounds(clients, parity, work, output)
+    else:
+        server = parity.server(clients)
+        with progress("planning"):
+            chosen = _plan(parity, clients, server)
+        _show(clients, chosen, output)
+
+
+def _plan(parity: ParityOptions, clients: "Clients", server: "Server | None") -> "Plan":
+    """Plan with a given number of parity rows, or with the number that suits the server."""
+    from codedfedl.planning.plan import plan
+
+    redundancy = parity.redundancy
+    if redundancy is None and parity.rows is None and server is None:
+        redundancy = 0.1
+    return plan(clients, redundancy, parity_rows=parity.rows, server=server)
+
+
+def _plan_cold_start(
+    clients: "Fleet", parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
+    """Plan set-up and rounds of a cold start, or choose its feature map."""
+    from codedfedl.cli.charged_plans import plan_cold_start, plan_feature_map
+
+    chosen = "--excess" if parity.within is None else "--within"
+    if parity.within is not None and not 0 < parity.within < inf:
+        raise InputError(f"--within is {parity.within:g}: must be finite and above 0 hours")
+    others = ("redundancy", "rows", "server_rate", "rounds")
+    parity.refuse(chosen, *others, out=output.out, figure=output.figure)
+    excess = 0.2 if parity.excess is None else parity.excess
+    image = None if parity.within is None else work.image_shape
+    with progress("planning"):
+        if parity.within is None:
+            document, view = plan_cold_start(clients, work, excess)
+        else:
+            document, view = plan_feature_map(clients, work, image, excess, parity.within)
+    show(output.as_json, document, view)
+
+
+def _plan_for_rounds(
+    clients: "Fleet", parity: ParityOptions, work: WorkOptions, output: OutputOptions
+) -> None:
+    """Minimise the time of set-up and all rounds; show what the paper's rule costs."""
+    from codedfedl.cli.charged_plans import charged_plans, charged_view
+    from codedfedl.planning.hours import Training, cheapest_plan
+
+    rounds, workload = parity.rounds, work.workload
+    assert rounds is not None
+    parity.server(clients)  # refuses --max-rows alone
+    parity.refuse("--rounds", "redundancy", "rows", "server_rate")
+    macs = work.inputs * workload.features
+    training = Training(workload, macs, work.batches, rounds, work.step, mixing=0)
+    with progress("planning"):
+        chosen, _ = cheapest_plan(
+            clients, rounds, lambda rows: training.setup_seconds(clients, rows)
+        )
+        charged = charged_plans(clients, workload, work.inputs, work.batches, rounds, work.step)
+    _show(clients, chosen, output, {"charged": charged}, charged_view(charged, rounds))
+
+
+def _show(
+    clients: "Clients",
+    chosen: "Plan",
+    output: OutputOptions,
+    more: dict[str, Any] | None = None,
+    *views: "RenderableType",
+) -> None:
+    """Write, draw and print a plan; in JSON with more fields, and for people with more views."""
+    from codedfedl.fleet.maximum import expected_maximum
+    from codedfedl.report.fleet_tables import plan_view
+
+    with progress("planning"):
+        waiting = expected_maximum(clients, chosen.points)
+    if chosen.parity_rows >= chosen.total_points:
+        say(
+            f"note: {chosen.parity_rows:,} parity rows stand for all {chosen.total_points:,} "
+            "points, so nobody is waited for and the clients process nothing: ask for less parity"
+        )
+    if output.out is not None:
+        chosen.write(output.out)
+        wrote(output.out)
+    if output.figure is not None:
+        from codedfedl.report.figures import save_figure
+        from codedfedl.report.fleet_figures import plan_figure
+
+        save_figure(plan_figure(chosen, clients), output.figure)
+        wrote(output.figure)
+    gain = waiting / chosen.deadline if chosen.deadline else inf
+    extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
+    show(
+        output.as_json, chosen.document() | extra | (more or {}), plan_view(chosen, waiting), *views
+    )

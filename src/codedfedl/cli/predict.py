@@ -1,43 +1,40 @@
 """`codedfedl predict` and `export`: use a trained model."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import Data, Json
-from codedfedl.cli.output import print_json, wrote
-from codedfedl.io.files import check_destination
+from codedfedl.cli.options import Data, Json, documented
+from codedfedl.cli.output import json_number, plain_table, print_json, results, show, wrote
+from codedfedl.io.files import TABLE_SUFFIXES, check_destination
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from codedfedl.models import Model
+
+    Array = npt.NDArray[Any]
 
 __all__ = ["export_command", "predict_command"]
+
+_SHOWN_POINTS = 10
 
 EncoderName = Annotated[
     str | None,
     typer.Option(
-        help="The encoder that the model was trained on: an .onnx file, or module:function.",
-        show_default=False,
+        help="The encoder that the model was trained on: an .onnx file, or module:function."
     ),
 ]
-ModelFile = Annotated[Path, typer.Argument(help="The model.npz of a run.", show_default=False)]
 
 
+@documented
 def predict_command(
-    model: ModelFile,
-    points: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="A .csv, .parquet or .npz file, or the name of a data set: its test points.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the predictions here (.csv or .parquet).", show_default=False),
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Also give the probability of every class.")
-    ] = False,
+    model: Path,
+    points: str,
+    *,
+    out: Path | None = None,
+    probabilities: bool = False,
     encoder: EncoderName = None,
     data: Data = None,
     as_json: Json = False,
@@ -49,15 +46,91 @@ def predict_command(
 
     Examples: `codedfedl predict runs/run/model.npz new.csv --out predictions.csv`,
     `codedfedl predict runs/run/model.npz mnist --json`.
+
+    Parameters
+    ----------
+    model
+        The model.npz of a run.
+    points : DATA
+        A .csv, .parquet or .npz file, or the name of a data set: its test points.
+    out
+        Write the predictions here (.csv or .parquet).
+    probabilities
+        Also give the probability of every class.
     """
-    from codedfedl.cli.predicting import write_predictions
+    from codedfedl.data.unlabelled import read_unlabelled
+    from codedfedl.io.tables import write_table
+    from codedfedl.models import load_model
 
-    write_predictions(model, points, out, probabilities, encoder, data, as_json)
+    if out is not None:
+        check_destination(out, TABLE_SUFFIXES)
+    known = load_model(model, encoder)
+    given = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
+    inputs = given.inputs if given.scaled else known.raw(given.inputs)
+    predicted = known.predict(inputs)
+    likely = known.predict_proba(inputs) if probabilities else None
+    score = None if given.labels is None else _score(known, predicted, given.labels)
+    document = {
+        "model": str(model),
+        "points": len(predicted),
+        "predictions": predicted.tolist(),
+        "accuracy": score if known.is_classifier else None,
+        "r_squared": None if known.is_classifier else score,
+    }
+    if likely is not None:
+        document |= {
+            "probabilities": likely.tolist(),
+            "calibrated_on": known.card.get("calibrated_on"),
+        }
+    if out is not None:
+        write_table(out, _columns(known, predicted, likely))
+    if as_json:
+        print_json(document)
+    else:
+        _print(known, predicted, score)
+    if out is not None:
+        wrote(out)
 
 
+def _score(model: "Model", predicted: "Array", labels: "Array") -> float | None:
+    """Return the accuracy, or R² pooled over the label columns."""
+    if model.is_classifier:
+        return float((predicted.astype(str) == labels.astype(str)).mean())
+    wanted = labels.astype(float).reshape(len(predicted), -1)
+    residual = ((predicted.reshape(wanted.shape) - wanted) ** 2).sum()
+    total = ((wanted - wanted.mean(axis=0)) ** 2).sum()
+    return json_number(float(1 - residual / total)) if total > 0 else None
+
+
+def _columns(model: "Model", predicted: "Array", likely: "Array | None") -> dict[str, "Array"]:
+    columns = {"prediction": predicted}
+    if predicted.ndim == 2:
+        names = model.labels or tuple(str(c) for c in range(predicted.shape[1]))
+        columns = {f"prediction_{name}": predicted[:, c] for c, name in enumerate(names)}
+    if likely is not None and model.classes is not None:
+        columns |= {f"probability_{n}": likely[:, c] for c, n in enumerate(model.classes.tolist())}
+    return columns
+
+
+def _print(model: "Model", predicted: "Array", score: float | None) -> None:
+    import numpy as np
+
+    table = plain_table(["point", "prediction"])
+    for row, value in enumerate(predicted[:_SHOWN_POINTS]):
+        table.add_row(str(row), np.array2string(np.asarray(value), precision=4))
+    results.print(table)
+    if len(predicted) > _SHOWN_POINTS:
+        results.print(f"… and {len(predicted) - _SHOWN_POINTS:,} more: use --out FILE, or --json")
+    if score is not None:
+        quality = f"accuracy {score:.2%}" if model.is_classifier else f"R² {score:.4f}"
+        results.print(f"{quality} on {len(predicted):,} points")
+
+
+@documented
 def export_command(
-    model: ModelFile,
-    out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("model.onnx"),
+    model: Path,
+    *,
+    out: Path = Path("model.onnx"),
     encoder: EncoderName = None,
     as_json: Json = False,
 ) -> None:
@@ -65,6 +138,13 @@ def export_command(
 
     The graph of a model with an encoder begins at the encoder's outputs.
     It needs the extra: pip install 'codedfedl[onnx]'.
+
+    Parameters
+    ----------
+    model
+        The model.npz of a run.
+    out
+        The ONNX file.
     """
     from codedfedl.models import load_model
     from codedfedl.models.onnx import export_onnx
@@ -72,6 +152,5 @@ def export_command(
     check_destination(out, (".onnx",))
     known = load_model(model, encoder)
     export_onnx(known, out)
-    if as_json:
-        print_json({"model": str(model), "onnx": str(out), "inputs": known.inputs})
+    show(as_json, {"model": str(model), "onnx": str(out), "inputs": known.inputs})
     wrote(out)

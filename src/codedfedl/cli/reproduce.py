@@ -1,13 +1,11 @@
-"""`codedfedl reproduce`: the paper's figures and tables."""
+"""`codedfedl reproduce`: the paper's figures and tables, and the experiments beyond them."""
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from codedfedl.cli.options import Data, Device, Json
-from codedfedl.cli.output import print_json
+from codedfedl.cli.options import Data, Device, Json, documented
+from codedfedl.cli.output import print_json, print_views, results, say, with_resume_hint
 from codedfedl.errors import InputError
 
 __all__ = ["reproduce_command"]
@@ -29,30 +27,15 @@ class Item(StrEnum):
     PRIVATE = "private"
 
 
-_PAPER = (Item.FIG1, Item.FIG2, Item.FIG3, Item.TABLE1, Item.ALL)
-
-
+@documented
 def reproduce_command(
-    item: Annotated[Item, typer.Argument(help="What to reproduce; see above.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for runs and figures.")] = Path("runs"),
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Number of seeds; by default 3, or 5 for coldstart.", show_default=False),
-    ] = None,
-    alpha: Annotated[
-        float, typer.Option(help="α of figure 1, which the paper does not give.")
-    ] = 20.0,
-    fleet: Annotated[
-        str | None,
-        typer.Option(help="For frontier, one fleet: paper, homogeneous, thousand or phones."),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            help="For frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds; for "
-            "robustness, one of the first two."
-        ),
-    ] = None,
+    item: Item,
+    *,
+    out: Path = Path("runs"),
+    seeds: int | None = None,
+    alpha: float = 20.0,
+    fleet: str | None = None,
+    dataset: str | None = None,
     data: Data = None,
     device: Device = "cpu",
     as_json: Json = False,
@@ -68,16 +51,30 @@ def reproduce_command(
     one command run at the same time, one for each core.
 
     coldstart: every scheme's hours to the paper's accuracy with the set-up charged. robustness:
-    accuracy at equal hours with clients slower than planned, where the plan is kept, follows them,
-    or knew it before. quality: rounds to exact ridge regression with a
-    third of the clients late. settings: a regression, a homogeneous fleet, a thousand clients.
+    accuracy at equal hours with clients slower than planned, for fixed, adaptive and oracle plans.
+    quality: rounds to exact ridge regression with a third of the clients late. settings: a
+    regression, a homogeneous fleet, a thousand clients.
 
     frontier: every scheme at its best, hours to the target against what leaves a client.
 
     private: hours and accuracy at ε = 1, 3, 8 and without noise, and the price of privacy in hours.
-    """
-    from codedfedl.cli.paper import reproduce_beyond, reproduce_paper
 
+    Parameters
+    ----------
+    item : ITEM
+        What to reproduce; see above.
+    out
+        Folder for runs and figures.
+    seeds
+        Number of seeds; by default 3, or 5 for coldstart.
+    alpha
+        α of figure 1, which the paper does not give.
+    fleet
+        For frontier, one fleet: paper, homogeneous, thousand or phones.
+    dataset
+        For frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds; for robustness,
+        one of the first two.
+    """
     if seeds is None:
         seeds = 5 if item is Item.COLDSTART else 3
     if seeds < 1:
@@ -86,9 +83,44 @@ def reproduce_command(
         raise InputError("--fleet and --dataset select a part of frontier: leave them out")
     if item is Item.ROBUSTNESS and dataset not in (None, "mnist", "fashion-mnist"):
         raise InputError(f"--dataset is {dataset!r}: robustness has mnist and fashion-mnist")
-    if item in _PAPER:
-        document = reproduce_paper(item, out, seeds, alpha, data, device, as_json)
-    else:
-        document = reproduce_beyond(item, out, seeds, data, device, as_json, fleet, dataset)
+    from codedfedl.cli.running import watched
+    from codedfedl.reproduce.charged_hours import (
+        cold_start,
+        private,
+        quality,
+        robustness,
+        settings,
+    )
+    from codedfedl.reproduce.frontiers import frontier
+    from codedfedl.reproduce.job import Reproduction
+    from codedfedl.reproduce.paper_results import figure_1, table_1
+
+    job = Reproduction(
+        out,
+        seeds,
+        data,
+        device,
+        fleet,
+        dataset,
+        show=(lambda _: None) if as_json else print_views,
+        say=say,
+        width=results.width,
+        watched=watched,
+    )
+    reproductions = {
+        Item.FIG1: lambda: figure_1(job, alpha),
+        Item.FIG2: lambda: table_1(job, ("mnist",)),
+        Item.FIG3: lambda: table_1(job, ("fashion-mnist",)),
+        Item.TABLE1: lambda: table_1(job),
+        Item.ALL: lambda: figure_1(job, alpha) | table_1(job),
+        Item.COLDSTART: lambda: cold_start(job),
+        Item.ROBUSTNESS: lambda: robustness(job),
+        Item.QUALITY: lambda: quality(job),
+        Item.SETTINGS: lambda: settings(job),
+        Item.FRONTIER: lambda: frontier(job),
+        Item.PRIVATE: lambda: private(job),
+    }
+    with with_resume_hint(out, resumes=True):
+        document: dict[str, Any] = reproductions[item]()
     if as_json:
         print_json(document)

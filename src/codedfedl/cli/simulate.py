@@ -1,7 +1,8 @@
-"""`codedfedl simulate`, `demo` and `report`: runs on a virtual clock."""
+"""`codedfedl simulate` and `demo`: runs on a virtual clock."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,43 +15,31 @@ from codedfedl.cli.options import (
     Track,
     Trust,
     Workers,
-    grouped,
+    documented,
     known_experiments,
 )
+from codedfedl.cli.output import results, show, wrote
 from codedfedl.errors import InputError
 
-__all__ = ["demo_command", "report_command", "simulate_command"]
+if TYPE_CHECKING:
+    from codedfedl.report.results import Outcome
+
+__all__ = ["demo_command", "simulate_command"]
 
 
-@grouped
+@documented
 def simulate_command(
+    experiment: Annotated[str | None, typer.Argument(autocompletion=known_experiments)] = None,
+    *,
     workers: Workers,
-    experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="A TOML file that describes the run, or the name of a built-in experiment.",
-            show_default=False,
-            autocompletion=known_experiments,
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/run"),
-    replay: Annotated[
-        Path | None,
-        typer.Option(help="Recompute the model of this federation from its recorded arrivals."),
-    ] = None,
-    overrides: Overrides = None,
+    out: Path = Path("runs/run"),
+    replay: Path | None = None,
+    overrides: Overrides = (),
     data: Data = None,
     device: Device = "cpu",
     resume: Resume = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The scheme or setting whose model is kept as model.npz; by default the one with "
-            "the lowest training objective.",
-            show_default=False,
-        ),
-    ] = None,
-    track: Track = None,
+    model: str | None = None,
+    track: Track = (),
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -64,55 +53,82 @@ def simulate_command(
 
     With --replay RUN, recompute a federation's model from the arrivals of each round; exit code 1
     means that the two models differ.
-    """
-    from codedfedl.cli import running
 
+    Parameters
+    ----------
+    experiment
+        A TOML file that describes the run, or the name of a built-in experiment.
+    out
+        The run directory.
+    replay
+        Recompute the model of this federation from its recorded arrivals.
+    model
+        The scheme or setting whose model is kept as model.npz; by default the one with the lowest
+        training objective.
+    """
     if replay is not None:
-        running.replay(replay, data, trust, as_json)
+        _replay(replay, data, trust, as_json)
         return
     if experiment is None:
         raise InputError(
             "name an experiment: a TOML file, a built-in's name such as 'demo', or --replay with "
             "a federation's run"
         )
-    chosen = running.chosen_experiment(experiment, overrides, trust)
-    running.run_and_report(chosen, out, data, device, resume, model, as_json, workers, track or [])
+    from codedfedl.cli.running import chosen_experiment, run_experiment
+
+    chosen = chosen_experiment(experiment, overrides, trust)
+    run = run_experiment(
+        chosen,
+        out,
+        data=data,
+        device=device,
+        resume=resume,
+        model=model,
+        workers=workers,
+        track=track,
+    )
+    _show(run, out, as_json)
 
 
+@documented
 def demo_command(
-    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("demo/run"),
-    resume: Resume = False,
-    as_json: Json = False,
+    *, out: Path = Path("demo/run"), resume: Resume = False, as_json: Json = False
 ) -> None:
-    """Run all schemes on embedded data and ten unequal clients, and write a report."""
-    from codedfedl.cli import running
+    """Run all schemes on embedded data and ten unequal clients, and write a report.
 
-    chosen = running.chosen_experiment("demo", None)
-    running.run_and_report(chosen, out, None, "cpu", resume, None, as_json)
-
-
-def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="A run directory, or several to compare.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The page; by default report.html in the run directory, or comparison.html here "
-            "for several.",
-            show_default=False,
-        ),
-    ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Save a run's main figure (.png, .svg or .pdf).")
-    ] = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
-    """Write the report of a run again, or one report that compares several runs.
-
-    Runs on the same data with the same target are compared directly; others are shown side by
-    side. With --track, their rounds and reports are also sent to a tracker, such as those of a
-    federation.
+    Parameters
+    ----------
+    out
+        The run directory.
     """
-    from codedfedl.cli.reporting import write_report
+    from codedfedl.cli.running import chosen_experiment, run_experiment
 
-    write_report(runs, out, figure, as_json, track or [])
+    _show(run_experiment(chosen_experiment("demo"), out, resume=resume), out, as_json)
+
+
+def _show(outcomes: "list[Outcome]", out: Path, as_json: bool) -> None:
+    from codedfedl.report.comparison import verdict
+    from codedfedl.report.tables import outcome_rows, outcome_view
+
+    document = {"run": str(out), "rows": outcome_rows(outcomes)}
+    sentences = "\n" + "\n".join(verdict(outcomes))
+    show(as_json, document, outcome_view(outcomes, results.width), sentences)
+    wrote(out / "report.html")
+
+
+def _replay(run: Path, data: str | None, trust: bool, as_json: bool) -> None:
+    """Recompute a federation's model from its recorded arrivals; exit with 1 if it differs."""
+    from codedfedl.runs.directory import RunDirectory
+    from codedfedl.runs.documents import check_trusted
+    from codedfedl.simulation.replay import replay
+
+    directory = RunDirectory(run)
+    check_trusted(directory.experiment(), run, trust=trust)
+    again = replay(directory, data)
+    sentence = (
+        f"{again.rounds} rounds with {again.answers} answers and {again.missed} missed: the "
+        f"model is {'the same' if again.same else 'DIFFERENT'}, {again.difference:.1e} apart"
+    )
+    show(as_json, {"run": str(run), **asdict(again), "same": again.same}, sentence)
+    if not again.same:
+        raise typer.Exit(1)

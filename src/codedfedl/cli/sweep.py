@@ -1,56 +1,47 @@
 """`codedfedl sweep`: a grid of settings, and which of them is best."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from codedfedl.cli.options import (
     Data,
     Device,
+    ExperimentName,
     Json,
     Overrides,
     Resume,
     Track,
     Trust,
     Workers,
-    grouped,
-    known_experiments,
+    documented,
 )
+from codedfedl.cli.output import results, show, wrote
+from codedfedl.errors import InputError
+
+if TYPE_CHECKING:
+    from codedfedl.report.results import Outcome
+    from codedfedl.runs.config import Experiment
 
 __all__ = ["sweep_command"]
 
 
-@grouped
+@documented
 def sweep_command(
+    experiment: ExperimentName = "redundancy",
+    *,
     workers: Workers,
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            help="A TOML file, or the name of a built-in experiment.",
-            autocompletion=known_experiments,
-        ),
-    ] = "redundancy",
-    fleet: Annotated[
-        Path | None, typer.Option(help="Your fleet or device file (.csv, .parquet).")
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An axis of the grid, such as redundancy=0.1,0.2 or erasure=0.1,0.3; repeat it "
-            "for more. In place of the experiment's own grid.",
-            metavar="KEY=V1,V2",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds; by default those of the experiment.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/sweep"),
-    overrides: Overrides = None,
+    fleet: Path | None = None,
+    vary: Annotated[tuple[str, ...], typer.Option(metavar="KEY=V1,V2")] = (),
+    seeds: int | None = None,
+    out: Path = Path("runs/sweep"),
+    overrides: Overrides = (),
     data: Data = None,
     device: Device = "cpu",
     resume: Resume = False,
-    track: Track = None,
+    track: Track = (),
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -65,8 +56,102 @@ def sweep_command(
     Writes sweep.parquet (a row per setting and seed), sweep.png, report.html and the other files of
     a run directory to --out. Continue an interrupted sweep with --resume. With --jobs or --dask,
     seeds and settings that do not share their data run at the same time.
-    """
-    from codedfedl.cli.sweeping import sweep, with_grid
 
-    chosen = with_grid(experiment, overrides, vary, seeds, fleet, trust)
-    sweep(chosen, out, data, device, resume, as_json, workers, track or [])
+    Parameters
+    ----------
+    experiment
+        A TOML file, or the name of a built-in experiment.
+    fleet
+        Your fleet or device file (.csv, .parquet).
+    vary
+        An axis of the grid, such as redundancy=0.1,0.2 or erasure=0.1,0.3; repeat it for more. In
+        place of the experiment's own grid.
+    seeds
+        Number of seeds; by default those of the experiment.
+    out
+        The run directory.
+    """
+    from codedfedl.cli.running import run_experiment
+    from codedfedl.experiments import named_experiment
+    from codedfedl.report.comparison import CLOCKS, best, races
+    from codedfedl.report.figures import save_figure
+    from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
+    from codedfedl.report.tables import outcome_rows, outcome_view
+    from codedfedl.runs.directory import RunDirectory
+    from codedfedl.runs.documents import parse_overrides
+
+    def write_table_and_picture(outcomes: "list[Outcome]") -> None:
+        RunDirectory(out).write("sweep.parquet", sweep_columns(outcomes))
+        save_figure(sweep_figure(outcomes), out / "sweep.png")
+
+    changes = parse_overrides(overrides)
+    named = named_experiment(experiment, changes, trust=trust)
+    chosen = _with_grid(_for_table(named, experiment, changes), vary, seeds, fleet)
+    outcomes = run_experiment(
+        chosen,
+        out,
+        data=data,
+        device=device,
+        resume=resume,
+        workers=workers,
+        track=track,
+        write_more=write_table_and_picture,
+    )
+    race = outcomes if len(races(outcomes)) == 1 else []  # none where targets differ
+    fastest = {clock: best(race, clock) for clock in CLOCKS}
+    winners = {clock: winner and winner.setting for clock, winner in fastest.items()}
+    show(
+        as_json,
+        {"run": str(out), "best": winners, "rows": outcome_rows(outcomes)},
+        outcome_view(outcomes, results.width),
+        "\n" + "\n".join(sweep_verdict(outcomes)),
+    )
+    for name in ("sweep.parquet", "sweep.png", "report.html"):
+        wrote(out / name)
+
+
+def _for_table(chosen: "Experiment", name: str, changes: Mapping[str, Any]) -> "Experiment":
+    """Drop a built-in experiment's step and target for a user's table: they suit its own data."""
+    from codedfedl.runs.documents import check
+
+    if Path(name).is_file() or not Path(chosen.data.name).suffix:
+        return chosen
+    document = chosen.model_dump(exclude_none=True)
+    for key in ("step", "decay_epochs", "target"):
+        if f"training.{key}" not in changes:
+            document["training"].pop(key, None)
+    return check(document, "--set")
+
+
+def _with_grid(
+    experiment: "Experiment", vary: tuple[str, ...], seeds: int | None, fleet: Path | None
+) -> "Experiment":
+    """Put the command line's grid, seeds and fleet into an experiment, and check every cell."""
+    from codedfedl.fleet.built_in import void_settings
+    from codedfedl.runs.documents import check
+    from codedfedl.runs.grid import axis, cells
+
+    schemes = [scheme.name for scheme in experiment.schemes]
+    axes = dict(axis(text, schemes) for text in vary)
+    if len(axes) < len(vary):
+        raise InputError("--vary has a key twice: give all its values at once")
+    document = experiment.model_dump(exclude_none=True)
+    if "seeds" in axes:
+        if seeds is not None:
+            raise InputError("--seeds and --vary seeds=… set the same thing: leave one out")
+        document["seeds"] = axes.pop("seeds")
+    if seeds is not None:
+        if seeds < 1:
+            raise InputError(f"--seeds is {seeds}: must be at least 1")
+        document["seeds"] = list(range(seeds))
+    if axes:
+        document["grid"] = axes
+    if fleet is not None:
+        void = void_settings(str(fleet))
+        kept = {key: value for key, value in document["fleet"].items() if key not in void}
+        document["fleet"] = kept | {"name": str(fleet)}
+    chosen = check(document, "--vary")
+    if not chosen.grid:
+        raise InputError("there is no grid: name what to vary, such as --vary redundancy=0.1,0.2")
+    cells(chosen)
+    return chosen

@@ -77,6 +77,10 @@ class NodeConfig:
             raise InputError(
                 f"least is {self.least!r} in the node configuration: must be 1 or more"
             )
+        if self.epsilon_cap is not None and not self.epsilon_cap >= 0:
+            raise InputError(
+                f"epsilon_cap is {self.epsilon_cap} in the node configuration: must be 0 or more"
+            )
 
     @classmethod
     def read(cls, values: Mapping[str, Any], name: str) -> Self:
@@ -101,6 +105,15 @@ class NodeConfig:
             known["epsilon_cap"] = float(known["epsilon_cap"])
         settings = {key: value for key, value in values.items() if key not in _FIELDS}
         return cls(**known, settings=settings)
+
+    def resolved(self) -> Self:
+        """Return the configuration with whole paths, for processes that start in other folders."""
+        given = {name: getattr(self, name) for name in _PATHS}
+        paths = {name: path.resolve() for name, path in given.items() if path is not None}
+        encoder = self.encoder
+        if encoder is not None and encoder.endswith(".onnx"):
+            encoder = str(Path(encoder).resolve())
+        return replace(self, encoder=encoder, **paths)
 
     @property
     def values(self) -> dict[str, Any]:

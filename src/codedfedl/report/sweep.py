@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from codedfedl.report.comparison import CLOCKS, UNITS, Unit, best, races, span, verdict
 from codedfedl.report.figures import COLOURS, PAGE, log_axis, new_figure
 from codedfedl.report.results import Outcome, median_of_all
-from codedfedl.runs.described import KnownCell
-from codedfedl.runs.grid import RESULTS, SCHEME, names
-from codedfedl.runs.labels import distinct_labels
+from codedfedl.runs.config import distinct_labels
+from codedfedl.runs.grid import RESULTS, SCHEME, KnownCell, names
 
 __all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
 

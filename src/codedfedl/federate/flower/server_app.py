@@ -13,8 +13,7 @@ from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Transport
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import read_experiment
-from codedfedl.runs.overrides import parse_overrides
+from codedfedl.runs.documents import parse_overrides, read_experiment
 
 __all__ = ["app", "federate_on"]
 

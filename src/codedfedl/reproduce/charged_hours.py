@@ -1,36 +1,28 @@
-"""`codedfedl reproduce coldstart`, `robustness`, `quality` and `settings`: beyond the paper."""
+"""Beyond the paper: hours from a cold start, wrong plans, exact solutions, and guarantees."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from pathlib import Path
+from math import inf
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
-from codedfedl.cli.output import messages, results, save_pictures, wrote
-from codedfedl.cli.running import run_experiments
-from codedfedl.data import load_dataset
-from codedfedl.errors import InputError
-from codedfedl.experiments import built_in
 from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, curves
-from codedfedl.report.results import median_of_all, outcomes, written
-from codedfedl.report.tables import outcome_rows, outcome_view
+from codedfedl.report.results import Outcome, median_of_all, outcomes, written
+from codedfedl.report.tables import outcome_rows
+from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
+from codedfedl.schemes import make_scheme
 
-__all__ = ["BEYOND", "Reproduction"]
+__all__ = ["cold_start", "private", "quality", "robustness", "settings"]
 
-_DATASETS = ("mnist", "fashion-mnist")
 _FEWER_PATCHES = 1152  # 32 filters
-_RIGHT = "as planned"
+_AS_PLANNED = "as planned"
 _DELAYS: dict[str, dict[str, Any]] = {
-    _RIGHT: {},
+    _AS_PLANNED: {},
     "all 2 times slower": {"fleet.slower": 2.0},
     "slowest third 5 times slower": {"fleet.slower": 5.0, "fleet.slower_share": 0.3334},
 }
@@ -48,72 +40,18 @@ _EXACT = (  # a scheme, and the one that gives the exact solution
 _SETTINGS = ("regression", "homogeneous", "thousand")
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """What to run, where, and whether to print; for `frontier`, which fleet and data set."""
-
-    out: Path
-    seeds: int
-    data: str | None
-    device: str
-    quiet: bool
-    fleet: str | None = None
-    dataset: str | None = None
-
-    def has(self, dataset: str, find: Callable[[], object] | None = None) -> bool:
-        """Return whether a data set is available; print why if it is not.
-
-        Parameters
-        ----------
-        find
-            Raises `InputError` if it is not; `load_dataset` by default.
-        """
-        try:
-            (find or partial(load_dataset, dataset, self.data))()
-        except InputError as error:
-            messages.print(f"{dataset} is skipped: {error}", soft_wrap=True)
-            return False
-        return True
-
-    def run(self, experiments: Mapping[str, Experiment]) -> dict[str, RunDirectory]:
-        """Run experiments, or continue them; a finished one is not run again."""
-        return run_experiments(experiments, self.out, self.data, self.device)
-
-    def built_in(self, name: str, changes: Mapping[str, Any] | None = None) -> Experiment:
-        """Read one of the package's experiments, with the job's seeds."""
-        return built_in(name, {"seeds": list(range(self.seeds)), **(changes or {})})
-
-    def show(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Print rows as a table, unless they are wanted as JSON."""
-        if not self.quiet:
-            table = Table(box=None, padding=(0, 1), header_style="bold")
-            for name in rows[0]:
-                table.add_column(name.replace("_", " "))
-            for row in rows:
-                table.add_row(*(_cell(value) for value in row.values()))
-            results.print(table)
-        return {"rows": rows}
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
 def cold_start(job: Reproduction) -> dict[str, Any]:
     """Every scheme's hours from a cold start, and the picture."""
     from codedfedl.report.curves import cold_start_figure
-    from codedfedl.report.html import render_report
 
     experiments: dict[str, Experiment] = {}
-    for dataset in _DATASETS:
+    for dataset in PAPER_DATASETS:
         experiments |= _cold_starts(job, dataset)
-    runs, found = job.run(experiments), []
-    for name, directory in runs.items():
-        found += outcomes(directory)
+    every: list[Outcome] = []
+    for name, directory in job.run(experiments).items():
+        every += outcomes(directory)
         dataset = name.removeprefix("coldstart-")
-        if dataset not in _DATASETS:
+        if dataset not in PAPER_DATASETS:
             continue
         known = (paper_result(dataset, "uncoded", None), paper_result(dataset, "coded", 0.1))
         hours = [result[0] for result in known if result is not None]
@@ -121,11 +59,10 @@ def cold_start(job: Reproduction) -> dict[str, Any]:
         assert experiment.training.target is not None
         target = experiment.training.target
         figure = cold_start_figure(curves(directory), experiment.title, target, hours)
-        save_pictures(figure, job.out / name)
-        wrote(directory.write_text("report.html", render_report(directory)))
-    if not job.quiet:
-        results.print(outcome_view(found, results.width))
-    return {"rows": outcome_rows(found)}
+        job.save_pictures(figure, name)
+        job.write_report(directory)
+    job.show_outcomes(every)
+    return {"rows": outcome_rows(every)}
 
 
 def _cold_starts(job: Reproduction, dataset: str) -> dict[str, Experiment]:
@@ -149,42 +86,44 @@ def _cold_starts(job: Reproduction, dataset: str) -> dict[str, Experiment]:
 def robustness(job: Reproduction) -> dict[str, Any]:
     """Compare the metric at equal hours, when clients are slower than the plans assume.
 
-    A plan is kept, follows the clients, or knew it all before: what is lost is lost to the last.
+    A plan is fixed, follows the clients, or knew the delays; losses are relative to the last.
     """
-    datasets = [job.dataset] if job.dataset else list(_DATASETS)
+    datasets = [job.dataset] if job.dataset else PAPER_DATASETS
     cases = {case: _robust(job, *case) for case in product(datasets, range(len(_ROBUST)), _DELAYS)}
-    experiments = {name: one for own in cases.values() for name, one in own.items()}
+    experiments = {name: experiment for case in cases.values() for name, experiment in case.items()}
     runs, rows = job.run(experiments), []
-    for (dataset, place, delays), own in cases.items():
-        scheme, _, _, hours = _ROBUST[place]
-        by_setting = [every for name in own for every in _by_setting(runs[name], own[name])]
-        found = dict(zip(("kept", "follows", "foreseen"), by_setting, strict=False))
-        best = "foreseen" if "foreseen" in found else "kept"
+    for (dataset, number, delays), case in cases.items():
+        scheme, _, _, hours = _ROBUST[number]
+        by_setting = [seeds for name in case for seeds in _by_setting(runs[name], case[name])]
+        plans = dict(zip(("kept", "follows", "foreseen"), by_setting, strict=False))
+        best = "foreseen" if "foreseen" in plans else "kept"
         for hour in hours:
-            at = {how: median_of_all([one.at(hour) for one in found[how]]) for how in found}
+            reached = {
+                plan: median_of_all([curve.at(hour) for curve in plans[plan]]) for plan in plans
+            }
             rows += [
                 {
                     "dataset": dataset,
                     "scheme": scheme["name"],
                     "delays": delays,
-                    "plan": how,
+                    "plan": plan,
                     "hours": hour,
-                    "metric": reached,
-                    "points_lost": _points_lost(at[best], reached),
+                    "metric": metric,
+                    "points_lost": _points_lost(reached[best], metric),
                 }
-                for how, reached in at.items()
+                for plan, metric in reached.items()
             ]
-    return job.show(rows)
+    return job.show_rows(rows)
 
 
-def _robust(job: Reproduction, dataset: str, place: int, delays: str) -> dict[str, Experiment]:
+def _robust(job: Reproduction, dataset: str, number: int, delays: str) -> dict[str, Experiment]:
     """Return a scheme that keeps its plan and that follows, and one that knew the delays."""
-    scheme, replan, epochs, _ = _ROBUST[place]
+    scheme, replan, epochs, _ = _ROBUST[number]
     changes = {"training.epochs": epochs, **_DELAYS[delays]}
     name = f"robustness-{dataset}-{scheme['name']}-{delays.replace(' ', '-')}"
     kept, following = scheme | {"replan": 0}, scheme | {"replan": replan}
     both = job.built_in(f"coldstart-{dataset}", changes | {"schemes": [kept, following]})
-    if delays == _RIGHT:
+    if delays == _AS_PLANNED:
         return {name: both}
     known = changes | {"schemes": [kept], "fleet.foreseen": True}
     return {name: both, f"{name}-foreseen": job.built_in(f"coldstart-{dataset}", known)}
@@ -192,7 +131,7 @@ def _robust(job: Reproduction, dataset: str, place: int, delays: str) -> dict[st
 
 def _by_setting(directory: RunDirectory, experiment: Experiment) -> list[list[Curve]]:
     every = curves(directory)
-    return [[one for one in every if one.cell == cell.id] for cell in cells(experiment)]
+    return [[curve for curve in every if curve.cell == cell.id] for cell in cells(experiment)]
 
 
 def _points_lost(right: float | None, reached: float | None) -> float | None:
@@ -203,7 +142,8 @@ def quality(job: Reproduction) -> dict[str, Any]:
     """Count the rounds until the objective is within 1% of exact ridge's, with a third late."""
     changes, rows = {"schemes": list(_EXACT)}, []
     experiments = {
-        f"quality-{dataset}": job.built_in(f"coldstart-{dataset}", changes) for dataset in _DATASETS
+        f"quality-{dataset}": job.built_in(f"coldstart-{dataset}", changes)
+        for dataset in PAPER_DATASETS
     }
     for name, directory in job.run(experiments).items():
         experiment, dataset = experiments[name], name.removeprefix("quality-")
@@ -215,7 +155,7 @@ def quality(job: Reproduction) -> dict[str, Any]:
             for curve in every
             if curve.cell == newton.id
         ]
-    return job.show(rows)
+    return job.show_rows(rows)
 
 
 def _quality(curve: Curve, exact: Curve, clients: int) -> dict[str, Any]:
@@ -240,18 +180,47 @@ def settings(job: Reproduction) -> dict[str, Any]:
     experiments = {f"setting-{name}": job.built_in(f"setting-{name}") for name in _SETTINGS}
     document = {}
     for name, directory in job.run(experiments).items():
-        found = outcomes(directory)
-        if not job.quiet:
-            results.print(Text(f"\n{experiments[name].title}", style="bold"))
-            results.print(outcome_view(found, results.width))
-        document[name.removeprefix("setting-")] = outcome_rows(found)
+        every = outcomes(directory)
+        job.show(Text(f"\n{experiments[name].title}", style="bold"))
+        job.show_outcomes(every)
+        document[name.removeprefix("setting-")] = outcome_rows(every)
     return {"settings": document}
 
 
-BEYOND: dict[str, Callable[[Reproduction], dict[str, Any]]] = {
-    "coldstart": cold_start,
-    "robustness": robustness,
-    "quality": quality,
-    "settings": settings,
-}
-"""Reproductions beyond the paper, by name."""
+def private(job: Reproduction) -> dict[str, Any]:
+    """Hours and accuracy at ε = 1, 3, 8 and ∞ beside the raw upload, and the picture."""
+    from codedfedl.report.curves import price_figure
+
+    by_dataset = {dataset: job.built_in(f"private-{dataset}") for dataset in PAPER_DATASETS}
+    skipped = [name for name, experiment in by_dataset.items() if not job.has(experiment.data.name)]
+    experiments = {
+        f"private-{dataset}": by_dataset[dataset]
+        for dataset in PAPER_DATASETS
+        if dataset not in skipped
+    }
+    every: list[Outcome] = []
+    panels = []
+    for name, directory in job.run(experiments).items():
+        experiment = experiments[name]
+        every += outcomes(directory)
+        assert experiment.training.target is not None
+        panels.append((experiment.title, experiment.training.target, curves(directory)))
+        job.write_report(directory)
+    if panels:
+        job.save_pictures(price_figure(panels), "private")
+        job.show_outcomes(every)
+    return {"rows": _with_guarantees(every), "skipped": skipped}
+
+
+def _with_guarantees(every: list[Outcome]) -> list[dict[str, Any]]:
+    """Return the rows of every simulation, with ε and δ."""
+    rows = []
+    for outcome, row in zip(every, outcome_rows(every), strict=True):
+        settings = outcome.known.scheme_settings if outcome.known else {}
+        scheme = make_scheme(outcome.scheme, settings)
+        epsilon, delta = (getattr(scheme, name, None) for name in ("epsilon", "delta"))
+        guarantee = {"epsilon": epsilon, "delta": delta}
+        if epsilon == inf:  # no noise: the sums themselves leave
+            guarantee = {"epsilon": None, "delta": None, "disclosure": ["sums"]}
+        rows.append(row | guarantee)
+    return rows

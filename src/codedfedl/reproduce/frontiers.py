@@ -1,8 +1,8 @@
-"""`codedfedl reproduce frontier`: every scheme at its best, against what it discloses."""
+"""Every scheme at its best: hours to the target against what it discloses."""
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from codedfedl.cli.beyond import Reproduction
-from codedfedl.cli.output import results, save_pictures
 from codedfedl.core.disclosure import listed
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
@@ -19,6 +17,7 @@ from codedfedl.io.names import nearest
 from codedfedl.report.comparison import unit_for
 from codedfedl.report.frontier import Place, frontier_rows, places
 from codedfedl.report.results import outcomes, written
+from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction, listing
 
 __all__ = ["DATASETS", "FLEETS", "frontier"]
 
@@ -56,7 +55,6 @@ _ORDERED = {  # from the worst to the best
     "clarity": ["I1", "SI2", "SI1", "VS2", "VS1", "VVS2", "VVS1", "IF"],
 }
 _FULL = ("frontier", "frontier-tables", "frontier-events")
-_IN_FULL = ("mnist", "fashion-mnist")
 
 
 def frontier(job: Reproduction) -> dict[str, Any]:
@@ -67,22 +65,23 @@ def frontier(job: Reproduction) -> dict[str, Any]:
         if given is not None and given not in known:
             raise InputError(f"--{name} {given}: {nearest(given, list(known))}")
     rows: list[dict[str, Any]] = []
-    skipped: list[str] = []
-    for fleet in [job.fleet] if job.fleet else list(FLEETS):
+    skipped: dict[str, None] = {}
+    for fleet in [job.fleet] if job.fleet else FLEETS:
         panels = []
-        for dataset in [job.dataset] if job.dataset else _of(fleet):
+        by_default = list(DATASETS) if fleet == "paper" else PAPER_DATASETS[:1]
+        for dataset in [job.dataset] if job.dataset else by_default:
             if dataset in skipped or not _has(job, dataset):
-                skipped = list(dict.fromkeys([*skipped, dataset]))
+                skipped[dataset] = None
                 continue
-            found = _places(job, fleet, dataset)
-            rows += frontier_rows(found)
-            if any(place.hours is not None for place in found):
-                panels.append((f"{dataset}, {_words(found)}", found))
-            if not job.quiet:
-                results.print(Text(f"\n{dataset}, {fleet} fleet", style="bold"), _table(found))
+            settings = _places(job, fleet, dataset)
+            rows += frontier_rows(settings)
+            if any(place.hours is not None for place in settings):
+                panels.append((f"{dataset}, {_target(settings)}", settings))
+            job.show(Text(f"\n{dataset}, {fleet} fleet", style="bold"))
+            job.show(_table(settings))
         if panels:
-            save_pictures(frontier_figure(panels), job.out / f"frontier-{fleet}")
-    return {"rows": rows, "skipped": skipped}
+            job.save_pictures(frontier_figure(panels), f"frontier-{fleet}")
+    return {"rows": rows, "skipped": list(skipped)}
 
 
 def _has(job: Reproduction, dataset: str) -> bool:
@@ -92,20 +91,15 @@ def _has(job: Reproduction, dataset: str) -> bool:
     return job.has(dataset, partial(_diamonds_file, job) if dataset == _DIAMONDS else None)
 
 
-def _of(fleet: str) -> Sequence[str]:
-    return list(DATASETS) if fleet == "paper" else _IN_FULL[:1]
-
-
 def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
-    changes: Mapping[str, Any] = FLEETS[fleet] | DATASETS[dataset]
-    full = fleet == "paper" and dataset in _IN_FULL
+    is_paper_data = dataset in PAPER_DATASETS
     name = dataset if dataset != _DIAMONDS else _diamonds(job)
-    own: dict[str, Any] = {"data.name": name, **changes}
-    if dataset not in _IN_FULL:
-        own |= {"training.target": None}
+    changes: dict[str, Any] = {"data.name": name, **FLEETS[fleet], **DATASETS[dataset]}
+    if not is_paper_data:
+        changes |= {"training.target": None}
     experiments = {
-        f"{experiment}-{fleet}-{dataset}": job.built_in(experiment, own)
-        for experiment in (_FULL if full else ("frontier-short",))
+        f"{experiment}-{fleet}-{dataset}": job.built_in(experiment, changes)
+        for experiment in (_FULL if fleet == "paper" and is_paper_data else ("frontier-short",))
     }
     runs = job.run(experiments).values()
     return places(fleet, [outcome for run in runs for outcome in outcomes(run)])
@@ -113,52 +107,50 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
 
 def _diamonds_file(job: Reproduction) -> Path:
     """Return where the table is, beside the other data."""
-    place = Path(job.data or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
-    if not place.is_file():
+    path = Path(job.data or os.environ.get("CODEDFEDL_DATA", ".")) / "diamonds.csv"
+    if not path.is_file():
         raise InputError(
-            f"{place} does not exist: take diamonds.csv from the source package of pydataset"
+            f"{path} does not exist: take diamonds.csv from the source package of pydataset"
         )
-    return place
+    return path
 
 
 def _diamonds(job: Reproduction) -> str:
     """Return the table with its ordered words as numbers, and without its row numbers."""
     with _diamonds_file(job).open(newline="") as file:
         (_, *names), *lines = csv.reader(file)
-    made = job.out / "diamonds.csv"
+    numbered = job.out / "diamonds.csv"
     make_folder(job.out)
-    with replacing(made) as place, place.open("w", newline="") as file:
+    with replacing(numbered) as path, path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(names)
         for _, *values in lines:
             cells = zip(names, values, strict=True)
             table.writerow([_ORDERED[n].index(v) if n in _ORDERED else v for n, v in cells])
-    return str(made)
+    return str(numbered)
 
 
-def _words(found: Sequence[Place]) -> str:
-    first = found[0].outcome
+def _target(settings: Sequence[Place]) -> str:
+    first = settings[0].outcome
     return f"{first.metric} {written(first.metric, first.target)}"
 
 
-def _table(found: Sequence[Place]) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    unit = unit_for(place.hours or 0.0 for place in found)
-    for name in ("setting", "leaves a client", "points a row", unit.name, "over seeds", "final"):
-        table.add_column(name)
-    table.add_column("best rival that discloses no more")
-    table.add_column("gain")
-    for place in sorted(found, key=lambda one: one.hours or float("inf")):
-        one = place.outcome
-        met = [t * unit.per_hour for t in one.total_hours if t is not None]
-        final = sorted(one.final)[len(one.final) // 2]
+def _table(settings: Sequence[Place]) -> Table:
+    unit = unit_for(place.hours or 0.0 for place in settings)
+    headings = ("setting", "leaves a client", "points a row", unit.name, "over seeds", "final")
+    table = listing([*headings, "best rival that discloses no more", "gain"])
+    for place in sorted(settings, key=lambda place: place.hours or float("inf")):
+        outcome = place.outcome
+        met = [t * unit.per_hour for t in outcome.total_hours if t is not None]
+        final = sorted(outcome.final)[len(outcome.final) // 2]
+        density = outcome.points_per_parity_row
         table.add_row(
-            one.setting,
-            listed(one.disclosure),
-            "" if one.points_per_parity_row is None else f"{one.points_per_parity_row:.0f}",
+            outcome.setting,
+            listed(outcome.disclosure),
+            "" if density is None else f"{density:.0f}",
             "not met" if place.hours is None else f"{place.hours * unit.per_hour:.4g}",
             f"{min(met):.4g} – {max(met):.4g}" if met else "",
-            written(one.metric, final),
+            written(outcome.metric, final),
             "" if place.rival is None else place.rival.setting,
             "–" if place.gain is None else f"{place.gain:.2f}×",
         )

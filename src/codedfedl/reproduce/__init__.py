@@ -1,0 +1,1 @@
+"""The paper's figures and Table 1, and the experiments that go beyond them."""
