@@ -60,8 +60,9 @@ def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
     every
         Runs by name, with the results of each of their settings.
     """
-    hours = [median_of_all(outcome.total_hours) for _, outcome in every]
-    soonest = sorted(range(len(every)), key=lambda at: np.inf if hours[at] is None else hours[at])
+    medians = [median_of_all(outcome.total_hours) for _, outcome in every]
+    hours = [np.inf if median is None else median for median in medians]
+    soonest = sorted(range(len(every)), key=lambda at: hours[at])
     runs = list(dict.fromkeys(run for run, _ in every))
     shades: dict[str, list[str]] = {}
     lines = []

@@ -238,5 +238,5 @@ def _draw_fit(ax: Axes, fit: "Fit", j: int, rows: IntArray) -> None:
     colour = BLUE if fits else ORANGE
     ax.plot(times, fitted[..., 0].mean(0), color=colour, lw=1.6)
     ax.set(xlim=(times[0], times[-1]), ylim=(0, 1.03))
-    place = {"xycoords": "axes fraction", "ha": "right", "color": colour}
+    place: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "color": colour}
     ax.annotate("too few to judge" if np.isnan(p) else verdict, (0.97, 0.06), **place)

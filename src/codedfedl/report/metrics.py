@@ -19,7 +19,7 @@ def metrics_text(sight: Sight) -> str:
     status, members = sight.status or Status("running", ""), sight.members
     updated = datetime.fromisoformat(status.updated).timestamp() if status.updated else None
     metric = {"name": metric_name(members.classes) if members is not None else ""}
-    states = [({"state": name}, float(name == status.state)) for name in _STATES]
+    states: _Labelled = [({"state": name}, float(name == status.state)) for name in _STATES]
     conduct, rounds = sight.conduct, sight.conduct.rounds
     seconds, deadline = (rounds[-1].seconds, rounds[-1].deadline) if rounds else (None, None)
     setup = sum(record.seconds for record in sight.records if record.is_setup)
