@@ -98,7 +98,7 @@ def test_in_a_federation(tmp_path: Path) -> None:
 def test_without_own_facts_there_is_no_such_table(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     simulate(experiment_of([{"name": "coded"}]), directory)
-    assert "Facts that schemes state" not in render_report(directory)
+    assert "Facts of the schemes" not in render_report(directory)
 
 
 @pytest.mark.parametrize(
