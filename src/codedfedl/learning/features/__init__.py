@@ -6,7 +6,7 @@ have already.
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -62,8 +62,8 @@ def map_class(kind: str) -> type[FeatureMap]:
         return FEATURES[kind]
     if ":" not in kind:
         raise InputError(f"features.kind is {kind!r}: {nearest(kind, FEATURE_KINDS)}")
-    made = member_of(kind, "the feature map")
-    if not isinstance(made, type) or not is_dataclass(made):
+    made: Any = member_of(kind, "the feature map")
+    if not (isinstance(made, type) and is_dataclass(made)):
         raise InputError(f"the feature map {kind!r} is not a dataclass: make it a frozen one")
     for member in ("size", "macs", "transform", "largest_square", "shift_invariant"):
         if not hasattr(made, member):
@@ -71,7 +71,7 @@ def map_class(kind: str) -> type[FeatureMap]:
                 f"the feature map {kind!r} has no {member}: write the members of "
                 "codedfedl.learning.features.FeatureMap"
             )
-    return made
+    return cast("type[FeatureMap]", made)
 
 
 def feature_map(
@@ -112,7 +112,9 @@ def map_settings(features: FeatureMap) -> dict[str, Any] | None:
     made = type(features)
     kinds = {known: kind for kind, known in FEATURES.items()}
     kind = kinds.get(made, f"{made.__module__}:{made.__qualname__}")
-    values = {name: getattr(features, name, 1) for name in ("n_components", "sigma", "seed")}
+    values: dict[str, Any] = {
+        name: getattr(features, name, 1) for name in ("n_components", "sigma", "seed")
+    }
     tiles = getattr(features, "tiles", Tiles())
     try:
         same = feature_map(kind, **values, tiles=tiles) == features
