@@ -14,7 +14,7 @@ from codedfedl.planning.cold_start import best_cold_start
 from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
 from codedfedl.planning.maps import MapCost, best_map, plan_maps
 from codedfedl.planning.plan import Plan
-from codedfedl.report.plan_table import duration
+from codedfedl.report.fleet_tables import duration
 
 if TYPE_CHECKING:
     from codedfedl.cli.plan import WorkOptions

@@ -44,7 +44,7 @@ def fit_command(
     """
     from codedfedl.fitting.fit import fit
     from codedfedl.fitting.traces import read_traces
-    from codedfedl.report.fit_table import fit_view
+    from codedfedl.report.fleet_tables import fit_view
 
     taken = {traces: "the file of measured times itself"}
     check_outputs(taken, out=out, measured=measured, figure=figure)
@@ -57,7 +57,7 @@ def fit_command(
             wrote(path)
     if figure is not None:
         from codedfedl.report.figures import save_figure
-        from codedfedl.report.fit_figure import fit_figure
+        from codedfedl.report.fleet_figures import fit_figure
 
         save_figure(fit_figure(fitted), figure)
         wrote(figure)

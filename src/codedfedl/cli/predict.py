@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import Data, Json, documented
+from codedfedl.cli.options import Data, Json, Trust, documented
 from codedfedl.cli.output import View, check_outputs, json_number, show, wrote
 from codedfedl.io.files import check_destination
 
@@ -36,6 +36,7 @@ def predict_command(
     out: Path | None = None,
     probabilities: bool = False,
     encoder: EncoderName = None,
+    trust: Trust = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +64,7 @@ def predict_command(
     from codedfedl.models import load_model
 
     check_outputs({}, out=out)
-    known = load_model(model, encoder)
+    known = load_model(model, encoder, trust=trust)
     given = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
     inputs = given.inputs if given.scaled else known.raw(given.inputs)
     predicted = known.predict(inputs)
@@ -127,6 +128,7 @@ def export_command(
     *,
     out: Path = Path("model.onnx"),
     encoder: EncoderName = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX: a graph from points to scores.
@@ -145,7 +147,7 @@ def export_command(
     from codedfedl.models.onnx import export_onnx
 
     check_destination(out, (".onnx",))
-    known = load_model(model, encoder)
+    known = load_model(model, encoder, trust=trust)
     export_onnx(known, out)
     show(as_json, {"model": str(model), "onnx": str(out), "inputs": known.inputs})
     wrote(out)
