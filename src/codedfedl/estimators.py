@@ -44,11 +44,12 @@ from codedfedl.learning.features import (
     Tiles,
     encoder_of,
     feature_map,
+    map_settings,
     typical_sigma,
 )
 from codedfedl.learning.features.encoder import names_encoder
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.models.files import map_settings, save_model
+from codedfedl.models.files import save_model
 from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan

@@ -95,7 +95,7 @@ Track = Annotated[
 Trust = Annotated[
     bool,
     typer.Option(
-        help="Import and run the Python code that the run directory names (module:Class).",
+        help="Import and run the Python code that the run directory or the model names.",
     ),
 ]
 Authority = Annotated[
