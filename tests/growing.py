@@ -4,7 +4,7 @@ import fcntl
 import shutil
 from pathlib import Path
 
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from tests.loopback import Script, experiment_of, transport_of

@@ -17,8 +17,8 @@ from codedfedl.data.partitions import partition as deal_rows
 from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate import runtime
-from codedfedl.federate.evidence import Expected, Measured
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.evidence import Expected, Measured
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import node_name
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.runs.directory import RunDirectory

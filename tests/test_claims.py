@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate.claims import advice_on_claims, counted_points
 from codedfedl.federate.job import Job
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.measuring import advice_on_claims, counted_points
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import node_name
 from codedfedl.federate.transport import Answered
 from codedfedl.runs.config import FederationConfig

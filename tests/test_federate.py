@@ -17,8 +17,8 @@ import pytest
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP
 from codedfedl.errors import InputError
 from codedfedl.federate import evidence, runtime, server
-from codedfedl.federate.runtime import Federation
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.rounds import Federation
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
 from codedfedl.report.html import render_report

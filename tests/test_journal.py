@@ -19,12 +19,12 @@ import typer
 from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
-from codedfedl.federate.failures import nobody_arrived
 from codedfedl.federate.flower.registry import Entry, Registry
 from codedfedl.federate.flower.roles import BoundTransport
 from codedfedl.federate.job import Job
-from codedfedl.federate.node import Node
-from codedfedl.federate.server import federate
+from codedfedl.federate.node.node import Node
+from codedfedl.federate.server.outcomes import nobody_arrived
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.io import files
 from codedfedl.report.federation import federation_figure

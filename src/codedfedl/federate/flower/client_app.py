@@ -13,13 +13,13 @@ from flwr.clientapp import ClientApp
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.flower.wire import pack, question_of, unpack
-from codedfedl.federate.node import QUESTIONS, Node
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.node.node import QUESTIONS, Node
 from codedfedl.federate.transport import Answerer
 from codedfedl.learning.codes import LEAST_MIXING
 
 if TYPE_CHECKING:
-    from codedfedl.federate.vault import Vault
+    from codedfedl.federate.secure.vault import Vault
 
 __all__ = ["answer", "app", "node_from", "node_of", "respond"]
 
@@ -62,7 +62,7 @@ def _vault_of(config: NodeConfig) -> "Vault | None":
     """Return the node's vault, if it has pinned a helper."""
     if config.helper is None:
         return None
-    from codedfedl.federate.vault import EPSILON_CAP, Vault
+    from codedfedl.federate.secure.vault import EPSILON_CAP, Vault
     from codedfedl.privacy.keys import read_public
 
     default = Path.home() / ".local" / "share" / "codedfedl" / "vaults" / config.name

@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import Self
 
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import HELPER
 from codedfedl.federate.flower import guard
 from codedfedl.federate.flower.keys import Keys, make_keys
 from codedfedl.federate.flower.programs import APP, Superlink, environment, free_port
 from codedfedl.federate.flower.registry import NODE
 from codedfedl.federate.flower.superlink import running
 from codedfedl.federate.flower.supernode import NodeSettings
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.job import HELPER
+from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.shards import node_name
 from codedfedl.io.files import make_folder
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import HELPER
+from codedfedl.federate.job import HELPER
 from codedfedl.io.files import lock, make_folder, replacing
 
 __all__ = ["NODE", "REGISTRY", "ROLES", "Entry", "Registry", "fingerprint_of"]

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from codedfedl.federate.asks import HELPER
 from codedfedl.federate.flower.registry import NODE, Registry
+from codedfedl.federate.job import HELPER
 from codedfedl.federate.transport import Arrays, Arrival, Transport, printable
 
 __all__ = ["BoundTransport"]

@@ -10,7 +10,7 @@ from codedfedl.federate.flower.programs import check_engine
 from codedfedl.federate.flower.registry import Registry
 from codedfedl.federate.flower.roles import BoundTransport
 from codedfedl.federate.flower.transport import FlowerTransport
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Transport
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment

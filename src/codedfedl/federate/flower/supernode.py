@@ -21,7 +21,7 @@ from codedfedl.federate.flower import worker
 from codedfedl.federate.flower.client_app import node_from
 from codedfedl.federate.flower.keys import check_server, write_secret
 from codedfedl.federate.flower.programs import environment, free_port, own_user
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.connections import listens
 from codedfedl.io.files import lock, make_folder
