@@ -39,8 +39,8 @@ from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate import cache
 from codedfedl.federate.job import Job
+from codedfedl.federate.node import cache
 from codedfedl.federate.node.node import Node
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Arrays
