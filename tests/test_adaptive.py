@@ -21,7 +21,7 @@ from codedfedl.fleet.measured import MeasuredDelays
 from codedfedl.learning.codes import Code, Parity, point_weights
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.planning.replan import LARGEST_WEIGHT, answer_weights, replanned
+from codedfedl.planning.plan import LARGEST_WEIGHT, answer_weights, replanned
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
@@ -31,8 +31,8 @@ from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block
+from codedfedl.simulation.clients import embedded
 from codedfedl.simulation.engine import Setting, Simulation
-from codedfedl.simulation.problem import embedded
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units
 from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of

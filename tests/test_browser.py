@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from codedfedl.report.html import render_report
 from codedfedl.report.palette import scheme_colour
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.virtual import small
 
 pytestmark = pytest.mark.browser

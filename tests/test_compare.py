@@ -13,7 +13,7 @@ from codedfedl.report.palette import DASHES, scheme_colour
 from codedfedl.report.units import UNITS, unit_for
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.virtual import small
 

@@ -5,8 +5,7 @@ import pytest
 
 from codedfedl import InputError
 from codedfedl.experiments import built_in, named_experiment
-from codedfedl.runs.documents import read_experiment
-from codedfedl.runs.overrides import parse_overrides
+from codedfedl.runs.documents import parse_overrides, read_experiment
 from codedfedl.schemes import settings_of
 
 _FILES = sorted(files("codedfedl.experiments").iterdir(), key=lambda file: file.name)

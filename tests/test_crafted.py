@@ -18,7 +18,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.archives import read_arrays
 from codedfedl.learning.features import RandomFourier
 from codedfedl.models import Model, load_model, save_model
-from codedfedl.runs.overrides import parse_value
+from codedfedl.runs.documents import parse_value
 from tests.conftest import Run
 
 INPUTS, FEATURES = 4, 8

@@ -15,7 +15,7 @@ from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.federate.server.session import federate
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of as federation_of
 from tests.loopback import transport_of

@@ -16,9 +16,8 @@ import pytest
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP
 from codedfedl.errors import InputError
-from codedfedl.federate.server import evidence, rounds, session
 from codedfedl.federate.server.rounds import Federation
-from codedfedl.federate.server.session import federate
+from codedfedl.federate.server.session import evidence, federate, rounds, session
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
 from codedfedl.report.html import render_report
@@ -28,8 +27,8 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.journal import Journal
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.run import simulate
 from tests.loopback import (
     FIRST_NODE,
     NEWTON,

@@ -20,9 +20,9 @@ from codedfedl.report.units import UNITS
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import axis, cells
-from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.problem import embedded as original
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.clients import embedded as original
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.virtual import small
 from tests.waiting import interruptible
@@ -48,7 +48,7 @@ class TestCells:
         assert found[0].values == {"redundancy": None, "fleet.erasure": 0.1}
         assert found[5].values == {"redundancy": 0.2, "fleet.erasure": 0.3}
         assert found[5].experiment.fleet.erasure == 0.3
-        assert found[5].scheme.settings == {"redundancy": 0.2}
+        assert found[5].config.settings == {"redundancy": 0.2}
 
     def test_without_a_grid_a_cell_is_a_scheme(self) -> None:
         assert [cell.label for cell in cells(small(schemes=SCHEMES))] == ["uncoded", "coded 10%"]
@@ -153,15 +153,14 @@ class TestCells:
             cells(gridded({"mixing": [10]}))
 
     def test_names_that_settings_once_had(self) -> None:
-        """Reports list the cells of earlier runs; a new run is told the name of today."""
+        """An error gives the name of today."""
         newton, solve = ({"name": name} for name in ("coded-newton", "sketch-solve"))
-        old = small(schemes=[newton, solve], grid={"round_deadline": [20.0, 40.0]})
-        labels = ["coded-newton round deadline 20.0", "coded-newton round deadline 40.0"]
-        assert [cell.label for cell in cells(old)] == [*labels, "sketch-solve"]
+        with pytest.raises(InputError, match=r"round_deadline: .* it is now 'deadline'"):
+            cells(small(schemes=[newton, solve], grid={"round_deadline": [20.0, 40.0]}))
         with pytest.raises(InputError, match=r"grid\.deadline: .* it is now 'setup_deadline'"):
             cells(small(schemes=[solve], grid={"deadline": [20.0]}))
         both = small(schemes=[newton, solve], grid={"deadline": [20.0, 40.0]})
-        assert [cell.scheme.settings for cell in cells(both)] == [
+        assert [cell.config.settings for cell in cells(both)] == [
             {"deadline": 20.0},
             {"deadline": 40.0},
             {},
@@ -205,11 +204,11 @@ class TestSharing:
             embedded.append(given)
             return original(*given)
 
-        monkeypatch.setattr("codedfedl.simulation.playing.embedded", counted)
+        monkeypatch.setattr("codedfedl.simulation.experiment.embedded", counted)
         grid = {"redundancy": [0.1, 0.3], "fleet.k2": [0.5, 0.9], "training.step": [1.0, 2.0]}
         simulate(gridded(grid), RunDirectory(tmp_path / "run"))
         assert len(embedded) == 1
-        monkeypatch.setattr("codedfedl.simulation.units._SETTINGS_AT_ONCE", 2)
+        monkeypatch.setattr("codedfedl.simulation.units.SETTINGS_AT_ONCE", 2)
         simulate(gridded(grid), RunDirectory(tmp_path / "few at once"))
         assert len(embedded) == 2
         for name in ("rounds", "clients", "settings"):

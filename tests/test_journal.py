@@ -19,8 +19,7 @@ import typer
 from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.registry import Entry, Registry
-from codedfedl.federate.flower.roles import BoundTransport
+from codedfedl.federate.deploy.registry import BoundTransport, Entry, Registry
 from codedfedl.federate.job import Job
 from codedfedl.federate.node.node import Node
 from codedfedl.federate.server.outcomes import nobody_arrived

@@ -19,7 +19,7 @@ from codedfedl.learning.optimisers import Schedule
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.fednova import FedNova
 from codedfedl.schemes.tifl import TiFL
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.virtual import experiment_of, simulation_of
 
 POINTS = np.full((1, 6), 40)

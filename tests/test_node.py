@@ -40,8 +40,7 @@ from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
-from codedfedl.federate.node import cache
-from codedfedl.federate.node.node import Node
+from codedfedl.federate.node.node import Node, cache
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Arrays
 from codedfedl.fleet.costs import Cost
@@ -52,7 +51,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulation.evaluate import Batch, SimulatedClient
+from codedfedl.simulation.clients import Batch, SimulatedClient
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of, transport_of
 

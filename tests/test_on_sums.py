@@ -17,7 +17,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import scheme_of
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.test_private import experiment, played, simulation
 
 

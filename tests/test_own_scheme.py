@@ -22,8 +22,8 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import make_scheme, scheme_class
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.run import simulate
 from tests.conftest import Run
 from tests.loopback import Script, experiment_of, transport_of
 from tests.virtual import final_of, played, seconds_of, small
@@ -74,7 +74,7 @@ class TestSimulation:
     def test_resumes_exactly_with_its_memory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("codedfedl.simulation.playing._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        monkeypatch.setattr("codedfedl.simulation.experiment.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
         whole, killed = (RunDirectory(tmp_path / name) for name in ("whole", "killed"))
         simulate(experiment(), whole)
 

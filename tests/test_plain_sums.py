@@ -20,8 +20,7 @@ from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.client_app import node_from
-from codedfedl.federate.flower.supernode import NodeSettings
+from codedfedl.federate.flower.apps import node_from
 from codedfedl.federate.job import Job, ask_digest, in_one_row, taken_apart
 from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.secure.helper import HelperNode
@@ -39,6 +38,7 @@ from codedfedl.runs.federation import scheme_of
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
+from tests.stock import as_flower_takes_it
 from tests.summing import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
 
 SCHEMES: list[dict[str, Any]] = [
@@ -519,8 +519,7 @@ class TestCommands:
         vault = node_from(config).vault
         assert vault is not None
         assert (vault.ledger.epsilon, vault.parity) == (inf, True)
-        settings = NodeSettings("127.0.0.1:1", config)
-        told = tomllib.loads(settings.stock_config().replace(" ", "\n"))
+        told = tomllib.loads(as_flower_takes_it(config).replace(" ", "\n"))
         assert (told["epsilon_cap"], told["parity"]) == (inf, True)
         assert NodeConfig.read(told, "1") == config
         command = ["federate", "node", "--superlink", "127.0.0.1:1", "--name", "ada"]

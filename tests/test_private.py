@@ -28,10 +28,10 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.private import Private, PrivateState
+from codedfedl.simulation.clients import embedded
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation
-from codedfedl.simulation.problem import embedded
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.timeline import Exchange
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
 Q, C = 12, 3
@@ -306,7 +306,7 @@ class TestAccount:
             ask, nothing = cast(Ask, SimpleNamespace(least=2)), np.zeros(10)
             there = np.arange(10) < arrived
             outcome, loads = nothing.astype(np.int8), nothing.astype(np.int64)
-            exchange = Exchange(ask, 0, 1.0, there, outcome, loads, nothing)
+            exchange = Arrivals(ask, 0, 1.0, there, outcome, loads, nothing)
             assert len(run._noisy(sums, 5.0, exchange)) == count
 
     def test_without_a_sum_nothing_is_learnt_and_nothing_spent(self) -> None:

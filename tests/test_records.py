@@ -12,7 +12,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.loopback import experiment_of, transport_of
 from tests.virtual import small
 

@@ -20,7 +20,7 @@ from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.report.units import UNITS
 from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.virtual import simulation, small
 
 

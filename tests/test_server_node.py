@@ -25,7 +25,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.uncoded import Uncoded
 from codedfedl.simulation.engine import Listener, Setting, Simulation, entries
-from codedfedl.simulation.run import prepare
+from codedfedl.simulation.units import prepare
 from tests.loopback import experiment_of, transport_of
 from tests.virtual import small
 

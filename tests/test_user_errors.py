@@ -13,9 +13,9 @@ from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.masked import masked
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.timeline import Exchange
+from codedfedl.simulation.experiment import simulate
 from tests.virtual import experiment_of, play, simulation_of
 
 
@@ -98,7 +98,7 @@ def test_noise_on_integers_is_added() -> None:
     schemes = {"quiet": Noisy(integers=True, sigma=0.0), "noisy": Noisy(integers=True)}
     simulation, sums = simulation_of(schemes), dict[str, Any]()
 
-    def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
+    def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
         if exchange.round == 0:
             sums[setting.label] = np.asarray(inbox.total())
 

@@ -15,9 +15,9 @@ from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.privacy.auditing import Guesses, area, epsilon_bound, guess, true_positives
 from codedfedl.random import stream
+from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Entry, Setting, Simulation
-from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.timeline import Exchange
 
 __all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit", "audit"]
 
@@ -171,7 +171,7 @@ def _attacked(
     attack = attacker(here, records, seed)
     plain = 0
 
-    def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
+    def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
         nonlocal plain
         check_work(exchange.ask.work)
         without = not exchange.ask.noise and not getattr(exchange.ask.work, "noise", 0.0)

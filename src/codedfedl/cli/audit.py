@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from codedfedl.audit.run import Audit
     from codedfedl.runs.config import Experiment
+    from codedfedl.simulation.clients import Problem
     from codedfedl.simulation.engine import Entry
-    from codedfedl.simulation.problem import Problem
 
 __all__ = ["audit_command"]
 
@@ -58,7 +58,7 @@ def audit_command(
         Number of real records to test.
     """
     from codedfedl.audit.run import LEAST_CANARIES, LEAST_NON_MEMBERS, audit
-    from codedfedl.runs.overrides import parse_overrides
+    from codedfedl.runs.documents import parse_overrides
 
     if canaries < LEAST_CANARIES:
         raise InputError(f"--canaries is {canaries}: must be at least {LEAST_CANARIES}")
@@ -120,11 +120,11 @@ def _settings(
     """Yield data, setting and seed of all that is audited."""
     from codedfedl.io.names import nearest
     from codedfedl.runs.grid import cells
-    from codedfedl.simulation.problem import embedded
+    from codedfedl.simulation.clients import embedded
     from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
     every = cells(experiment)
-    chosen = [cell for cell in every if setting in (None, cell.label, cell.scheme.name)]
+    chosen = [cell for cell in every if setting in (None, cell.label, cell.config.name)]
     if not chosen:
         assert setting is not None
         known = [cell.label for cell in every]

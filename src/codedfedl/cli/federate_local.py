@@ -25,7 +25,7 @@ from codedfedl.federate.node.config import NodeConfig
 if TYPE_CHECKING:
     from codedfedl.core.protocol import Scheme
     from codedfedl.data import Dataset
-    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.deploy.keys import Keys
     from codedfedl.runs.config import Experiment
     from codedfedl.runs.directory import RunDirectory
 
@@ -143,8 +143,8 @@ class SecurityOptions:
 
     def held(self, folder: Path, clients: int, *, helper: bool) -> "Keys | None":
         """Return the keys of --keys, or with --tls new ones in a folder."""
-        from codedfedl.federate.flower.keys import Keys
-        from codedfedl.federate.flower.local import local_keys
+        from codedfedl.federate.deploy.keys import Keys
+        from codedfedl.federate.deploy.local import local_keys
 
         if self.keys is not None:
             return Keys(self.keys)
@@ -194,7 +194,7 @@ def local_command(
     from codedfedl.report.reading import RunTables
     from codedfedl.report.tables import rounds_view
     from codedfedl.runs.directory import RunDirectory
-    from codedfedl.runs.overrides import parse_overrides
+    from codedfedl.runs.documents import parse_overrides
 
     directory = RunDirectory(out)
     folder = out.resolve() / "local" / "data"
@@ -227,11 +227,11 @@ def _train(
     """Run the federation; return which nodes were killed, and after which round."""
     from codedfedl.cli.following import LOCAL, ended_by_signals, follow_local
     from codedfedl.core.disclosure import only_private
-    from codedfedl.federate.flower.keys import Keys
-    from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
+    from codedfedl.federate.deploy.keys import Keys
+    from codedfedl.federate.deploy.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
     from codedfedl.runs.federation import scheme_of
-    from codedfedl.simulation.side_doors import refuse_own_scale
+    from codedfedl.simulation.units import refuse_own_scale
 
     if port is not None:
         check_port(port)

@@ -79,7 +79,7 @@ def sweep_command(
     from codedfedl.report.tables import outcome_view
     from codedfedl.report.verdict import CLOCKS, best, races
     from codedfedl.runs.directory import RunDirectory
-    from codedfedl.runs.overrides import parse_overrides
+    from codedfedl.runs.documents import parse_overrides
 
     def write_table_and_picture(outcomes: "list[Outcome]") -> None:
         RunDirectory(out).write("sweep.parquet", sweep_columns(outcomes))

@@ -72,9 +72,6 @@ class Ask:
         Otherwise every client drops its work when it is asked again.
     setup
         Whether this is done once, before the first round: on the paper's clock it takes no time.
-    adds
-        A hint, which changes no result: the quadratic that the scheme will add to the sum by
-        `Inbox.plus`. A runtime may then compute both in one product.
     model
         The model sent to the clients, if it is not the state's.
     noise
@@ -94,7 +91,6 @@ class Ask:
     combine: Combine = SUM
     keep_late: bool = False
     setup: bool = False
-    adds: Quadratic | None = None
     model: Array = None
     noise: float | None = None
     least: int = LEAST_SUMMED

@@ -1,5 +1,6 @@
-"""Arrays of `.npz` files: named members only, whose claims are checked before they are unpacked."""
+"""Arrays of `.npz` files: what each claims is checked before it is unpacked."""
 
+import io
 import lzma
 import struct
 import tokenize
@@ -12,6 +13,7 @@ from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import check_room
@@ -19,25 +21,9 @@ from codedfedl.io.files import check_room
 __all__ = ["array_names", "read_arrays"]
 
 _SUFFIX = ".npy"
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-_UNREADABLE = (
-    BadZipFile,
-    EOFError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    SyntaxError,
-    RuntimeError,  # encrypted, or packed in an unknown way
-    TypeError,
-    ValueError,
-    lzma.LZMAError,
-    struct.error,
-    tokenize.TokenError,
-    zlib.error,
-)
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_BAD_ZIP = (BadZipFile, EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error)
+_BAD_ARRAY = (MemoryError, SyntaxError, TypeError, ValueError, struct.error, tokenize.TokenError)
 
 
 def array_names(path: Path) -> list[str]:
@@ -45,35 +31,41 @@ def array_names(path: Path) -> list[str]:
     try:
         with ZipFile(path) as archive:
             return [name.removesuffix(_SUFFIX) for name in archive.namelist()]
-    except _UNREADABLE as error:
+    except (*_BAD_ZIP, *_BAD_ARRAY) as error:
         raise _unreadable(path, error) from None
 
 
 def read_arrays(
-    path: Path, names: Iterable[str], most_bytes: int | None = None
+    path: Path,
+    names: Iterable[str] | None = None,
+    most_bytes: int | None = None,
+    *,
+    content: bytes | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of these names that a file has; the others are not unpacked.
+    """Return the arrays of a file, or those of some names that it has; others are not unpacked.
 
     Parameters
     ----------
     most_bytes
         Of all of them together, unpacked; by default half of the memory.
+    content
+        Of the file, where it was read already.
     """
     try:
-        with ZipFile(path) as archive:
+        with ZipFile(path if content is None else io.BytesIO(content)) as archive:
             members = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
-            chosen = {name: members[name] for name in names if name in members}
-            needed = sum(info.file_size for info in chosen.values())
+            wanted = members if names is None else [name for name in names if name in members]
+            needed = sum(members[name].file_size for name in wanted)
             check_room(path, needed)
             if most_bytes is not None and needed > most_bytes:
                 raise InputError(
-                    f"{path}: {', '.join(chosen)} have {needed:,} bytes where {most_bytes:,} are "
+                    f"{path}: {', '.join(wanted)} have {needed:,} bytes where {most_bytes:,} are "
                     "the most: copy it again"
                 )
-            return {name: _array(path, archive, info) for name, info in chosen.items()}
+            return {name: _array(path, archive, members[name]) for name in wanted}
     except InputError:
         raise
-    except _UNREADABLE as error:
+    except (*_BAD_ZIP, *_BAD_ARRAY) as error:
         raise _unreadable(path, error) from None
 
 
@@ -82,27 +74,27 @@ def _array(path: Path, archive: ZipFile, info: ZipInfo) -> npt.NDArray[Any]:
     with archive.open(info) as member:
         _check_header(path, info, member)
     with archive.open(info) as member:
-        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+        return np.asarray(npy.read_array(member, allow_pickle=False))
 
 
 def _check_header(path: Path, info: ZipInfo, member: IO[bytes]) -> None:
-    version = np.lib.format.read_magic(member)
+    version = npy.read_magic(member)
     if version not in _HEADERS:
         raise ValueError(f"{info.filename} has the unknown version {version}")
     shape, _, kind = _HEADERS[version](member)
     if kind.hasobject:
         raise ValueError(f"{info.filename} holds Python objects, which are not read")
-    claimed = prod(shape) * kind.itemsize
-    if min(shape, default=0) < 0 or claimed != info.file_size - member.tell():
+    held, claimed = info.file_size - member.tell(), prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or claimed != held:
         raise InputError(
             f"{path}: {info.filename} claims the shape {shape} of {kind}, {claimed:,} bytes, and "
-            f"has {info.file_size - member.tell():,}: copy it again"
+            f"has {held:,}: copy it again"
         )
 
 
 def _unreadable(path: Path, error: BaseException) -> InputError:
-    why = "it is not an .npz file" if isinstance(error, BadZipFile) else error
+    reason = "it is not an .npz file" if isinstance(error, BadZipFile) else error
     return InputError(
-        f"cannot read {path}: {why}; it may be truncated: copy it again, or write it again with "
+        f"cannot read {path}: {reason}; it may be truncated: copy it again, or write it again with "
         "numpy.savez"
     )

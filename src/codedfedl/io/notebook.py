@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drawn", "html_table"]
 
-_MOST_ROWS = 20
+MAX_ROWS = 20
 
 
 def html_table(columns: Mapping[str, Iterable[Any]], title: str = "", note: str = "") -> str:
@@ -28,9 +28,9 @@ def html_table(columns: Mapping[str, Iterable[Any]], title: str = "", note: str 
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>"
-        for row in rows[:_MOST_ROWS]
+        for row in rows[:MAX_ROWS]
     )
-    more = len(rows) - _MOST_ROWS
+    more = len(rows) - MAX_ROWS
     notes = [note] if note else []
     notes += [f"and {more:,} more"] if more > 0 else []
     return (

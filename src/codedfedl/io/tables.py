@@ -29,9 +29,8 @@ __all__ = [
     "write_table",
 ]
 
-_LONGEST_HEADER = 1 << 24  # bytes: a million columns
-_READ_AT_ONCE = 1 << 20
-
+MAX_HEADER_BYTES = 1 << 24  # a million columns
+BYTES_READ_AT_ONCE = 1 << 20
 _DELIMITERS = (",", ";", "\t")
 _QUOTED = re.compile(r'"[^"]*"')
 _DECIMAL_COMMA = r"^\s*[+-]?\d*(,\d+)?([eE][+-]?\d+)?\s*$"
@@ -39,8 +38,12 @@ _DECIMAL_COMMA = r"^\s*[+-]?\d*(,\d+)?([eE][+-]?\d+)?\s*$"
 
 def column_names(path: str | Path) -> list[str]:
     """Return the names of a file's columns."""
-    with _readable(Path(path)):
-        return list(_open(Path(path)).names)
+    path = Path(path)
+    with _readable(path):
+        if path.suffix == ".parquet":
+            return list(pa.parquet.read_schema(path).names)
+        with pa.csv.open_csv(path, parse_options=_cells(path)) as reader:
+            return list(reader.schema.names)
 
 
 def read_table(
@@ -127,13 +130,6 @@ def _readable(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {reason}; give a table with a header line") from None
 
 
-def _open(path: Path) -> pa.Schema:
-    if path.suffix == ".parquet":
-        return pa.parquet.read_schema(path)
-    with pa.csv.open_csv(path, parse_options=_cells(path)) as reader:
-        return reader.schema
-
-
 def load_table(path: Path) -> pa.Table:
     """Read a whole file; the cells of a CSV file as text."""
     with _readable(path):
@@ -173,11 +169,10 @@ def _unpacked_bytes(column: pa.ChunkedArray) -> int:
     """Return the bytes of a column of texts, each written out; 0 of any other."""
     if not pa.types.is_dictionary(column.type):
         return 0
-    lengths = (
+    return sum(
         pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() or 0
         for chunk in column.chunks
     )
-    return sum(lengths)
 
 
 def _cells(path: Path) -> pa.csv.ParseOptions:
@@ -185,19 +180,18 @@ def _cells(path: Path) -> pa.csv.ParseOptions:
 
 
 def check_columns(
-    path: Path, found: Sequence[str], required: Sequence[str], optional: Sequence[str]
+    path: Path, names: Sequence[str], required: Sequence[str], optional: Sequence[str]
 ) -> None:
     """Refuse a table that lacks a column, has an unknown one, or has one twice."""
     known = [*required, *optional]
-    there, wanted = set(found), set(known)
-    if len(there) < len(found):
-        twice, _ = Counter(found).most_common(1)[0]
+    if len(set(names)) < len(names):
+        twice, _ = Counter(names).most_common(1)[0]
         raise InputError(f"{path} has the column {shortened(twice)} twice: remove one")
-    if unknown := [name for name in found if name not in wanted]:
+    if unknown := [name for name in names if name not in set(known)]:
         raise InputError(
             f"{path} has the unknown column {shortened(unknown[0])}: {nearest(unknown[0], known)}"
         )
-    if missing := [name for name in required if name not in there]:
+    if missing := [name for name in required if name not in names]:
         columns = ", ".join(repr(name) for name in missing)
         raise InputError(f"{path} lacks the column {columns}: it needs {', '.join(required)}")
 
@@ -220,10 +214,10 @@ def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
         listed = pc.cast(column, pa.string()).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InputError(f"{path}: client holds {column.type}: write names or numbers") from None
-    if unnamed := [row for row, name in enumerate(listed) if not name]:
-        raise InputError(f"{path}, {_where(path, unnamed[0])}: client is empty: give it a name")
-    if cut := [row for row, name in enumerate(listed) if "\0" in name]:  # NumPy's texts end there
-        raise InputError(f"{path}, {_where(path, cut[0])}: client holds a NUL: give it a name")
+    for row, name in enumerate(listed):
+        if not name or "\0" in name:  # NumPy's texts end there
+            what = "holds a NUL" if name else "is empty"
+            raise InputError(f"{path}, {_where(path, row)}: client {what}: give it a name")
     names = np.asarray(listed, dtype=str)
     try:
         numbers = names.astype(np.int64)
@@ -263,10 +257,10 @@ def _is_number(cell: object) -> bool:
 def cell_delimiter(path: Path) -> str:
     """Return what stands between the cells of a CSV file's header: a comma, semicolon or tab."""
     with path.open("rb") as file:
-        first = file.readline(_LONGEST_HEADER + 1)
-    if len(first) > _LONGEST_HEADER:
+        first = file.readline(MAX_HEADER_BYTES + 1)
+    if len(first) > MAX_HEADER_BYTES:
         raise InputError(
-            f"cannot read {path}: its first line has more than {_LONGEST_HEADER:,} bytes; give a "
+            f"cannot read {path}: its first line has more than {MAX_HEADER_BYTES:,} bytes; give a "
             "table with a header line"
         )
     if first.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -281,7 +275,7 @@ def cell_delimiter(path: Path) -> str:
 def refuse_nul(path: Path) -> None:
     """Refuse a file of bytes that no text has: it is not a CSV file, or is in UTF-16."""
     with path.open("rb") as file:
-        while part := file.read(_READ_AT_ONCE):
+        while part := file.read(BYTES_READ_AT_ONCE):
             if b"\0" in part:
                 raise InputError(
                     f"cannot read {path}: it holds NUL bytes, as no text does; save it as UTF-8"

@@ -27,12 +27,13 @@ from codedfedl.planning.in_time import with_helper
 
 __all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding", "sampling_excess"]
 
-_BUDGETS, _DEADLINES = 48, 24  # how fine the grids are
-_SLOWEST = 0.02  # progress that the damping allows however little parity there is
-_NEVER = 10**9
-_UNLUCKY = 3.0  # times the mean: with α = 2, one processor in a thousand takes longer
-_UNHEARD, _MANY = 0.02, 100  # of the points, in rounds of secure sums: after no more than so many
-_GOOD_ENOUGH = 1.05  # rounds cost messages: the fewest whose time is within 5% of the shortest
+_BUDGET_COUNT, _DEADLINE_COUNT = 48, 24  # how fine the grids are
+_LEAST_PROGRESS = 0.02  # of a round, which damping allows however little parity there is
+_NEVER_ROUNDS = 10**9
+_UNLUCKY_RATIO = 3.0  # to the mean: with α = 2, one processor in a thousand takes longer
+_MAX_UNHEARD_SHARE = 0.02  # of the points, in rounds of secure sums
+_MAX_SUM_ROUNDS = 100
+_GOOD_ENOUGH_RATIO = 1.05  # rounds cost messages: the fewest whose time is so close to the best
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ class ColdStart:
 
 def _left(heard: float, theta: float) -> float:
     """Return what a round leaves of the error."""
-    return float(1 - heard * max(1 - theta**0.5, _SLOWEST))
+    return float(1 - heard * max(1 - theta**0.5, _LEAST_PROGRESS))
 
 
 def _rounds_to(wanted: float, above: float, left: float) -> int:
@@ -93,8 +94,8 @@ def _rounds_to(wanted: float, above: float, left: float) -> int:
     if above <= wanted:
         return 0
     if wanted <= 0 or left >= 1:
-        return _NEVER
-    return min(int(np.ceil(np.log(wanted / above) / np.log(left))), _NEVER)
+        return _NEVER_ROUNDS
+    return min(int(np.ceil(np.log(wanted / above) / np.log(left))), _NEVER_ROUNDS)
 
 
 def sampling_excess(held: FloatArray, embedded: IntArray, features: float) -> float:
@@ -136,15 +137,15 @@ def best_cold_start(
 
     Raises the first refusal where all are refused.
     """
-    found, refusals = [], []
+    plans, refusals = [], []
     for setup in setups:
         try:
-            found.append((plan_cold_start(fleet, held, setup, wanted, **given), setup))
+            plans.append((plan_cold_start(fleet, held, setup, wanted, **given), setup))
         except InputError as error:
             refusals.append(error)
-    if not found:
+    if not plans:
         raise refusals[0]
-    return min(found, key=lambda one: (max(one[0].excess, wanted), one[0].seconds))
+    return min(plans, key=lambda pair: (max(pair[0].excess, wanted), pair[0].seconds))
 
 
 def plan_cold_start(
@@ -183,23 +184,23 @@ def plan_cold_start(
         raise InputError(f"rounds is {rounds}: must be a whole number from 0 on")
     planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds, summed)
     budgets = planner.budgets() if setup_deadline is None else np.array([setup_deadline])
-    found = [
-        one
+    plans = [
+        candidate
         for budget, points in zip(budgets, planner.embedded(budgets[:, None]), strict=True)
-        for one in planner.candidates(float(budget), points, deadline)
+        for candidate in planner.candidates(float(budget), points, deadline)
     ]
-    if not found and setup_deadline is not None:
+    if not plans and setup_deadline is not None:
         raise planner.refusal(setup_deadline)
-    if not found:
+    if not plans:
         raise InputError(
             f"an excess of {wanted:g} is never reached: no client answers, or deadline is "
             "too short; raise either, or give rounds"
         )
     if rounds is not None:  # given: minimise the excess, then the time
-        return min(found, key=lambda one: (max(one.excess, wanted), one.seconds))
-    fastest = min(one.seconds for one in found)
-    close = [one for one in found if one.seconds <= _GOOD_ENOUGH * fastest]
-    return min(close, key=lambda one: (one.rounds, one.seconds))
+        return min(plans, key=lambda plan: (max(plan.excess, wanted), plan.seconds))
+    fastest = min(plan.seconds for plan in plans)
+    close = [plan for plan in plans if plan.seconds <= _GOOD_ENOUGH_RATIO * fastest]
+    return min(close, key=lambda plan: (plan.rounds, plan.seconds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,12 +255,12 @@ class _Planner:
 
     def budgets(self) -> FloatArray:
         """Return set-up deadlines from the first parity row, with bad luck, to everybody's last."""
-        first = _UNLUCKY * self.earliest()
+        first = _UNLUCKY_RATIO * self.earliest()
         last = first
         able = self.held >= self.setup.mixing
         while (self.embedded(last) < self.held)[able].any():
             last *= 2
-        return np.geomspace(first, last, _BUDGETS)
+        return np.geomspace(first, last, _BUDGET_COUNT)
 
     def candidates(
         self, budget: float, points: IntArray, deadline: float | None
@@ -278,7 +279,7 @@ class _Planner:
             left, rounds = _left(share, theta), self.rounds
             if rounds is None:
                 rounds = _rounds_to(self.wanted - floor, start, left)
-            if rounds < _NEVER:
+            if rounds < _NEVER_ROUNDS:
                 excess, last = floor + start * left**rounds, budget + rounds * seconds
                 plans.append(
                     ColdStart(
@@ -309,14 +310,14 @@ class _Planner:
         delays = with_helper(self.fleet)
         given = self._deadlines(delays.mean(loads)) if deadline is None else np.array([deadline])
         fresh, share = delays.cdf(loads, given[:, None]), self.held / self.held.sum()
-        rounds = np.geomspace(1, _MANY, _DEADLINES)
+        rounds = np.geomspace(1, _MAX_SUM_ROUNDS, _DEADLINE_COUNT)
         unheard = np.array([(1 - fresh) ** count @ share for count in rounds])
-        enough = unheard <= unheard.min() + _UNHEARD
+        enough = unheard <= unheard.min() + _MAX_UNHEARD_SHARE
         first = np.where(enough.any(0), rounds[enough.argmax(0)], np.inf)  # of each deadline
-        place = int(np.argmin(first * given))
-        return float(given[place]), float(fresh[place] @ share)
+        soonest = int(np.argmin(first * given))
+        return float(given[soonest]), float(fresh[soonest] @ share)
 
     @staticmethod
     def _deadlines(replies: FloatArray) -> FloatArray:
         least = replies.min() / 2  # shorter rounds would bring answers no sooner
-        return np.geomspace(least, max(replies.max(), 1.01 * least), _DEADLINES)
+        return np.geomspace(least, max(replies.max(), 1.01 * least), _DEADLINE_COUNT)

@@ -57,17 +57,11 @@ def for_features(fleet: Fleet, workload: Workload, features: int) -> Fleet:
     The time of a point and of a packet is proportional to the number of features.
     """
     times = features / workload.features
-    return Fleet(
-        points=fleet.points,
+    return replace(
+        fleet,
         rate=fleet.rate / times,
-        alpha=fleet.alpha,
         packet_time=fleet.packet_time * times,
-        erasure=fleet.erasure,
         packet_time_up=fleet.packet_time_up * times,
-        erasure_up=fleet.erasure_up,
-        overhead=fleet.overhead,
-        availability=fleet.availability,
-        client=fleet.client,
     )
 
 
@@ -93,19 +87,19 @@ def plan_maps(
         Points mixed into every parity row.
     """
     plans = []
-    for one in maps:
-        devices = for_features(fleet, workload, one.features)
-        work = replace(workload, features=one.features)
-        ways = BlockSetup(work, one.macs, 1, mixing, bits=16).ways()
-        plans.append(MapPlan(one, best_cold_start(devices, held, ways, excess)[0]))
+    for candidate in maps:
+        devices = for_features(fleet, workload, candidate.features)
+        work = replace(workload, features=candidate.features)
+        ways = BlockSetup(work, candidate.macs, 1, mixing, bits=16).ways()
+        plans.append(MapPlan(candidate, best_cold_start(devices, held, ways, excess)[0]))
     return plans
 
 
 def best_map(plans: Sequence[MapPlan], hours: float) -> MapPlan:
     """Return the last plan, that of the most accurate map, that finishes in this many hours."""
-    done = [one for one in plans if one.hours <= hours]
+    done = [plan for plan in plans if plan.hours <= hours]
     if not done:
-        soonest = min(one.hours for one in plans)
+        soonest = min(plan.hours for plan in plans)
         raise InputError(
             f"no feature map is trained within {hours:g} h: the soonest takes {soonest:.2g} h; "
             "give more time, or ask for a larger --excess"

@@ -46,13 +46,14 @@ __all__ = [
 CENTRE_SHARE = 0.05
 """Share of the budget μ² that the one sum before the gradients has."""
 
-_CAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
-_STEPS = (1.0, 0.5, 0.25)  # of the longest stable one
-_DEADLINES = 16
-_SETUPS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6)  # of all the time
-_FIRST = 2  # rounds that the first sum takes: it is over whole pools, at a fifth of the work
-_SURE, _PATIENCE = 0.98, 3.0  # of a client by the usual end of a round; deadline over usual end
-_LENGTHS = 48  # numbers of rounds that are tried
+_CAP_GRID = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
+_STEP_SHARES = (1.0, 0.5, 0.25)  # of the longest stable step
+_DEADLINE_COUNT = 16
+_SETUP_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6)  # of all the time
+_FIRST_SUM_ROUNDS = 2  # that the first sum takes: whole pools, at a fifth of the work
+_SURE_PROBABILITY = 0.98  # of a client that it answers by the usual end of a round
+_PATIENCE_RATIO = 3.0  # of a round's deadline to its usual end
+_ROUND_COUNTS = 48  # numbers of rounds that are tried
 
 Learnt = Mapping[float, tuple[FloatArray, FloatArray]]
 """`learning_errors` by step."""
@@ -100,7 +101,10 @@ class PrivatePlan:
     @property
     def seconds(self) -> float:
         """When the last round ends, as a rule: rounds end when everybody has answered."""
-        return self.setup_deadline + (self.rounds + _FIRST) * self.deadline / _PATIENCE
+        return (
+            self.setup_deadline
+            + (self.rounds + _FIRST_SUM_ROUNDS) * self.deadline / _PATIENCE_RATIO
+        )
 
     @property
     def exposures(self) -> FloatArray:
@@ -157,18 +161,18 @@ def plan_private(
     planner = _Planner(fleet, workload, feature_macs, mu, delta, seconds, longest, given)
     lengths = [deadline] if deadline is not None else planner.deadlines()
     setups = [setup_deadline] if setup_deadline is not None else planner.setups()
-    caps = _CAPS if cap is None else (cap,)
+    caps = _CAP_GRID if cap is None else (cap,)
     counts = planner.round_counts(most_rounds) if rounds is None else np.array([rounds])
-    steps = [longest_step(workload.features) * share for share in _STEPS]
+    steps = [longest_step(workload.features) * share for share in _STEP_SHARES]
     learnt = {step: learning_errors(step, workload.features, int(counts[-1])) for step in steps}
     best: PrivatePlan | None = None
     rounds_of = {seconds: planner.round_of(seconds) for seconds in lengths}
     for seconds, first in product(lengths, setups):
-        here = planner.at(seconds, first, *rounds_of[seconds], sampling=sampling)
-        fits = counts if rounds is not None else counts[counts <= planner.room(here)]
-        found = planner.best(here, caps, learnt, fits)
-        if found is not None and (best is None or found.error < best.error):
-            best = found
+        trial = planner.at(seconds, first, *rounds_of[seconds], sampling=sampling)
+        fits = counts if rounds is not None else counts[counts <= planner.room(trial)]
+        candidate = planner.best(trial, caps, learnt, fits)
+        if candidate is not None and (best is None or candidate.error < best.error):
+            best = candidate
     if best is None:
         raise InputError(
             f"private.hours is {hours:g}: no set-up and two rounds with two clients end by then; "
@@ -204,18 +208,22 @@ class _Planner:
         messages = self.fleet.packet_time / (1 - self.fleet.erasure)
         messages = messages + 2 * self.fleet.packet_time_up / (1 - self.fleet.erasure_up)
         least = max(float(np.median(messages + self.fleet.overhead)), 1e-6 * self.seconds)
-        return _PATIENCE * np.geomspace(least, max(self.seconds / 6, 2 * least), _DEADLINES)
+        return _PATIENCE_RATIO * np.geomspace(
+            least, max(self.seconds / 6, 2 * least), _DEADLINE_COUNT
+        )
 
     def setups(self) -> FloatArray:
         """Return lengths of the set-up."""
-        return self.seconds * np.array(_SETUPS)
+        return self.seconds * np.array(_SETUP_SHARES)
 
     def round_counts(self, most: int) -> IntArray:
-        return np.unique(np.geomspace(1, max(most, 1), _LENGTHS).round().astype(np.int64))
+        return np.unique(np.geomspace(1, max(most, 1), _ROUND_COUNTS).round().astype(np.int64))
 
     def room(self, trial: _Trial) -> float:
         """Return how many gradients the time leaves room for, after the first sum."""
-        return (self.seconds - trial.setup_deadline) * _PATIENCE / trial.deadline - _FIRST
+        return (
+            self.seconds - trial.setup_deadline
+        ) * _PATIENCE_RATIO / trial.deadline - _FIRST_SUM_ROUNDS
 
     def round_of(self, deadline: float) -> tuple[IntArray, FloatArray]:
         """Return how many points each client almost surely finishes by the usual end of a round.
@@ -223,9 +231,11 @@ class _Planner:
         Also its probability of finishing by the deadline. The helper's message is a second upload.
         """
         delays = with_helper(self.fleet)
-        processed = in_time(delays, deadline / _PATIENCE, self.fleet.points, _SURE)
+        processed = in_time(
+            delays, deadline / _PATIENCE_RATIO, self.fleet.points, _SURE_PROBABILITY
+        )
         if self.given and (processed > 0).sum() < LEAST_SUMMED:  # it leaves no time for patience
-            processed = in_time(delays, deadline, self.fleet.points, _SURE)
+            processed = in_time(delays, deadline, self.fleet.points, _SURE_PROBABILITY)
         return processed, delays.cdf(np.maximum(processed, 1), deadline)
 
     def at(
@@ -261,21 +271,21 @@ class _Planner:
             fixed, noise, drawn = self._effects(trial, cap, weights, expected, counts)
             for step, (missed, gained) in learnt.items():
                 errors = missed[counts] + (gained[:, counts] * [noise, drawn]).sum(0) + fixed
-                place = int(np.argmin(errors))
-                if best is None or errors[place] < best.error:
+                k = int(np.argmin(errors))
+                if best is None or errors[k] < best.error:
                     best = PrivatePlan(
                         mu=self.mu,
                         setup_deadline=trial.setup_deadline,
                         deadline=trial.deadline,
-                        rounds=int(counts[place]),
+                        rounds=int(counts[k]),
                         cap=cap,
                         step=step,
                         loads=trial.loads,
                         rates=trial.rates,
-                        weights=weights[place],
-                        caps=cap * ratios[place],
+                        weights=weights[k],
+                        caps=cap * ratios[k],
                         chances=trial.chances,
-                        error=float(errors[place]),
+                        error=float(errors[k]),
                     )
         return best
 

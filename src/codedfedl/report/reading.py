@@ -13,8 +13,8 @@ from codedfedl.core.columns import COMMON, FINITE, FLAG, NUMBER, TABLES, TEXT, W
 from codedfedl.errors import InputError
 from codedfedl.io.tables import load_table
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.described import KnownCell, known_cells
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import KnownCell, known_cells
 from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Columns", "Curve", "RunTables", "curves"]

@@ -10,8 +10,8 @@ import numpy as np
 from codedfedl.core.columns import FACTS, RUN_FACTS
 from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, RunTables
-from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import KnownCell
 from codedfedl.schemes import SCHEMES
 
 __all__ = ["Outcome", "median_of_all", "outcomes", "outcomes_of", "written"]

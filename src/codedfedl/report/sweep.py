@@ -14,9 +14,8 @@ from codedfedl.report.figures import PAGE
 from codedfedl.report.results import Outcome, median_of_all
 from codedfedl.report.units import UNITS, Unit
 from codedfedl.report.verdict import CLOCKS, best, races, span, verdict
-from codedfedl.runs.described import KnownCell
-from codedfedl.runs.grid import RESULTS, SCHEME, names
-from codedfedl.runs.labels import distinct_labels
+from codedfedl.runs.config import distinct_labels
+from codedfedl.runs.grid import RESULTS, SCHEME, KnownCell, names
 
 __all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
 

@@ -1,5 +1,6 @@
 """Everything that a run depends on: the tables of an experiment, with their defaults."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,11 +30,18 @@ from codedfedl.learning.features import (
     safe_step,
 )
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.runs.labels import distinct_labels
-from codedfedl.runs.settings import checked_scheme, table_key
-from codedfedl.schemes import Scheme, scheme_class
+from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
-__all__ = ["Experiment", "FederationConfig", "FleetConfig", "SchemeConfig"]
+__all__ = [
+    "Experiment",
+    "FederationConfig",
+    "FleetConfig",
+    "SchemeConfig",
+    "distinct_labels",
+    "flattened",
+]
+
+MAX_ROUNDS = 10_000_000
 
 
 def _known_features(kind: str) -> str:
@@ -44,7 +52,6 @@ def _known_features(kind: str) -> str:
 
 FeatureKind = Annotated[str, AfterValidator(_known_features)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy's RandomState takes it
-_MOST_ROUNDS = 10_000_000
 
 
 class _Table(BaseModel):
@@ -132,7 +139,7 @@ class TrainingConfig(_Table):
     at its minimum; if it is false, of none, which saves the Gram matrix of all points.
     """
 
-    epochs: int = Field(100, ge=1, le=_MOST_ROUNDS)
+    epochs: int = Field(100, ge=1, le=MAX_ROUNDS)
     step: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
     decay: float = Field(0.8, gt=0, le=1)
     decay_epochs: list[NonNegativeInt] = []
@@ -181,7 +188,7 @@ class FederationConfig(_Table):
     """
 
     clients: int = Field(ge=1)
-    rounds: int = Field(10, ge=1, le=_MOST_ROUNDS)
+    rounds: int = Field(10, ge=1, le=MAX_ROUNDS)
     deadline: float | None = Field(None, gt=0)
     test: str | None = None
     ready_timeout: float = Field(180.0, gt=0)
@@ -228,18 +235,20 @@ class SchemeConfig(BaseModel):
 
     def labelled(self, name: str) -> str:
         """Return the label with a name for the scheme."""
-        shares = ("redundancy", "drop")  # what a percentage says by itself
-        values = [
+        settings = self.settings
+        code = " ".join(str(settings.pop(key)) for key in ("code", "nonzeros") if key in settings)
+        words = [
             f"{100 * value:.4g}%"
-            if key in shares and isinstance(value, int | float)
+            if key in ("redundancy", "drop") and isinstance(value, int | float)
             else f"{key.replace('_', ' ')} {value}"
-            for key, value in self.settings.items()
-            if key not in ("code", "nonzeros")
+            for key, value in settings.items()
         ]
-        code = [str(self.settings[key]) for key in ("code", "nonzeros") if key in self.settings]
-        values += [word for word in (" ".join(code), self.features) if word]
-        values += ["secure sums"] if self.secure else []
-        return ", ".join([" ".join([name, *values[:1]]), *values[1:]])
+        words += [word for word in (code, self.features, self.secure and "secure sums") if word]
+        return ", ".join([" ".join([name, *words[:1]]), *words[1:]])
+
+    def scheme(self) -> Scheme:
+        """Return the scheme."""
+        return make_scheme(self.name, self.settings)
 
 
 class Experiment(_Table):
@@ -277,16 +286,23 @@ class Experiment(_Table):
         return {key: values for key, values in grid.items() if key not in tables} | nested
 
     def feature_map(
-        self, seed: int, scheme: SchemeConfig, image: tuple[int, int, int] | None = None
+        self,
+        seed: int | None = None,
+        scheme: SchemeConfig | None = None,
+        image: tuple[int, int, int] | None = None,
     ) -> FeatureMap:
         """Return the feature map of a scheme: its own kind, or the experiment's.
 
         Parameters
         ----------
+        seed, scheme
+            By default the first.
         image
             Height, width and channels of the data's images, if known.
         """
-        kind, config = scheme.features or self.features.kind, self.features
+        config = self.features
+        kind = (scheme or self.schemes[0]).features or config.kind
+        seed = self.seeds[0] if seed is None else seed
         if kind == "encoder":
             return feature_map(kind, 1, 1.0, seed, encoder=self.encoder())
         if self.data.text is not None:
@@ -299,61 +315,96 @@ class Experiment(_Table):
 
     def encoder(self) -> Encoder | None:
         """Return the encoder that `features.encoder` names; None where it names none."""
-        how, text = self.features, self.data.text is not None
-        if how.encoder is None:
+        config = self.features
+        if config.encoder is None:
             return None
-        found = load_encoder(
-            how.encoder, text=text, normalise=how.normalise, operations=how.operations
+        encoder = load_encoder(
+            config.encoder,
+            text=self.data.text is not None,
+            normalise=config.normalise,
+            operations=config.operations,
         )
-        if not found.digest:
-            found.macs(1)  # refuses a function whose operations are not given, before any work
-        return found
+        if not encoder.digest:
+            encoder.macs(1)  # refuses a function whose operations are not given, before any work
+        return encoder
+
+    def _with_features(self, **changes: Any) -> "Experiment":
+        return self.model_copy(update={"features": self.features.model_copy(update=changes)})
 
     def with_sigma(self, sigma: float) -> "Experiment":
         """Return the experiment with a σ, if it is to be chosen from the data."""
-        if self.features.sigma != "auto":
-            return self
-        features = self.features.model_copy(update={"sigma": sigma})
-        return self.model_copy(update={"features": features})
+        return self._with_features(sigma=sigma) if self.features.sigma == "auto" else self
 
     def with_whole_paths(self) -> "Experiment":
         """Return the experiment with the full path of an ONNX file, for another process."""
         name = self.features.encoder
         if name is None or not name.endswith(".onnx"):
             return self
-        features = self.features.model_copy(update={"encoder": str(Path(name).resolve())})
-        return self.model_copy(update={"features": features})
+        return self._with_features(encoder=str(Path(name).resolve()))
 
     def with_image(self, image: tuple[int, int, int] | None) -> "Experiment":
         """Return the experiment with the shape of the data's images, if it uses patches."""
         kind = self.schemes[0].features or self.features.kind
         if kind != "patches" or self.features.image is not None or image is None:
             return self
-        features = self.features.model_copy(update={"image": image})
-        return self.model_copy(update={"features": features})
+        return self._with_features(image=image)
 
     def schedule(
         self, features: FeatureMap, points: npt.NDArray[np.float32] | None = None
     ) -> Schedule:
         """Return the step sizes on these features; `points` are all points, if known."""
-        how = self.training
-        step = safe_step(features, how.ridge, points) if how.step == "auto" else how.step
-        return Schedule(step, how.decay, tuple(how.decay_epochs))
+        config = self.training
+        step = config.step
+        if step == "auto":
+            step = safe_step(features, config.ridge, points)
+        return Schedule(step, config.decay, tuple(config.decay_epochs))
 
     def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:
         """Return which points each client has, according to the partition."""
-        how = self.data
-        return partition(labels, clients, how.partition, concentration=how.concentration, seed=seed)
+        kind, concentration = self.data.partition, self.data.concentration
+        return partition(labels, clients, kind, concentration=concentration, seed=seed)
 
     def build_schemes(self) -> dict[str, Scheme]:
         """Return the schemes by their labels."""
-        given = self.schemes
-        if not given:
+        if not self.schemes:
             raise InputError("schemes: there is none; add a [[schemes]] table")
-        if len({table_key(config) for config in given}) < len(given):
+        tables = [config.model_dump() for config in self.schemes]
+        if any(table in tables[:k] for k, table in enumerate(tables)):
             raise InputError("schemes: two have the same name and settings; remove one")
-        built = [checked_scheme(config.name, config.settings) for config in given]
-        labels = distinct_labels(
-            [config.label for config in given], [config.model_dump() for config in given]
-        )
-        return dict(zip(labels, built, strict=True))
+        labels = distinct_labels([config.label for config in self.schemes], tables)
+        return {label: config.scheme() for label, config in zip(labels, self.schemes, strict=True)}
+
+
+def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def distinct_labels(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the labels; where two are the same, with the values in which their settings differ.
+
+    Labels are for people: each must tell its setting from the others in the same run.
+
+    Examples
+    --------
+    >>> distinct_labels(["coded 10%", "coded 10%"], [{"redundancy": 0.1}, {"redundancy": 0.1001}])
+    ['coded 10% (redundancy 0.1)', 'coded 10% (redundancy 0.1001)']
+    """
+    flat = [flattened(values) for values in settings]
+    distinct = []
+    for label, mine in zip(labels, flat, strict=True):
+        alike = [other for other, name in zip(flat, labels, strict=True) if name == label]
+        keys = dict.fromkeys(key for other in alike for key in other)
+        words = [
+            f"{key.rpartition('.')[2].replace('_', ' ')} {mine.get(key, 'by default')}"
+            for key in keys
+            if any(other.get(key) != mine.get(key) for other in alike)
+        ]
+        distinct.append(f"{label} ({', '.join(words)})" if len(alike) > 1 else label)
+    return distinct

@@ -26,9 +26,8 @@ from codedfedl.io.tables import write_table
 from codedfedl.io.toml import read_toml
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.described import CELLS, cells_text, described
 from codedfedl.runs.documents import check
-from codedfedl.runs.grid import cells
+from codedfedl.runs.grid import CELLS, cells, cells_text
 from codedfedl.runs.status import Status, StatusFile, reason
 
 __all__ = ["Checkpoint", "RunDirectory"]
@@ -250,7 +249,7 @@ class RunDirectory:
     def _write_config(self, experiment: Experiment) -> None:
         unused = set() if experiment.grid else {"grid"}
         document = experiment.model_dump(exclude_none=True, exclude=unused)
-        every = [described(cell) for cell in cells(experiment)]
+        every = cells(experiment)
         self._replace(CELLS, lambda p: p.write_text(cells_text(every), "utf-8"))
         self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
 

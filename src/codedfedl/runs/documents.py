@@ -1,6 +1,7 @@
 """A TOML file turned into an experiment, or an error that says what is wrong and where."""
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,20 @@ from pydantic_core import ErrorDetails
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
-from codedfedl.io.toml import read_toml
+from codedfedl.io.toml import parse_toml, read_toml
 from codedfedl.runs.config import Experiment, FleetConfig
-from codedfedl.runs.overrides import set_key
 
-__all__ = ["changed", "check", "check_trusted", "modules_of", "read_experiment", "table_keys"]
+__all__ = [
+    "changed",
+    "check",
+    "check_trusted",
+    "modules_of",
+    "parse_overrides",
+    "parse_value",
+    "read_experiment",
+    "set_key",
+    "table_keys",
+]
 
 
 def read_experiment(
@@ -102,9 +112,9 @@ def _refuse_ignored(
     for key in void_settings(str(fleet.get("name", defaults.name))):
         changed_here = f"fleet.{key}" in changes or key in changes.get("fleet", {})
         if key in fleet and (changed_here or fleet[key] != getattr(defaults, key)):
-            place = _option(f"fleet.{key}", options) or f"{where}: fleet.{key}"
+            setting = _option(f"fleet.{key}", options) or f"{where}: fleet.{key}"
             raise InputError(
-                f"{place} is {fleet[key]!r}, but the fleet is {fleet['name']}, which has its own "
+                f"{setting} is {fleet[key]!r}, but the fleet is {fleet['name']}, which has its own "
                 f"clients and delays: leave fleet.{key} out, or change the file"
             )
 
@@ -116,24 +126,25 @@ def check(
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        # Where a value may be of several types, pydantic adds the one that it tried.
-        known = [part for part in first["loc"] if _names_a_key(part)]
-        key = ".".join(str(part) for part in known)
-        option = _option(key, options or {})
-        if first["type"] == "extra_forbidden":
-            table = _table_at(first["loc"][:-1])
-            hint = nearest(str(first["loc"][-1]), list(table.model_fields))
-            below = (known for known in options or {} if known.startswith(f"{key}."))
-            option = option or (options or {}).get(next(below, ""), "")
-            raise InputError(f"{option or where}: unknown key {shortened(key)}: {hint}") from None
-        same = [one for one in error.errors() if one["input"] is first["input"]]
-        first_wanted, *others = dict.fromkeys(_wanted(one) for one in same)
-        wanted = ", or ".join([first_wanted, *(word.removeprefix("must be ") for word in others)])
-        if first["type"] == "missing":
-            raise InputError(f"{where}: {key} is missing: add it") from None
-        given = first["input"]
-        raise InputError(f"{option or f'{where}: {key}'} is {shortened(given)}: {wanted}") from None
+        raise InputError(_sentence(error.errors(), where, options or {})) from None
+
+
+def _sentence(errors: Sequence[ErrorDetails], where: str, options: Mapping[str, str]) -> str:
+    """Say in our own words what is wrong with the first value that pydantic refuses."""
+    first, location = errors[0], errors[0]["loc"]
+    # Where a value may be of several types, pydantic adds the one that it tried.
+    key = ".".join(str(part) for part in location if _names_a_key(part))
+    option = _option(key, options)
+    if first["type"] == "extra_forbidden":
+        hint = nearest(str(location[-1]), list(_table_at(location[:-1]).model_fields))
+        below = next((known for known in options if known.startswith(f"{key}.")), "")
+        return f"{option or options.get(below, where)}: unknown key {shortened(key)}: {hint}"
+    if first["type"] == "missing":
+        return f"{where}: {key} is missing: add it"
+    same_value = (error for error in errors if error["input"] is first["input"])
+    wanted, *others = dict.fromkeys(_wanted(error) for error in same_value)
+    wanted = ", or ".join([wanted, *(word.removeprefix("must be ") for word in others)])
+    return f"{option or f'{where}: {key}'} is {shortened(first['input'])}: {wanted}"
 
 
 _WANTED = {
@@ -191,3 +202,40 @@ def _table_at(location: tuple[int | str, ...]) -> type[BaseModel]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             table = annotation
     return table
+
+
+def parse_overrides(texts: Iterable[str], option: str = "--set") -> dict[str, Any]:
+    """Read what a user typed as ``key.sub=value``; of a key that comes twice the last counts.
+
+    Examples
+    --------
+    >>> parse_overrides(["training.epochs=7", "data.name=mnist"])
+    {'training.epochs': 7, 'data.name': 'mnist'}
+    """
+    changes = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(
+                f"{option} {text!r} has no '=': write key=value, such as data.name=mnist"
+            )
+        changes[key.strip()] = parse_value(value)
+    return changes
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML does; a bare word is a string."""
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def set_key(document: dict[str, Any], key: str, value: Any) -> None:
+    """Set ``table.key`` of a document."""
+    *tables, last = key.split(".")
+    for table in tables:
+        document = document.setdefault(table, {})
+        if not isinstance(document, dict):
+            raise InputError(f"cannot set {key!r}: {table} is not a table")
+    document[last] = value

@@ -11,10 +11,9 @@ from codedfedl.arrays import FloatArray
 from codedfedl.core.record import Record, metric_name
 from codedfedl.fleet.devices import Fleet
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.described import KnownCell, described
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_schedule
-from codedfedl.runs.grid import cells
+from codedfedl.runs.grid import KnownCell, cells
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.tables import CellRun, tables_of
 
@@ -52,7 +51,7 @@ def write_records(
     facts = {**ending.facts, **_run_facts(experiment, ending.model)}
     known = replace(ending, facts=facts)
     seed, records = experiment.seeds[0], journal.records()
-    for name, columns in record_tables(described(cell), seed, records, known).items():
+    for name, columns in record_tables(cell, seed, records, known).items():
         directory.write(f"{name}.parquet", columns)
 
 
@@ -86,7 +85,7 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, A
 
 
 def _run_facts(experiment: Experiment, model: npt.NDArray[Any]) -> dict[str, float]:
-    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    features = experiment.feature_map()
     step = federation_schedule(experiment).step
     return {
         "sigma": getattr(features, "sigma", np.nan),

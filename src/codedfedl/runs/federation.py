@@ -50,7 +50,7 @@ def federation_config(experiment: Experiment) -> FederationConfig:
 def federation_schedule(experiment: Experiment) -> Schedule:
     """Return the step sizes; those of a scheme that takes none are infinite where not given."""
     chosen = experiment.schemes[0]
-    features = experiment.feature_map(experiment.seeds[0], chosen)
+    features = experiment.feature_map()
     if experiment.training.step == "auto" and not scheme_class(chosen.name).descends:
         return Schedule(np.inf)
     return experiment.schedule(features)
@@ -64,7 +64,7 @@ def scheme_of(experiment: Experiment) -> Scheme:
     scheme = (on_sums(scheme) if chosen.secure else scheme).within(limits)
     if needs_helper(scheme.disclosure):
         _check_sums(config)
-        refuse_unbounded(experiment.feature_map(experiment.seeds[0], chosen).largest_square)
+        refuse_unbounded(experiment.feature_map().largest_square)
     return scheme
 
 
@@ -85,7 +85,7 @@ def _check_sums(config: FederationConfig) -> None:
 def federation_task(experiment: Experiment, members: Members) -> Task:
     """Return the public facts of the training task."""
     training, batches = experiment.training, experiment.data.batches
-    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    features = experiment.feature_map()
     # As `mini_batches` deals them, without a list of all points.
     sizes = [[n // batches + (b < n % batches) for n in members.points] for b in range(batches)]
     rounds = federation_config(experiment).rounds

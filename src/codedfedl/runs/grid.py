@@ -1,23 +1,44 @@
-"""A grid of settings: every combination of some values, where a key is any of an experiment's."""
+"""A grid of settings: every combination of some values, where a key is any of an experiment's.
+
+`cells.json` describes the settings of a run, written when it begins by the process that runs it.
+Whoever opens the directory later may not have the modules that its schemes are written in, and must
+not import them on the word of somebody else's file.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
-from codedfedl.runs.config import Experiment, SchemeConfig
-from codedfedl.runs.documents import check, table_keys
-from codedfedl.runs.labels import distinct_labels, flattened
-from codedfedl.runs.overrides import parse_value, set_key
+from codedfedl.runs.config import Experiment, SchemeConfig, distinct_labels, flattened
+from codedfedl.runs.documents import check, modules_of, parse_value, set_key, table_keys
 from codedfedl.schemes import SCHEMES, scheme_class, settings_of
+from codedfedl.schemes.on_sums import on_sums
 
-__all__ = ["RESULTS", "SCHEME", "Cell", "axis", "cells", "names"]
+__all__ = [
+    "CELLS",
+    "RESULTS",
+    "SCHEME",
+    "Cell",
+    "KnownCell",
+    "axis",
+    "cells",
+    "cells_text",
+    "known_cells",
+    "names",
+]
+
+CELLS = "cells.json"
+"""The file of a run directory that describes its settings."""
 
 SCHEME = "scheme"
 """The axis of schemes."""
@@ -27,71 +48,151 @@ RESULTS = ("setting", "scheme", "seed", "rounds", "training_hours", "total_hours
 
 _TABLES = ("data", "fleet", "features", "training")
 _WORDS = {"data": "data.name", "fleet": "fleet.name", "features": "features.kind"}
+_NOT_SETTINGS = ("name", "features", "secure")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One scheme with everything that it depends on but the seed.
+class KnownCell:
+    """A setting: one scheme with everything that it depends on but the seed, as reports know it.
 
     Attributes
     ----------
+    id
+        Twelve hex digits of a hash of what defines the setting: the same in every run. A hash and
+        not a slug of the label, since a label changes with the other cells of a run. Among a
+        thousand cells, two share twelve digits with a probability of 2e-9.
     label
-        What people call it; it may change with what else is in the run, unlike `id`.
+        What people call it; it may change with what else is in the run.
     group
         The grid's values for everything but the scheme: gains are within a group.
     values
-        Its place in the grid; None on an axis that its scheme does not have.
-    experiment
-        Of this scheme alone.
+        Its values in the grid; None on an axis that its scheme does not have.
+    settings
+        Everything that defines it, by dotted keys, without its title and seeds.
+    dataset, fleet, target, redundancy
+        Of its experiment; None where there is none.
+    scheme
+        The scheme's plain name.
+    features
+        The kind of its feature map: the experiment's, the scheme's, or a class of its own.
+    optimiser
+        The setting of that name, or the scheme's own.
+    disclosure
+        What leaves a client, the most telling first.
+    baseline
+        What the scheme is called as a baseline of gains; empty if it is not one.
+    featured
+        Whether reports show its rounds and clients.
+    as_in_paper
+        Whether the features and the code are the paper's own, and the fleet not a real one.
     """
 
+    id: str
     label: str
     group: str
-    values: Mapping[str, Any]
+    values: dict[str, Any]
+    settings: dict[str, Any]
+    dataset: str
+    fleet: str
+    target: float | None
+    redundancy: float | None
+    scheme: str
+    features: str
+    optimiser: str
+    disclosure: list[str]
+    baseline: str
+    featured: bool
+    as_in_paper: bool
+
+    @property
+    def scheme_settings(self) -> dict[str, Any]:
+        """The settings of the scheme, by their names."""
+        table = {key: v for key, v in self.settings.items() if key.startswith("schemes.")}
+        named = {key.removeprefix("schemes."): value for key, value in table.items()}
+        return {key: value for key, value in named.items() if key not in _NOT_SETTINGS}
+
+
+_CELLS: TypeAdapter[list[KnownCell]] = TypeAdapter(list[KnownCell])
+
+
+@dataclass(frozen=True)
+class Cell(KnownCell):
+    """A setting that can be run: `experiment` is of its scheme alone."""
+
     experiment: Experiment
 
     @property
-    def scheme(self) -> SchemeConfig:
-        """The scheme."""
+    def config(self) -> SchemeConfig:
+        """The scheme's table."""
         return self.experiment.schemes[0]
 
-    @property
-    def features(self) -> str:
-        """The kind of its feature map: the experiment's, the scheme's, or a class of its own."""
-        own = scheme_class(self.scheme.name).features
-        if own is not None:
-            return type(own).__name__.lower()
-        return self.scheme.features or self.experiment.features.kind
 
-    @property
-    def as_in_paper(self) -> bool:
-        """Whether the features and the code are the paper's own, and the fleet not a real one."""
-        fourier = self.features == "fourier"
-        gaussian = self.scheme.settings.get("code", "gaussian") == "gaussian"
-        return fourier and gaussian and self.experiment.federation is None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Everything that defines this cell, by dotted keys, without its title and seeds."""
-        document = self.experiment.model_dump(
-            mode="json", exclude_none=True, exclude={"title", "seeds", "grid", "federation"}
-        )
-        return flattened(document | {"schemes": document["schemes"][0]})
-
-    @cached_property
-    def id(self) -> str:
-        """Twelve hex digits of a hash of `settings`: the same in every run, at every place.
-
-        A hash and not a slug of the label, since a label changes with the other cells of a run.
-        Among a thousand cells, two share twelve digits with a probability of 2e-9.
-        """
-        numbers = {key: _plain(value) for key, value in self.settings.items()}
-        return sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
+def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
+    """Return the setting of an experiment with one scheme, which is made for that."""
+    config = experiment.schemes[0]
+    scheme = config.scheme()
+    disclosed = (on_sums(scheme) if config.secure else scheme).disclosure
+    features = config.features or experiment.features.kind
+    if scheme.features is not None:
+        features = type(scheme.features).__name__.lower()
+    document = experiment.model_dump(
+        mode="json", exclude_none=True, exclude={"title", "seeds", "grid", "federation"}
+    )
+    settings = flattened(document | {"schemes": document["schemes"][0]})
+    numbers = {key: _plain(value) for key, value in settings.items()}
+    return Cell(
+        id=sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12],
+        label=", ".join(word for word in (config.label, group) if word),
+        group=group,
+        values=values,
+        settings=settings | {f"schemes.{key}": value for key, value in config.settings.items()},
+        dataset=experiment.data.name,
+        fleet=experiment.fleet.name,
+        target=experiment.training.target,
+        redundancy=config.settings.get("redundancy"),
+        scheme=config.plain_name,
+        features=features,
+        optimiser=str(getattr(scheme, "optimiser", scheme.solver)),
+        disclosure=[kind.value for kind in Disclosure if kind in disclosed],
+        baseline=scheme.baseline,
+        featured=scheme.featured,
+        as_in_paper=features == "fourier"
+        and config.settings.get("code", "gaussian") == "gaussian"
+        and experiment.federation is None,
+        experiment=experiment,
+    )
 
 
 def _plain(value: Any) -> Any:
     """Return a whole number as a float: 0 and 0.0 are one setting."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def cells_text(every: Iterable[KnownCell]) -> str:
+    """Return the content of `cells.json`."""
+    names = [field.name for field in fields(KnownCell)]
+    return json.dumps([{name: getattr(cell, name) for name in names} for cell in every], indent=1)
+
+
+def known_cells(folder: Path, experiment: Experiment) -> Sequence[KnownCell]:
+    """Return the settings of the run in a folder.
+
+    Of a run of an earlier version, which has no such file, they are made from its configuration
+    where that names no modules; else nothing is known but what its tables say.
+    """
+    path = folder / CELLS
+    if not path.is_file():
+        return [] if modules_of(experiment) else cells(experiment)
+    try:
+        every = _CELLS.validate_python(json.loads(path.read_text("utf-8")))
+        if any(cell.values.keys() != every[0].values.keys() for cell in every):
+            raise ValueError("its cells differ in their axes")
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"cannot read {path}: {reason}; restore it from a copy, or delete it"
+        ) from None
+    return every
 
 
 def axis(text: str, schemes: Iterable[str] = ()) -> tuple[str, list[Any]]:
@@ -127,26 +228,18 @@ def names(grid: Iterable[str]) -> dict[str, str]:
 def _full_key(key: str, schemes: Iterable[str]) -> str:
     if key in _WORDS:
         return _WORDS[key]
+    classes = {*SCHEMES, *schemes}
+    settings = sorted({name for scheme in classes for name in settings_of(scheme)})
     paths = [f"{table}.{name}" for table in _TABLES for name in table_keys(table)]
-    settings = sorted({name for one in {*SCHEMES, *schemes} for name in _settings(one)})
-    if key in (SCHEME, "seeds", *paths) or key in settings:
-        path = key
-    else:
-        path = next((path for path in paths if path.partition(".")[2] == key), "")
-    if not path:
-        every = [SCHEME, "seeds", *settings, *(path.partition(".")[2] for path in paths), *paths]
-        raise InputError(f"--vary {key}: there is no such key: {nearest(key, every)}")
-    return path
-
-
-def _settings(scheme: str) -> list[str]:
-    """Return the settings of a scheme, and those of earlier runs, which reports still read.
-
-    A name that another scheme has today is left to that one.
-    """
-    today = {name for one in SCHEMES for name in settings_of(one)}
-    once = [name for name in scheme_class(scheme).renamed if name not in today]
-    return settings_of(scheme) + once
+    if key in (SCHEME, "seeds", *paths, *settings):
+        return key
+    short = {path.partition(".")[2]: path for path in reversed(paths)}
+    if key in short:
+        return short[key]
+    renamed = {old: new for scheme in classes for old, new in scheme_class(scheme).renamed.items()}
+    hint = nearest(key, [SCHEME, "seeds", *settings, *reversed(short), *paths])
+    hint = f"it is now {renamed[key]!r}" if key in renamed else hint
+    raise InputError(f"--vary {key}: there is no such key: {hint}")
 
 
 def cells(experiment: Experiment) -> list[Cell]:
@@ -154,27 +247,24 @@ def cells(experiment: Experiment) -> list[Cell]:
     grid = _checked(experiment)
     words = names(grid)
     shared = [key for key in grid if "." in key]
-    tables = list(_schemes(experiment, grid))
+    schemes = list(_schemes(experiment, grid))
     for key in grid:
-        if key not in (SCHEME, *shared) and not any(key in place for _, place in tables):
+        if key not in (SCHEME, *shared) and not any(key in values for _, values in schemes):
             raise InputError(
-                f"grid.{key}: {_listed(table['name'] for table, _ in tables)} has no such setting: "
-                f"{_remedy(key, tables)}"
+                f"grid.{key}: {_listed(table['name'] for table, _ in schemes)} has no such "
+                f"setting: {_remedy(key, schemes)}"
             )
     different: dict[str, Cell] = {}
-    for values in product(*(grid[key] for key in shared)):
-        place = dict(zip(shared, values, strict=True))
-        group = ", ".join(f"{words[key]} {value}" for key, value in place.items())
+    for point in product(*(grid[key] for key in shared)):
+        values = dict(zip(shared, point, strict=True))
+        group = ", ".join(f"{words[key]} {value}" for key, value in values.items())
         document = experiment.model_dump(exclude_none=True, exclude={"grid"})
-        for key, value in place.items():
+        for key, value in values.items():
             set_key(document, key, value)
-        for scheme, own in tables:
-            document["schemes"] = [scheme]
-            one = check(document, "the grid")
-            _refuse_void_axes(one, shared)
-            label = ", ".join(word for word in (one.schemes[0].label, group) if word)
-            axes = {key: (place | own).get(key) for key in grid}
-            cell = Cell(label, group, axes, one)
+        for scheme, settings in schemes:
+            single = check(document | {"schemes": [scheme]}, "the grid")
+            _refuse_void_axes(single, shared)
+            cell = _cell(single, group, {key: (values | settings).get(key) for key in grid})
             different.setdefault(cell.id, cell)
     if not different:
         raise InputError("schemes: there is none; add a [[schemes]] table")
@@ -211,29 +301,30 @@ def _checked(experiment: Experiment) -> dict[str, list[Any]]:
     return grid
 
 
-def _refuse_void_axes(one: Experiment, shared: Sequence[str]) -> None:
+def _refuse_void_axes(experiment: Experiment, shared: Sequence[str]) -> None:
     """Refuse to vary what a fleet file sets itself."""
     for key in shared:
         table, _, name = key.partition(".")
-        if table == "fleet" and name in void_settings(one.fleet.name):
+        if table == "fleet" and name in void_settings(experiment.fleet.name):
             raise InputError(
-                f"grid.{name}: {one.fleet.name} has its own; vary fleet=a.csv,b.csv instead"
+                f"grid.{name}: {experiment.fleet.name} has its own; vary fleet=a.csv,b.csv instead"
             )
 
 
 def _schemes(
     experiment: Experiment, grid: Mapping[str, Sequence[Any]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield every scheme of the grid as a table, with its place on the axes that it has."""
+    """Yield every scheme of the grid as a table, with its values on the axes that it has."""
     tables = [scheme.model_dump(exclude_none=True) for scheme in experiment.schemes]
     if SCHEME in grid:
-        given = [
-            (name, [table for table in tables if table["name"] == name]) for name in grid[SCHEME]
+        tables = [
+            table
+            for name in grid[SCHEME]
+            for table in [t for t in tables if t["name"] == name] or [{"name": name}]
         ]
-        tables = [table for name, known in given for table in known or [{"name": name}]]
     for table in tables:
-        known_settings = _settings(table["name"])
-        own = [key for key in grid if key in known_settings]
-        for values in product(*(grid[key] for key in own)):
-            place = dict(zip(own, values, strict=True))
-            yield table | place, {SCHEME: table["name"]} | place
+        known_settings = settings_of(table["name"])
+        axes = [key for key in grid if key in known_settings]
+        for point in product(*(grid[key] for key in axes)):
+            settings = dict(zip(axes, point, strict=True))
+            yield table | settings, {SCHEME: table["name"]} | settings

@@ -20,8 +20,8 @@ from codedfedl.core.protocol import Scheme, State
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.io.tables import repeated
-from codedfedl.runs.described import KnownCell
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.grid import KnownCell
 
 __all__ = ["CellRun", "planned_share", "stated_facts", "tables_of", "write_tables"]
 

@@ -18,10 +18,10 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.devices import Fleet, read_fleet
 from codedfedl.runs.advice import Conduct
-from codedfedl.runs.described import known_cells
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.ending import Ending, record_tables
 from codedfedl.runs.exchange import Exchange, exchange_columns
+from codedfedl.runs.grid import known_cells
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.named import NamedRound
 from codedfedl.runs.status import Status

@@ -9,14 +9,14 @@ import pkgutil
 from dataclasses import fields
 from importlib.metadata import entry_points
 from inspect import isabstract
-from math import isnan
+from math import inf
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args
 
 from codedfedl.core.protocol import Scheme
 from codedfedl.errors import InputError
-from codedfedl.io.names import member_of, nearest
+from codedfedl.io.names import member_of, nearest, shortened
 from codedfedl.learning.codes import LEAST_MIXING
 
 __all__ = ["SCHEMES", "Scheme", "make_scheme", "scheme_class", "scheme_for", "settings_of"]
@@ -86,7 +86,7 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
             hint = nearest(key, known) if known else "it has no settings"
             hint = f"it is now {made.renamed[key]!r}" if key in made.renamed else hint
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
-    _check_kinds(made, settings)
+    _check_kinds(made, settings, least=0.0 if name in SCHEMES else -inf)
     try:
         scheme: Scheme = made(**settings)
     except InputError:
@@ -105,8 +105,11 @@ _KINDS: dict[type, tuple[type, str]] = {
 }
 
 
-def _check_kinds(made: type[Scheme], settings: dict[str, Any]) -> None:
-    """Refuse a word for a number and the like; annotations of other kinds allow anything."""
+def _check_kinds(made: type[Scheme], settings: dict[str, Any], least: float) -> None:
+    """Refuse a word for a number and the like, and numbers below the least.
+
+    Annotations of other kinds allow anything.
+    """
     for field in fields(made):  # type: ignore[arg-type]
         allowed = get_args(field.type) or (field.type,)
         known = [_KINDS[kind] for kind in allowed if kind in _KINDS]
@@ -117,11 +120,14 @@ def _check_kinds(made: type[Scheme], settings: dict[str, Any]) -> None:
             isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
             for kind, _ in known
         )
-        is_nan = isinstance(value, float) and isnan(value)
-        if (fits and not is_nan) or (value is None and NoneType in allowed):
-            continue
-        words = " or ".join(word for _, word in known)
-        raise InputError(f"{made.name}.{field.name} is {value!r}: must be {words}")
+        if fits and isinstance(value, Real):
+            fits = bool(value >= least)  # type: ignore[operator]  # NaN is not
+        if not fits and not (value is None and NoneType in allowed):
+            words = " or ".join(word for _, word in known)
+            bound = " from 0" if least == 0 and isinstance(value, Real) else ""
+            raise InputError(
+                f"{made.name}.{field.name} is {shortened(value)}: must be {words}{bound}"
+            )
 
 
 def scheme_for(name: str, settings: dict[str, Any], most_points: int, rows: int = 1) -> Scheme:

@@ -20,8 +20,7 @@ from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
-from codedfedl.planning.plan import Plan, plan, rows_of
-from codedfedl.planning.replan import answer_weights, replanned
+from codedfedl.planning.plan import Plan, answer_weights, plan, replanned, rows_of
 from codedfedl.schemes.stand_in import StandIns, check_stand_in, encoded_chances
 
 __all__ = ["Coded", "CodedState"]
@@ -103,7 +102,7 @@ class Coded(Scheme):
         The server's α.
     replan
         Rounds after which the delays are fitted again to how long clients took; then deadline and
-        weights follow (`planning.replan`). 0 keeps the plan.
+        weights follow (`planning.plan.replanned`). 0 keeps the plan.
     stand_in
         Whether each client's parity is kept apart, to stand in for all points of a client that
         misses a round (`schemes.stand_in`). By default in federations, where a client may be gone
@@ -266,7 +265,6 @@ class Coded(Scheme):
             Until(chosen.deadline),
             chosen.loads,
             combine=EACH if self.stand_in else SUM,
-            adds=None if self.stand_in else state.parity[batch],
             model=state.question,
             server_work=None if server is None else ServerWork(server, chosen.parity_rows),
         )

@@ -28,7 +28,7 @@ class _OnSums:
                 f"{self.name} needs each client's answer, and a secure sum hides it: choose "  # type: ignore[attr-defined]
                 "uncoded, coded, balanced, coded-newton or private, or leave secure out"
             )
-        return replace(ask, work=masked(ask.work, state.task), noise=0.0, adds=None)
+        return replace(ask, work=masked(ask.work, state.task), noise=0.0)
 
     def receive(self, state: State, inbox: Inbox) -> State:
         """Decode the sums, and learn as the other scheme does."""

@@ -44,7 +44,7 @@ def meet(
     say: Say,
 ) -> Members:
     """Wait until as many nodes as planned are ready, and agree on the feature map."""
-    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    features = experiment.feature_map()
     job = job_of(experiment, secrets.token_hex(16))
     until = transport.now() + config.ready_timeout
     asked: dict[int, int] = {}
@@ -215,7 +215,7 @@ def _met_again(
     say: Say,
 ) -> Members:
     """Return the members, with the new numbers of those that reconnected under another."""
-    features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+    features = experiment.feature_map()
     job = job_of(experiment, members.key)
     greetings = {node: (node, {"job": asdict(job)}) for node in new}
     asked = transport.ask("hello", greetings, {}, _GREETING, largest=0) if new else {}
