@@ -16,13 +16,14 @@ import pytest
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP
 from codedfedl.errors import InputError
+from codedfedl.federate.server import evidence, rounds, session
 from codedfedl.federate.server.rounds import Federation
-from codedfedl.federate.server.session import evidence, federate, rounds, session
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
 from codedfedl.report.html import render_report
 from codedfedl.report.results import outcomes
-from codedfedl.report.rows import outcome_rows
+from codedfedl.report.tables import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed

@@ -226,7 +226,7 @@ class SchemeConfig(BaseModel):
     @property
     def plain_name(self) -> str:
         """The scheme's own name, also where it is given as ``module:Class``."""
-        return scheme_class(self.name).name
+        return scheme_class(self.name).info.name
 
     @property
     def label(self) -> str:

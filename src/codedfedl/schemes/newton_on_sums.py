@@ -20,9 +20,9 @@ import numpy as np
 from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
-from codedfedl.core.protocol import Ask, Inbox, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Task
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.in_time import in_time, with_helper
@@ -74,14 +74,18 @@ class SummedState(NewtonState):
 class NewtonOnSums(CodedNewton):
     """The scheme; its settings are those of `coded-newton`."""
 
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.SUMS})
+    info: ClassVar[Info] = replace(
+        CodedNewton.info, disclosure=frozenset({Disclosure.MIXED, Disclosure.SUMS})
+    )
     summed: ClassVar[bool] = True
 
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> SummedState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> SummedState:
         """Plan, and compute how many points each client finishes in time."""
         plain = masked(Embedded(least=self.mixing), task)
         work = Changed(plain.work, plain.scale, {})
-        state = super().start(task, fleet, model)
+        state = super().start(task, fleet, model, limits)
         assert isinstance(fleet, Fleet)
         assert state.plan is not None
         delays = with_helper(fleet)

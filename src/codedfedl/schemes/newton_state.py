@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class NewtonState(State):
 
     Attributes
     ----------
+    settings
+        Those of the scheme, within the limits of an operator.
     parity
         What every client sends once.
     plan
@@ -78,6 +80,7 @@ class NewtonState(State):
         Points that each client is to embed before it answers, where the plan changed.
     """
 
+    settings: Any = None
     parity: BlockParity | None = None
     plan: ColdStart | None = None
     first_plan: ColdStart | None = None
