@@ -191,8 +191,8 @@ def local_command(
 
     check_engine()
     from codedfedl.cli.following import served, write_report
+    from codedfedl.report.outcome_tables import rounds_view
     from codedfedl.report.reading import RunTables
-    from codedfedl.report.tables import rounds_view
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
 

@@ -15,7 +15,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
 from codedfedl.report.comparison import unit_for
-from codedfedl.report.frontier import Place, frontier_rows, places
+from codedfedl.report.frontier import FrontierPoint, frontier_points, frontier_rows
 from codedfedl.report.results import outcomes, written
 from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction, listing
 
@@ -91,7 +91,7 @@ def _has(job: Reproduction, dataset: str) -> bool:
     return job.has(dataset, partial(_diamonds_file, job) if dataset == _DIAMONDS else None)
 
 
-def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
+def _places(job: Reproduction, fleet: str, dataset: str) -> list[FrontierPoint]:
     is_paper_data = dataset in PAPER_DATASETS
     name = dataset if dataset != _DIAMONDS else _diamonds(job)
     changes: dict[str, Any] = {"data.name": name, **FLEETS[fleet], **DATASETS[dataset]}
@@ -102,7 +102,7 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
         for experiment in (_FULL if fleet == "paper" and is_paper_data else ("frontier-short",))
     }
     runs = job.run(experiments).values()
-    return places(fleet, [outcome for run in runs for outcome in outcomes(run)])
+    return frontier_points(fleet, [outcome for run in runs for outcome in outcomes(run)])
 
 
 def _diamonds_file(job: Reproduction) -> Path:
@@ -130,12 +130,12 @@ def _diamonds(job: Reproduction) -> str:
     return str(numbered)
 
 
-def _target(settings: Sequence[Place]) -> str:
+def _target(settings: Sequence[FrontierPoint]) -> str:
     first = settings[0].outcome
     return f"{first.metric} {written(first.metric, first.target)}"
 
 
-def _table(settings: Sequence[Place]) -> Table:
+def _table(settings: Sequence[FrontierPoint]) -> Table:
     unit = unit_for(place.hours or 0.0 for place in settings)
     headings = ("setting", "leaves a client", "points a row", unit.name, "over seeds", "final")
     table = listing([*headings, "best rival that discloses no more", "gain"])
