@@ -117,11 +117,12 @@ def audit(
         With fewer non-members, a false-positive rate of 0.1% cannot be measured.
     """
     state = entry.scheme.start(entry.task, entry.fleet, None)
-    account = entry.scheme.privacy(state)
+    described = entry.scheme.describe(state)
+    account = described.account
     claimed = inf if account is None else account.epsilon
     delta = _DELTA if account is None else account.delta
     held = entry.task.held
-    order, room = _heaviest(entry.scheme.plan(state), held, canaries)
+    order, room = _heaviest(described.plan, held, canaries)
     luck = stream(seed, "audit", _CANARIES)
     slots = first_slots(problem.batches, canaries, order, room)
     made = crafted(problem.batches, slots, luck)
