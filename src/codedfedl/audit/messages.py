@@ -156,8 +156,8 @@ def _of_client(
     check_work(work)
     if isinstance(work, Parity):
         its_work = work.for_client(client)
-        plans = zip(its_work.loads, its_work.return_probabilities, strict=True)
-        for b, (planned, chance) in enumerate(plans):
+        loads, chances = np.asarray(its_work.loads), np.asarray(its_work.return_probabilities)
+        for b, (planned, chance) in enumerate(zip(loads, chances, strict=True)):
             weights = point_weights(int(task.points[b, client]), int(planned), float(chance))
             yield Mixed(client, b, weights, work.code, _rows(arrays, b))
     elif isinstance(work, BlockParity):
