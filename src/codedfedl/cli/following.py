@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "continue_hint",
-    "ended_by_signals",
     "engine_check",
     "finish",
     "follow_local",
@@ -331,18 +330,3 @@ def _display() -> Iterator[Callable[[str, bool], None]]:
             last = sentence
 
     yield print_changes
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that all processes are ended."""
-
-    def stop(number: int, _frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
