@@ -23,8 +23,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.transport import Arrival, Transport
-from codedfedl.fitting.minority import slow_minority
-from codedfedl.fitting.traces import Traces
+from codedfedl.fitting.traces import Traces, slow_minority
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.journal import Members

@@ -31,8 +31,8 @@ from codedfedl.federate.server.outcomes import nobody_arrived
 from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.transport import Say, Transport
 from codedfedl.io.files import synced
+from codedfedl.learning.features import map_settings
 from codedfedl.learning.metrics import accuracy, r_squared
-from codedfedl.models.files import map_settings
 from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice
 from codedfedl.runs.config import Experiment
