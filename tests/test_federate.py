@@ -22,8 +22,8 @@ from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
 from codedfedl.report.html import render_report
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.results import outcomes
-from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed

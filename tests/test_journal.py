@@ -26,7 +26,7 @@ from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.io import files
-from codedfedl.report.federation import federation_figure
+from codedfedl.report.arrivals import federation_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
 from codedfedl.runs.chain import digest

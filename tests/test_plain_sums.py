@@ -14,9 +14,9 @@ import pytest
 from codedfedl.cli.federate_local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient, work_from, work_to
 from codedfedl.core.clipped import ClippedGradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import Masked, masked
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task
+from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
@@ -272,10 +272,9 @@ class TwiceState(State):
 class Twice(Scheme):
     """Asks for two sums in its set-up, about two models, and for nothing else."""
 
-    name: ClassVar[str] = "twice"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.SUMS})
+    info: ClassVar[Info] = Info("twice", frozenset({Disclosure.SUMS}))
 
-    def start(self, task: Task, fleet: Any, model: Any) -> TwiceState:
+    def start(self, task: Task, fleet: Any, model: Any, *_: Any) -> TwiceState:
         return TwiceState(task, model)
 
     def ask(self, state: TwiceState) -> Ask | None:

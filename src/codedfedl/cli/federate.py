@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,30 +17,42 @@ from codedfedl.errors import InputError
 if TYPE_CHECKING:
     from codedfedl.federate.flower.superlink import Superlink
 
-__all__ = ["federate"]
+__all__ = ["federate_app"]
 
 SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
 
 Home = Annotated[Path, typer.Option(help="The server's folder, as given to federate serve.")]
-LinkAddress = Annotated[
-    str | None,
-    typer.Option(help="A SuperLink of your own, as host:port, instead of --home."),
-]
 
 
-def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
-    """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
-    from codedfedl.federate.flower.programs import check_engine
-    from codedfedl.federate.flower.superlink import Superlink, running
+@dataclass(frozen=True)
+class ServerOptions:
+    """Which server.
 
-    check_engine()
-    if superlink is None:
-        return running(home.resolve())
-    if authority is not None and not authority.is_file():
-        raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
-    folder = "".join(c if c.isalnum() else "-" for c in superlink)
-    cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
-    return Superlink(superlink, cache, None if authority is None else authority.resolve())
+    Attributes
+    ----------
+    superlink
+        A SuperLink of your own, as host:port, instead of --home.
+    """
+
+    home: Home = SERVER_HOME
+    superlink: str | None = None
+    authority: Authority = None
+
+    def link(self) -> "Superlink":
+        """Return the SuperLink: the server's in a folder, or one by address."""
+        from codedfedl.federate.flower.programs import check_engine
+        from codedfedl.federate.flower.superlink import Superlink, running
+
+        check_engine()
+        if self.superlink is None:
+            return running(self.home.resolve())
+        if self.authority is not None and not self.authority.is_file():
+            raise InputError(
+                f"--ca {self.authority} does not exist: give the authority's certificate"
+            )
+        folder = "".join(c if c.isalnum() else "-" for c in self.superlink)
+        cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
+        return Superlink(self.superlink, cache, self.authority and self.authority.resolve())
 
 
 @documented
@@ -109,9 +122,7 @@ def register_command(
     *,
     name: str | None = None,
     role: str | None = None,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """Admit nodes by their public keys; each name and role then belongs to its key.
 
@@ -140,7 +151,7 @@ def register_command(
             raise InputError(f"{key} does not exist: make it with codedfedl federate key")
     if role is not None and role not in ROLES:
         raise InputError(f"--role is {role!r}: must be {' or '.join(ROLES)}")
-    link = link_of(home, superlink, authority)
+    link = server.link()
     for key in keys:
         node = name or key.stem
         if link.register(key, node, role):
@@ -153,9 +164,7 @@ def register_command(
 def revoke_command(
     who: str,
     *,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """Revoke a node's key: it is refused, and cannot be registered again.
 
@@ -167,7 +176,7 @@ def revoke_command(
     from codedfedl.federate.deploy.registry import fingerprint_of
 
     node = fingerprint_of(Path(who)) if Path(who).is_file() else who
-    say(f"revoked {link_of(home, superlink, authority).revoke(node)}")
+    say(f"revoked {server.link().revoke(node)}")
 
 
 @documented
@@ -175,9 +184,7 @@ def stop_command(
     run: Path | None = None,
     *,
     number: Annotated[int | None, typer.Option("--run")] = None,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """End a run after its current round, or at once by its number.
 
@@ -200,7 +207,7 @@ def stop_command(
         say(f"{run} ends after its current round; see {run / 'server.log'}")
     else:
         assert number is not None
-        link_of(home, superlink, authority).stop(number)
+        server.link().stop(number)
         say(f"run {number} is stopped")
 
 
@@ -208,9 +215,7 @@ def stop_command(
 def run_command(
     experiment: Path,
     *,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
     out: Path = Path("runs/fed"),
     follow: bool = False,
     serve: Serve = None,
@@ -235,7 +240,7 @@ def run_command(
     from codedfedl.runs.federation import scheme_of
 
     scheme_of(read_experiment(experiment))
-    link = link_of(home, superlink, authority)
+    link = server.link()
     from codedfedl.cli.following import how_to_follow, run_and_follow, submit
 
     if follow or serve is not None:
@@ -308,7 +313,7 @@ def app_command() -> None:
     typer.echo(APP)
 
 
-federate = typer.Typer(
+federate_app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
 )
 _COMMANDS = {
@@ -332,4 +337,4 @@ _COMMANDS = {
 }
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
-        federate.command(_name, rich_help_panel=_panel)(_command)
+        federate_app.command(_name, rich_help_panel=_panel)(_command)

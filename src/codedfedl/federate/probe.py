@@ -5,8 +5,7 @@ import numpy as np
 from codedfedl.errors import InputError
 from codedfedl.federate.runtime import Federation
 from codedfedl.federate.transport import Arrival
-from codedfedl.fitting.minority import slow_minority
-from codedfedl.fitting.traces import Traces
+from codedfedl.fitting.traces import Traces, slow_minority
 
 __all__ = ["probe"]
 
