@@ -11,7 +11,7 @@ from codedfedl.cli.output import progress, say, show
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
-    from codedfedl.audit.run import Audit
+    from codedfedl.audit.lower_bound import Audit
     from codedfedl.runs.config import Experiment
     from codedfedl.simulation.clients import Problem
     from codedfedl.simulation.engine import Entry
@@ -59,7 +59,7 @@ def audit_command(
     records
         Number of real records to test.
     """
-    from codedfedl.audit.run import LEAST_CANARIES, LEAST_NON_MEMBERS, audit
+    from codedfedl.audit.lower_bound import LEAST_CANARIES, LEAST_NON_MEMBERS, audit
     from codedfedl.runs.documents import parse_overrides
 
     if canaries < LEAST_CANARIES:

@@ -92,7 +92,7 @@ def demo_command(
 
 def _show(outcomes: "list[Outcome]", out: Path, as_json: bool) -> None:
     from codedfedl.report.comparison import verdict
-    from codedfedl.report.tables import outcome_rows, outcome_view
+    from codedfedl.report.outcome_tables import outcome_rows, outcome_view
 
     document = {"run": str(out), "rows": outcome_rows(outcomes)}
     sentences = "\n" + "\n".join(verdict(outcomes))

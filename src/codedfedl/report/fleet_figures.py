@@ -56,11 +56,11 @@ def fleet_figure(fleet: Fleet) -> Figure:
     groups = _groups(np.argsort(-sum(parts.values(), np.zeros(len(fleet))), kind="stable"))
     with new_figure(9, 3.6) as figure:
         ax = figure.subplots()
-        place, below = np.arange(len(groups)), np.zeros(len(groups))
+        bars, below = np.arange(len(groups)), np.zeros(len(groups))
         for colour, (name, seconds) in zip(_PART_COLOURS, parts.items(), strict=True):
             height = _means(seconds, groups)
             if height.any():
-                ax.bar(place, height, bottom=below, color=colour, label=name)
+                ax.bar(bars, height, bottom=below, color=colour, label=name)
             below += height
         ax.set(title="Where the time of a round goes", ylabel="seconds, on average")
         _name_clients(ax, fleet.client, groups, "clients with all their points, the slowest first")
@@ -105,9 +105,9 @@ def _plain(name: Any) -> str:
 
 
 def _draw_loads(ax: Axes, plan: "Plan", groups: list[IntArray]) -> None:
-    place, points = np.arange(len(groups)), _means(plan.points, groups)
-    ax.bar(place, points, color=_LIGHT, label="points it has")
-    ax.bar(place, _means(plan.loads, groups), color=BLUE, label="load")
+    bars, points = np.arange(len(groups)), _means(plan.points, groups)
+    ax.bar(bars, points, color=_LIGHT, label="points it has")
+    ax.bar(bars, _means(plan.loads, groups), color=BLUE, label="load")
     ax.set(title="Who does how much", ylabel="points per round", xticks=[])
     ax.set_ylim(0, 1.18 * max(points))
     ax.legend(loc="upper right", ncols=2)
@@ -238,5 +238,5 @@ def _draw_fit(ax: Axes, fit: "Fit", j: int, rows: IntArray) -> None:
     colour = BLUE if fits else ORANGE
     ax.plot(times, fitted[..., 0].mean(0), color=colour, lw=1.6)
     ax.set(xlim=(times[0], times[-1]), ylim=(0, 1.03))
-    place: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "color": colour}
-    ax.annotate("too few to judge" if np.isnan(p) else verdict, (0.97, 0.06), **place)
+    corner: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "color": colour}
+    ax.annotate("too few to judge" if np.isnan(p) else verdict, (0.97, 0.06), **corner)

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from codedfedl.errors import InputError
 from codedfedl.report.html import render_report, render_waiting
-from codedfedl.report.metrics import metrics_text
+from codedfedl.report.prometheus import metrics_text
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.status import Status
 from codedfedl.runs.watching import Sight, look
@@ -95,7 +95,7 @@ def is_loopback_host(names: Sequence[str]) -> bool:
 
 def _facts(sight: Sight) -> dict[str, Any]:
     """Return what changes with the exchanges alone."""
-    last = [one.facts for one in sight.named(len(sight.happened) - 1) if one.round]
+    last = [each.facts for each in sight.named(len(sight.happened) - 1) if each.round]
     return {
         "round": len(sight.conduct.rounds),
         "suggested_deadline_s": sight.conduct.suggested,

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
+from codedfedl.report.arrivals import distance_rows
 from codedfedl.report.comparison import best
-from codedfedl.report.federation import distance_rows
 from codedfedl.report.reading import Columns, Curve, RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of
 from codedfedl.runs.advice import Conduct

@@ -8,9 +8,9 @@ import numpy as np
 from rich.text import Text
 
 from codedfedl.fleet.built_in import paper_result
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import Outcome, median_of_all, outcomes, written
-from codedfedl.report.tables import outcome_rows
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

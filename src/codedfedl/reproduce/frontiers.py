@@ -14,7 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
 from codedfedl.report.comparison import unit_for
-from codedfedl.report.frontier import Place, frontier_rows, places
+from codedfedl.report.frontier import FrontierPoint, frontier_points, frontier_rows
 from codedfedl.report.results import outcomes, written
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 
@@ -90,7 +90,7 @@ def _has(job: Reproduction, dataset: str) -> bool:
     return job.has(dataset, partial(_diamonds_file, job) if dataset == _DIAMONDS else None)
 
 
-def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
+def _places(job: Reproduction, fleet: str, dataset: str) -> list[FrontierPoint]:
     is_paper_data = dataset in PAPER_DATASETS
     name = dataset if dataset != _DIAMONDS else _diamonds(job)
     changes: dict[str, Any] = {"data.name": name, **FLEETS[fleet], **DATASETS[dataset]}
@@ -101,7 +101,7 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
         for experiment in (_FULL if fleet == "paper" and is_paper_data else ("frontier-short",))
     }
     runs = job.run(experiments).values()
-    return places(fleet, [outcome for run in runs for outcome in outcomes(run)])
+    return frontier_points(fleet, [outcome for run in runs for outcome in outcomes(run)])
 
 
 def _diamonds_file(job: Reproduction) -> Path:
@@ -129,12 +129,12 @@ def _diamonds(job: Reproduction) -> str:
     return str(numbered)
 
 
-def _target(settings: Sequence[Place]) -> str:
+def _target(settings: Sequence[FrontierPoint]) -> str:
     first = settings[0].outcome
     return f"{first.metric} {written(first.metric, first.target)}"
 
 
-def _rows(settings: Sequence[Place]) -> list[dict[str, Any]]:
+def _rows(settings: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
     """Return what people read of a fleet and a data set, the fastest first."""
     unit = unit_for(entry.hours or 0.0 for entry in settings)
     rows = []

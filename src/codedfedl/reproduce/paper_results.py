@@ -7,9 +7,9 @@ from codedfedl.io.files import make_folder
 from codedfedl.planning.allocation import expected_return
 from codedfedl.planning.concave_pieces import piece_peaks
 from codedfedl.planning.gains import gain_by_alpha
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import curves
 from codedfedl.report.results import Outcome, outcomes
-from codedfedl.report.tables import outcome_rows
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 
 __all__ = ["figure_1", "figure_1_and_table", "table_1"]

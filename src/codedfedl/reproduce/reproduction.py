@@ -13,8 +13,8 @@ from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
+from codedfedl.report.outcome_tables import outcome_view
 from codedfedl.report.results import Outcome
-from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate_all

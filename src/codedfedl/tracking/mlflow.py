@@ -53,8 +53,8 @@ class MLflow:
     def _begin(self, series: Series) -> str:
         if not self._experiment:
             known = self._client.get_experiment_by_name("codedfedl")
-            found = known.experiment_id if known else self._client.create_experiment("codedfedl")
-            self._experiment = str(found)
+            number = known.experiment_id if known else self._client.create_experiment("codedfedl")
+            self._experiment = str(number)
             parent = self._client.create_run(self._experiment, run_name=series.run)
             self._parent = str(parent.info.run_id)
         tags = {"mlflow.parentRunId": self._parent}

@@ -1,6 +1,5 @@
 """An audit: one run with coins per attack, and the lower bound on ε that its guesses prove."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
@@ -196,16 +195,13 @@ def _attacked(
 
 
 def _judged(scores: FloatArray, included: Mask, delta: float) -> Attacked:
-    sets = _guesses(scores, included, _SHARES)
+    sizes = [round(share * len(scores)) for share in _SHARES]
+    guesses = tuple(guess(scores, included, size) for size in sizes)
     return Attacked(
         records=len(scores),
         non_members=int((~included).sum()),
-        guesses=tuple(sets),
+        guesses=guesses,
         area=area(scores, included),
         true_positives=true_positives(scores, included),
-        epsilon=epsilon_bound(sets, delta, 1 - (1 - CONFIDENCE) / 2),
+        epsilon=epsilon_bound(guesses, delta, 1 - (1 - CONFIDENCE) / 2),
     )
-
-
-def _guesses(scores: FloatArray, included: Mask, shares: Sequence[float]) -> list[Guesses]:
-    return [guess(scores, included, round(share * len(scores))) for share in shares]
