@@ -11,8 +11,8 @@ from codedfedl.models.files import map_settings
 from codedfedl.models.model import Model
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.ending import Ending
 from codedfedl.runs.journal import Journal
+from codedfedl.runs.tables import Ending
 
 __all__ = ["trained_model"]
 

@@ -37,8 +37,7 @@ from codedfedl.report.units import UNITS, Unit, unit_for
 from codedfedl.report.verdict import three_digits, verdict
 from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.named import NamedRound, listed
-from codedfedl.runs.status import Status
+from codedfedl.runs.observing import NamedRound, Status, listed
 
 __all__ = ["main_figure", "render_report", "render_waiting"]
 

@@ -14,7 +14,7 @@ from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_m
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
-from codedfedl.runs.status import StatusFile
+from codedfedl.runs.observing import StatusFile
 from codedfedl.simulation.models import check_model, write_models
 from codedfedl.simulation.playing import is_done, play, played_before
 from codedfedl.simulation.privacy import write_privacy
