@@ -12,7 +12,7 @@ from codedfedl.data import load_dataset
 from codedfedl.experiments import built_in
 from codedfedl.learning.features import RandomFourier
 from codedfedl.simulation.engine import Simulation, entries
-from codedfedl.simulation.run import prepare
+from codedfedl.simulation.units import prepare
 
 
 def trained(device: str) -> list[FloatArray]:

@@ -8,7 +8,7 @@ from codedfedl.experiments import built_in
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 
 ERASURES = [0.05, 0.1, 0.2, 0.4]
 REDUNDANCIES = [0.05, 0.1, 0.2]

@@ -20,7 +20,7 @@ from codedfedl.fleet.devices import Workload
 from codedfedl.report.results import outcomes
 from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 
 FLEETS: dict[str, dict[str, float]] = {
     "paper": {},

@@ -129,7 +129,7 @@ def ours(sizes: Sizes, rounds: int, evaluates: bool, settings: int = 1) -> Play:
     from codedfedl.data.dataset import Dataset
     from codedfedl.learning.features import Identity
     from codedfedl.simulation.engine import Simulation, entries
-    from codedfedl.simulation.run import prepare
+    from codedfedl.simulation.units import prepare
 
     x, y, test, test_labels = sizes.data()
     points, labels = x.reshape(-1, sizes.features), y.reshape(-1, sizes.labels).argmax(1)

@@ -24,9 +24,8 @@ from codedfedl.data.rows import Rows
 from codedfedl.experiments import built_in
 from codedfedl.learning.features import Structured
 from codedfedl.runs.grid import cells
+from codedfedl.simulation.clients import embedded, too_large
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.problem import embedded
-from codedfedl.simulation.streamed import too_large
 from codedfedl.simulation.units import Unit, deal, entries_of
 
 SCHEMES = ("uncoded", "coded", "coded-newton")

@@ -16,12 +16,11 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import to_device
-from codedfedl.core.client import Gradient
 from codedfedl.experiments import built_in
 from codedfedl.learning.least_squares import Quadratic
+from codedfedl.simulation.clients import Batch
 from codedfedl.simulation.engine import Setting, Simulation, entries
-from codedfedl.simulation.evaluate import Batch, Query
-from codedfedl.simulation.run import prepare
+from codedfedl.simulation.units import prepare
 
 # Table 1's settings, their neighbours in redundancy, and one more greedy.
 SETTINGS: list[dict[str, Any]] = [
@@ -58,19 +57,20 @@ def build(schemes: list[dict[str, Any]], device: str) -> tuple[Simulation, float
             Quadratic.of(features, problem.batches[0].targets[: part.parity_rows])
     for batch in range(len(problem.batches)):
         for setting in simulation.settings:
-            simulation.evaluator._quadratic(_query(setting, batch))
+            _prepare(simulation, setting, batch)
     _wait(simulation)
     return simulation, time.perf_counter() - begin
 
 
-def _query(setting: Setting, round_: int) -> Query:
-    """Return what a setting asks for in a round, with everybody there."""
-    ask = setting.scheme.ask(replace(setting.state, round=round_))
+def _prepare(simulation: Simulation, setting: Setting, batch: int) -> None:
+    """Compute the Gram matrix that a setting reads in rounds on a mini-batch."""
+    ask = setting.scheme.ask(replace(setting.state, round=batch))
+    parity = getattr(setting.state, "parity", ())
     assert ask is not None
-    assert isinstance(ask.work, Gradient)
-    assert ask.loads is not None
-    everybody = np.ones(len(ask.loads), dtype=bool)
-    return Query(ask.work.batch, ask.loads, everybody, setting.state.model, ask.adds)
+    assert simulation.fast is not None
+    if parity and ask.loads is not None:
+        simulation.fast.grams.of(batch, ask.loads, parity[batch])
+    assert simulation.problem.batches[batch].everything.hessian is not None
 
 
 def _wait(simulation: Simulation) -> None:

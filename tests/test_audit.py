@@ -34,9 +34,8 @@ from codedfedl.privacy.auditing import (
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private, PrivateState
+from codedfedl.simulation.clients import Batch, Problem, embedded
 from codedfedl.simulation.engine import Entry
-from codedfedl.simulation.evaluate import Batch
-from codedfedl.simulation.problem import Problem, embedded
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
 

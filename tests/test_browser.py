@@ -12,10 +12,10 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
+from codedfedl.report.figures import scheme_colour
 from codedfedl.report.html import render_report
-from codedfedl.report.palette import scheme_colour
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.virtual import small
 
 pytestmark = pytest.mark.browser
@@ -37,7 +37,7 @@ CONTRAST = """() => {
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
   };
   const page = light(getComputedStyle(document.body).backgroundColor);
-  const inked = document.querySelector('figure:not(.print figure) svg [style*="currentColor"]');
+  const inked = document.querySelector('figure svg [style*="currentColor"]');
   const drawn = getComputedStyle(inked);
   const inks = ['body', '.soft', 'th']
     .map(place => getComputedStyle(document.querySelector(place)).color)
@@ -324,14 +324,21 @@ def test_a_page_has_one_unit_of_time(browser: Browser, pages: dict[str, Path]) -
         page.close()
 
 
-def test_the_static_pictures_are_for_paper(browser: Browser, pages: dict[str, Path]) -> None:
-    page, _ = opened(browser, pages["one"], DESKTOP)
-    static, live = page.locator(".print svg").first, page.locator("[data-chart]").first
-    assert live.is_visible()
-    assert not static.is_visible()
+def test_charts_are_on_paper_in_its_ink_and_width(browser: Browser, pages: dict[str, Path]) -> None:
+    page, _ = opened(browser, pages["one"], DESKTOP, "dark")
+    grid_on_paper = "#d8dee6"
+    assert ink(page, 0, grid_on_paper) == 0
+    page.set_viewport_size({"width": 700, "height": 900})
     page.emulate_media(media="print")
-    assert static.is_visible()
-    assert not live.is_visible()
+    for chart in range(3):
+        canvas = page.locator("[data-chart] canvas").nth(chart)
+        assert canvas.is_visible()
+        box, figure = canvas.bounding_box(), page.locator("[data-chart]").nth(chart).bounding_box()
+        assert box is not None
+        assert figure is not None
+        assert 200 < box["width"] <= figure["width"]
+        assert ink(page, chart, grid_on_paper) > 50
+        assert ink(page, chart, scheme_colour("uncoded")) > 50
     page.close()
 
 

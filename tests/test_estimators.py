@@ -33,7 +33,7 @@ from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.schemes.coded import Coded
 from codedfedl.simulation.engine import Simulation, entries
-from codedfedl.simulation.run import prepare
+from codedfedl.simulation.units import prepare
 from tests.virtual import small
 
 SMALL: dict[str, Any] = {"n_components": 100, "epochs": 40}

@@ -23,13 +23,13 @@ from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
 from codedfedl.report.html import render_report
 from codedfedl.report.results import outcomes
-from codedfedl.report.rows import outcome_rows
+from codedfedl.report.tables import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.journal import Journal
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.run import simulate
 from tests.loopback import (
     FIRST_NODE,
     NEWTON,

@@ -20,7 +20,7 @@ from codedfedl.fitting.estimates import Missing, fit_link, fit_work
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import Traces, read_traces
 from codedfedl.fleet.measured import MixedDelays, read_measured, rows_by_client
-from codedfedl.report.fit_figure import fit_figure
+from codedfedl.report.fleet_figures import fit_figure
 from tests.conftest import Run
 
 Floats = npt.NDArray[np.float64]

@@ -19,14 +19,14 @@ from tests.conftest import Run
 from tests.growing import GrowingRun, finished_run
 
 MINE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
+from codedfedl import Info
 from codedfedl.schemes.uncoded import Uncoded
 
 @dataclass(frozen=True)
 class Mine(Uncoded):
-    name: ClassVar[str] = "mine"
-    baseline: ClassVar[str] = "my baseline"
+    info: ClassVar[Info] = replace(Uncoded.info, name="mine", baseline="my baseline")
 """
 EXPERIMENT = """
 seeds = [0]

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State
+from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State
 from codedfedl.core.waiting import Everyone
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.tifl import TiFL
 from codedfedl.schemes.uncoded import Uncoded
-from codedfedl.simulation.evaluate import Batch, Evaluator, Query
-from codedfedl.simulation.grams import LEAST_HELD, Grams
+from codedfedl.simulation.clients import Batch, SimulatedClient
+from codedfedl.simulation.engine import Simulation
+from codedfedl.simulation.fast import MIN_GRAMS, FastSums, Grams, Question, times
 from tests.virtual import play, simulation_of
 
 LONG: dict[str, Any] = {"training": {"epochs": 60, "step": 2.0, "ridge": 9e-6, "target": 0.5}}
@@ -26,7 +27,7 @@ LONG: dict[str, Any] = {"training": {"epochs": 60, "step": 2.0, "ridge": 9e-6, "
 class Sampled(Scheme):
     """A random number of points of each client, drawn afresh in every round."""
 
-    name: ClassVar[str] = "sampled"
+    info: ClassVar[Info] = Info("sampled")
 
     def ask(self, state: State) -> Ask | None:
         if state.finished:
@@ -43,7 +44,7 @@ class Sampled(Scheme):
 class Few(Sampled):
     """One client in turn: the same loads come back after many others."""
 
-    name: ClassVar[str] = "few"
+    info: ClassVar[Info] = Info("few")
     distinct: int = 40
 
     def ask(self, state: State) -> Ask | None:
@@ -59,24 +60,25 @@ class TestGrams:
     def test_loads_that_never_come_back_have_none(self) -> None:
         simulation = simulation_of({"sampled": Sampled()}, **LONG)
         assert len(play(simulation)["sampled"].rounds) == 120
-        grams = simulation.evaluator.grams
+        grams = fast_of(simulation).grams
         assert (grams.computed, len(grams)) == (0, 0)
 
     def test_nor_those_that_come_back_after_too_many_others(self) -> None:
         simulation = simulation_of({"few": Few()}, **LONG)
         play(simulation)
-        assert simulation.evaluator.grams.computed == 0
+        assert fast_of(simulation).grams.computed == 0
 
     def test_steady_loads_have_one_for_each_mini_batch(self) -> None:
-        simulation = simulation_of({"coded": Coded(), "more": Coded(0.3), "all": Uncoded()}, **LONG)
+        schemes = {"coded": Coded(0.2), "more": Coded(0.3), "all": Uncoded()}
+        simulation = simulation_of(schemes, **LONG)
         play(simulation)
-        assert simulation.evaluator.grams.computed == 2 * 2  # all points: kept with the mini-batch
-        assert len(simulation.evaluator.grams) == 2 * 2
+        assert fast_of(simulation).grams.computed == 2 * 2  # all points: kept with the mini-batch
+        assert len(fast_of(simulation).grams) == 2 * 2
 
     def test_tiers_share_theirs(self) -> None:
         simulation = simulation_of({"one": TiFL(3), "other": TiFL(3)}, **LONG)
         play(simulation)
-        assert simulation.evaluator.grams.computed == 3 * 2
+        assert fast_of(simulation).grams.computed == 3 * 2
 
     @pytest.mark.parametrize("settings", [1, 50])
     def test_the_least_recently_used_make_room(self, settings: int) -> None:
@@ -86,7 +88,7 @@ class TestGrams:
             for _ in range(2)
         ]
         grams = Grams(batches, settings)
-        most = max(LEAST_HELD, 2 * settings)
+        most = max(MIN_GRAMS, 2 * settings)
         first = np.array([7, 200])
         for k in range(150):
             grams.of(0, np.array([k, 100]), None)
@@ -97,40 +99,49 @@ class TestGrams:
         assert grams.computed == 152
 
 
+def fast_of(simulation: Simulation) -> FastSums:
+    assert simulation.fast is not None
+    return simulation.fast
+
+
 def _batch(rng: np.random.Generator) -> Batch:
     return Batch(rng.normal(size=(12, 5)), rng.normal(size=(12, 2)), np.array([0, 4, 9, 12]))
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1), steady=st.booleans(), adds_it=st.booleans(), asked=st.booleans()
+    seed=st.integers(0, 2**32 - 1), steady=st.booleans(), full=st.booleans(), asked=st.booleans()
 )
-def test_a_hint_changes_no_result(seed: int, steady: bool, adds_it: bool, asked: bool) -> None:
-    """Whatever a scheme adds, at whichever model, and whichever of the sums it reads."""
+def test_what_a_scheme_adds_changes_no_result(
+    seed: int, steady: bool, full: bool, asked: bool
+) -> None:
+    """Whatever is added, at whichever model, and whichever of the sums is read."""
     rng = np.random.default_rng(seed)
-    evaluator = Evaluator([_batch(rng)])
-    hint, other = (Quadratic.of(rng.normal(size=(6, 5)), rng.normal(size=(6, 2))) for _ in "ab")
+    batch = _batch(rng)
+    own = Quadratic.of(rng.normal(size=(6, 5)), rng.normal(size=(6, 2)))
     model, later = rng.normal(size=(2, 5, 2))
-    loads = rng.integers(0, [5, 6, 4])
-    plain = Query(0, loads, (rng.random(3) < 0.6) & (loads > 0), model, steady=steady)
-    unfused, fused = evaluator.inboxes([plain, replace(plain, adds=hint)])
-    parts = (hint if adds_it else other), (model if asked else later)
-    np.testing.assert_allclose(fused.plus(*parts), unfused.plus(*parts), atol=1e-10)
-    np.testing.assert_allclose(fused.total(), unfused.total(), atol=1e-10)
-    assert fused.total("model") == unfused.total("model") == 0.0
-    assert fused.sums.keys() == unfused.sums.keys()
-    assert fused.points == unfused.points
+    loads = batch.held if full else rng.integers(0, [5, 6, 4])
+    arrived = (rng.random(3) < 0.6) & (loads > 0)
+    ask = Ask(Gradient(0), Everyone(), loads)
+    (inbox,) = FastSums([batch]).gradients(
+        [Question("a", ask, loads, arrived, model, steady=steady)]
+    )
+    clients = (SimulatedClient([batch], j, 0) for j in np.flatnonzero(arrived).tolist())
+    answers = [Gradient(0).answer(c, int(loads[c.client]), model).arrays for c in clients]
+    total = sum((answer["gradient"] for answer in answers), start=np.zeros((5, 2)))
+    at = model if asked else later
+    np.testing.assert_allclose(inbox.plus(own, at), total + own.gradient(at), atol=1e-10)
+    np.testing.assert_allclose(inbox.total(), total, atol=1e-10)
+    assert inbox.total("model") == 0.0
+    assert list(inbox.sums) == ["gradient"]
+    assert len(inbox.sums) == 1
+    assert inbox.points == loads[arrived].sum()
 
 
 @dataclass(frozen=True)
 class AtOldModel(Coded):
     """It adds the parity's gradient at the first model, wherever the clients' is."""
 
-    name: ClassVar[str] = "at-old-model"
-    hints: bool = True
-
-    def ask(self, state: CodedState) -> Ask | None:
-        ask = super().ask(state)
-        return ask if self.hints or ask is None else replace(ask, adds=None)
+    info: ClassVar[Info] = replace(Coded.info, name="at-old-model")
 
     def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
         if not state.parity:
@@ -140,21 +151,58 @@ class AtOldModel(Coded):
         return state.descended(total, float(state.task.points[batch].sum()))
 
 
-@pytest.mark.parametrize("scheme", [AtOldModel, Coded])
-def test_runs_with_and_without_hints_agree(scheme: type[Coded]) -> None:
-    without = AtOldModel(hints=False) if scheme is AtOldModel else Unhinted()
-    settings = play(simulation_of({"fused": scheme(), "apart": without}, **LONG))
-    fused, apart = (np.asarray(settings[name].state.model) for name in ("fused", "apart"))
+@dataclass(frozen=True)
+class Apart(Coded):
+    """The paper's scheme, where the parity's gradient is a product of its own."""
+
+    name: ClassVar[str] = "apart"
+
+    def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
+        return super().receive(state, Inbox(inbox.arrived, inbox.points, dict(inbox.sums)))
+
+
+def test_parity_in_the_same_product_or_in_one_of_its_own() -> None:
+    schemes = {"fused": Coded(), "apart": Apart()}
+    settings = play(simulation_of(schemes, **LONG))
+    fused, apart = (np.asarray(settings[name].state.model) for name in schemes)
     assert np.abs(apart).max() > 0.01
     np.testing.assert_allclose(fused, apart, atol=2e-5 * float(np.abs(apart).max()))
 
 
-@dataclass(frozen=True)
-class Unhinted(Coded):
-    """The paper's scheme, without the hint."""
+@pytest.mark.parametrize("scheme", [AtOldModel(), Coded(), Sampled(), Uncoded(), TiFL(3)], ids=str)
+def test_the_fast_path_gives_what_the_clients_give(scheme: Scheme) -> None:
+    """Every answer by itself, and every test point scored."""
+    fast, plain = (
+        play(simulation_of({"a": scheme}, fast=fast, **LONG))["a"] for fast in (True, False)
+    )
+    model = np.asarray(plain.state.model)
+    assert np.abs(model).max() > 0.01
+    np.testing.assert_allclose(fast.state.model, model, atol=2e-5 * float(np.abs(model).max()))
+    assert [r.seconds for r in fast.records] == [r.seconds for r in plain.records]
 
-    name: ClassVar[str] = "unhinted"
 
-    def ask(self, state: CodedState) -> Ask | None:
-        ask = super().ask(state)
-        return None if ask is None else replace(ask, adds=None)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2000, 2000, 10),  # forty panels
+        (403, 1999, 20),  # panels and a rest
+        (3, 2000, 32),  # less than a panel
+        (300, 2000, 500),  # too many columns for a panel
+        (5000, 64, 1),
+        (7, 5, 3),
+        (0, 5, 3),
+        (7, 0, 3),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_product_in_panels_is_that_of_the_twin(shape: tuple[int, ...], dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    columns = rng.standard_normal(shape[1:]).astype(dtype)
+    for matrix in (
+        rng.standard_normal(shape[:2]).astype(dtype),
+        rng.standard_normal(shape[1::-1]).astype(dtype).T,
+    ):
+        exact = matrix.astype(np.float64) @ columns.astype(np.float64)
+        product = times(matrix, columns)
+        assert product.dtype == dtype
+        assert np.abs(product - exact).max(initial=0) <= 4 * shape[1] * np.finfo(dtype).eps

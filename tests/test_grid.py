@@ -13,16 +13,16 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl import Fleet, InputError
+from codedfedl.report.comparison import UNITS
 from codedfedl.report.figures import save_figure
 from codedfedl.report.results import outcomes
 from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
-from codedfedl.report.units import UNITS
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import axis, cells
-from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.problem import embedded as original
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.clients import embedded as original
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.virtual import small
 from tests.waiting import interruptible
@@ -204,11 +204,11 @@ class TestSharing:
             embedded.append(given)
             return original(*given)
 
-        monkeypatch.setattr("codedfedl.simulation.playing.embedded", counted)
+        monkeypatch.setattr("codedfedl.simulation.experiment.embedded", counted)
         grid = {"redundancy": [0.1, 0.3], "fleet.k2": [0.5, 0.9], "training.step": [1.0, 2.0]}
         simulate(gridded(grid), RunDirectory(tmp_path / "run"))
         assert len(embedded) == 1
-        monkeypatch.setattr("codedfedl.simulation.units._SETTINGS_AT_ONCE", 2)
+        monkeypatch.setattr("codedfedl.simulation.units.SETTINGS_AT_ONCE", 2)
         simulate(gridded(grid), RunDirectory(tmp_path / "few at once"))
         assert len(embedded) == 2
         for name in ("rounds", "clients", "settings"):

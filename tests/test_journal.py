@@ -19,9 +19,8 @@ import typer
 from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.registry import BoundTransport, Entry, Registry
 from codedfedl.federate.failures import nobody_arrived
-from codedfedl.federate.flower.registry import Entry, Registry
-from codedfedl.federate.flower.roles import BoundTransport
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import Node
 from codedfedl.federate.server import federate

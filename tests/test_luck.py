@@ -25,8 +25,7 @@ from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import Code
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream
-from codedfedl.simulation.clock import Clock
-from codedfedl.simulation.timeline import Exchange, Timeline
+from codedfedl.simulation.clock import Arrivals, Clock, Timeline
 
 CLIENTS, SEED = 40, 3
 POINTS = np.full((1, CLIENTS), 30)
@@ -59,7 +58,7 @@ def prepared() -> Timeline:
     return line
 
 
-def setup(line: Timeline, work: Work) -> Exchange:
+def setup(line: Timeline, work: Work) -> Arrivals:
     return line.exchange(Ask(work, Everyone(), setup=True), SETUP)
 
 
@@ -151,7 +150,7 @@ class TestProtection:
         ]
         self.check(work, *exchanges)
 
-    def check(self, work: Work, plain: Exchange, secure: Exchange) -> None:
+    def check(self, work: Work, plain: Arrivals, secure: Arrivals) -> None:
         """The difference is whole packets: those added, and how often they were lost."""
         added = packets(secure.arrival_times, plain.arrival_times)
         np.testing.assert_allclose(added, np.round(added), atol=1e-6)

@@ -26,9 +26,10 @@ from codedfedl.report.html import render_report
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded import CodedState
+from codedfedl.simulation.checkpoint import client_columns
 from codedfedl.simulation.engine import Setting, Simulation, entries
-from codedfedl.simulation.records import client_columns
-from codedfedl.simulation.run import prepare, simulate
+from codedfedl.simulation.experiment import simulate
+from codedfedl.simulation.units import prepare
 
 NAMES = ["steady", "jittery", "steady too", "very jittery"]
 ROUNDS = 1500
@@ -63,7 +64,7 @@ def played(delays: DelayModel) -> dict[str, Setting]:
     run = Simulation(problem, entries(task, delays, experiment.build_schemes()), 0)
     for _ in run.run():
         pass
-    return {setting.scheme.name: setting for setting in run.settings}
+    return {setting.scheme.info.name: setting for setting in run.settings}
 
 
 @pytest.mark.parametrize("kind", ["measured", "mixed"])

@@ -16,7 +16,7 @@ from codedfedl.models import Model, save_model
 from codedfedl.models.files import FORMAT
 from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of
 from tests.virtual import small

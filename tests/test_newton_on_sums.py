@@ -21,9 +21,9 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_on_sums import NewtonOnSums, SummedState
 from codedfedl.schemes.on_sums import on_sums
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation, entries
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.timeline import Exchange
+from codedfedl.simulation.experiment import simulate
 from tests.test_newton import SMALL, answer_of, everyone, newton_state, prepared
 from tests.test_private import experiment, played, simulation
 
@@ -177,7 +177,7 @@ class TestRuns:
         assert min(record.arrived.mean() for record in secure.rounds) < 1
 
     def test_the_server_sees_sums_of_integers_and_no_reply(self) -> None:
-        seen: list[tuple[Exchange, Inbox]] = []
+        seen: list[tuple[Arrivals, Inbox]] = []
         run = simulation(small(SECURE))
         run.listener = lambda _, exchange, inbox: seen.append((exchange, inbox))
         for _ in run.run():
@@ -217,7 +217,7 @@ class TestRuns:
         simulate(small(SECURE | {"rounds": 2}), directory)
         (outcome,) = outcomes(directory)
         assert outcome.disclosure == ["mixed", "sums"]
-        assert on_sums(CodedNewton()).disclosure == {Disclosure.MIXED, Disclosure.SUMS}
+        assert on_sums(CodedNewton()).info.disclosure == {Disclosure.MIXED, Disclosure.SUMS}
 
     def test_features_without_a_bound_are_refused(self) -> None:
         with pytest.raises(InputError, match="features with a bound"):

@@ -52,7 +52,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulation.evaluate import Batch, SimulatedClient
+from codedfedl.simulation.clients import Batch, SimulatedClient
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of, transport_of
 
@@ -461,7 +461,7 @@ def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
     said: list[str] = []
     if name in ("centralised", "gradient-coding"):
         with pytest.raises(InputError, match="which no node does: simulate it"):
-            make_scheme(name, {}).within(Limits(1.0, 1.0, 1, 1.0))
+            make_scheme(name, {}).check(limits=Limits(1.0, 1.0, 1, 1.0))
         return
     federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, said.append)
     assert not [sentence for sentence in said if "refused" in sentence]

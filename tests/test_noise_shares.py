@@ -25,9 +25,9 @@ from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.private import Private, PrivateState
 from codedfedl.schemes.private_budget import Budget
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.timeline import Exchange
+from codedfedl.simulation.experiment import simulate
 from tests.test_private import check_resumes_exactly, experiment, played, simulation
 
 SHARED: dict[str, Any] = {"name": "private", "hours": 0.5, "noise": "clients"}
@@ -204,7 +204,7 @@ class TestRuns:
         run = simulation(experiment(SHARED))
         seen: list[Summed] = []
 
-        def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
+        def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
             found = messages(setting, exchange, inbox, run.problem, run.seed)
             seen.extend(one for one in found if isinstance(one, Summed))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from codedfedl.learning.panels import Crew, times
-from codedfedl.simulation.threads import limited
+from codedfedl.simulation.pool import limited
 
 SHAPES = [
     (2000, 2000, 10),  # forty panels

@@ -16,7 +16,7 @@ from codedfedl.cli.federate_local import local_results
 from codedfedl.core.record import PARTS
 from codedfedl.federate.server import federate
 from codedfedl.federate.transport import Answered
-from codedfedl.report.conduct import client_marks
+from codedfedl.report.federation import client_marks
 from codedfedl.report.live import LiveView
 from codedfedl.report.story import Story
 from codedfedl.runs.config import Experiment

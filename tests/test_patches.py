@@ -16,8 +16,8 @@ from codedfedl.federate.server import federate
 from codedfedl.learning.features import Patches, Tiles, feature_map, patches
 from codedfedl.learning.features.patches import Tiling
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.run import simulate
 from tests.loopback import Script, experiment_of, transport_of
 from tests.virtual import small
 

@@ -28,10 +28,10 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.private import Private, PrivateState
+from codedfedl.simulation.clients import embedded
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation
-from codedfedl.simulation.problem import embedded
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.timeline import Exchange
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
 Q, C = 12, 3
@@ -146,13 +146,13 @@ class TestWholeClients:
 
     def test_the_account_is_for_clients(self) -> None:
         (setting,) = played(experiment({"name": "private", "unit": "client", "hours": 0.5}))
-        account = setting.scheme.privacy(setting.state)
+        account = setting.scheme.describe(setting.state).account
         assert account is not None
         assert account.document()["unit"] == "client"
         assert account.epsilon == pytest.approx(3.0, rel=1e-6)
         assert not account.sampled
         (other,) = simulation(experiment({"name": "private", "hours": 0.5})).settings
-        records = other.scheme.privacy(other.state)
+        records = other.scheme.describe(other.state).account
         assert records is not None
         # A quarter of a client's 144 points is hidden, and not one of them alone.
         assert account.releases[0].sigma > 10 * records.releases[0].sigma
@@ -264,7 +264,7 @@ class TestAccount:
     def test_the_budget_is_spent_exactly_by_what_is_released(self, epsilon: float) -> None:
         (setting,) = played(experiment({"name": "private", "epsilon": epsilon, "hours": 0.5}))
         state, scheme = setting.state, setting.scheme
-        account = scheme.privacy(state)
+        account = scheme.describe(state).account
         assert account is not None
         assert 0.97 * epsilon < account.epsilon <= epsilon
         moments, gradients = account.releases
@@ -279,7 +279,7 @@ class TestAccount:
         run = simulation(experiment({"name": "private", "epsilon": 1.0, "hours": 0.5}))
         state = run.settings[0].state
         assert isinstance(state, PrivateState)
-        account = scheme.privacy(state)
+        account = scheme.describe(state).account
         assert account is not None
         for place, direction in enumerate([None, np.eye(len(state.model))[0]]):
             ask = scheme.ask(replace(state, direction=direction))
@@ -306,7 +306,7 @@ class TestAccount:
             ask, nothing = cast(Ask, SimpleNamespace(least=2)), np.zeros(10)
             there = np.arange(10) < arrived
             outcome, loads = nothing.astype(np.int8), nothing.astype(np.int64)
-            exchange = Exchange(ask, 0, 1.0, there, outcome, loads, nothing)
+            exchange = Arrivals(ask, 0, 1.0, there, outcome, loads, nothing)
             assert len(run._noisy(sums, 5.0, exchange)) == count
 
     def test_without_a_sum_nothing_is_learnt_and_nothing_spent(self) -> None:

@@ -6,15 +6,15 @@ from typing import Any, NoReturn
 
 import pytest
 
+from codedfedl.federate.deploy.listener import QUIET_SECONDS, quietly
 from codedfedl.federate.flower import worker
-from codedfedl.federate.flower.quiet import QUIET, quietly
 
 ESCAPE = "\x1b[31m\x1b]0;title\x07"
 
 
 def test_one_sentence_a_minute_and_how_many_were_left_out() -> None:
     said: list[str] = []
-    times = iter([0.0, 0.0, 1.0, 2.0, QUIET, QUIET])
+    times = iter([0.0, 0.0, 1.0, 2.0, QUIET_SECONDS, QUIET_SECONDS])
     speak = quietly(said.append, lambda: next(times))
     for k in range(4):
         speak(f"refused {k}")

@@ -9,7 +9,7 @@ import pytest
 from codedfedl.experiments import built_in
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 
 pytestmark = [
     pytest.mark.slow,

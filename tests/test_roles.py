@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import tomli_w
 
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.keys import make_node_key
-from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of
-from codedfedl.federate.flower.roles import BoundTransport
-from codedfedl.federate.flower.server_app import federate_on
+from codedfedl.federate.deploy.keys import make_node_key
+from codedfedl.federate.deploy.registry import BoundTransport, Entry, Registry, fingerprint_of
+from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.memory import MemoryTransport
 from codedfedl.federate.shards import node_name, write_shards
@@ -75,8 +73,7 @@ def play(tmp_path: Path, registry: Registry | None) -> str:
     path.write_text(tomli_w.dumps(experiment.model_dump(exclude_none=True)))
     config = {"experiment": str(path), "out": str(out)}
     config |= {} if registry is None else {"registry": str(registry.path)}
-    context: Any = SimpleNamespace(run_config=config)
-    federate_on(Summing(tmp_path / "nodes", shards), context)
+    federate_on(Summing(tmp_path / "nodes", shards), config)
     return (out / "server.log").read_text()
 
 

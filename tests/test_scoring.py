@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from codedfedl.learning.metrics import accuracy
-from codedfedl.simulation.evaluate import stacked_predictions
-from codedfedl.simulation.scoring import Scores
+from codedfedl.simulation.metrics import Scores, stacked_predictions
 
 POINTS, Q, C = 4_000, 60, 5
 ROUNDS = 60

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binomtest, kstest
 
 from codedfedl import Coded, Fleet, InputError, Server, plan
-from codedfedl.core.protocol import Ask, Inbox, Task
+from codedfedl.core.protocol import Ask, Inbox, Info, Task
 from codedfedl.data import load_dataset
 from codedfedl.federate.server import federate
 from codedfedl.fleet.built_in import paper_fleet
@@ -25,7 +25,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.uncoded import Uncoded
 from codedfedl.simulation.engine import Listener, Setting, Simulation, entries
-from codedfedl.simulation.run import prepare
+from codedfedl.simulation.units import prepare
 from tests.loopback import experiment_of, transport_of
 from tests.virtual import small
 
@@ -36,7 +36,7 @@ FEATURES, LABELS, POINTS = 4, 2, 6
 class Timed(Uncoded):
     """A scheme of somebody's own that times the server."""
 
-    name: ClassVar[str] = "timed"
+    info: ClassVar[Info] = replace(Uncoded.info, name="timed")
 
     def ask(self, state: Any) -> Ask | None:
         ask = super().ask(state)

@@ -27,10 +27,10 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private
+from codedfedl.simulation.clients import embedded
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation
-from codedfedl.simulation.problem import embedded
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.timeline import Exchange
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
 CLIENTS = 8
@@ -200,7 +200,7 @@ def first_sums(one: Experiment, inputs: np.ndarray) -> tuple[np.ndarray, float]:
     parts = deal(unit)
     heard: list[np.ndarray] = []
 
-    def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
+    def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
         if inbox.sums and not heard:
             numbers = inbox.total("moments").astype(np.uint32).view(np.int32)
             heard.append(numbers / exchange.ask.work.scale)  # type: ignore[attr-defined]
@@ -208,7 +208,7 @@ def first_sums(one: Experiment, inputs: np.ndarray) -> tuple[np.ndarray, float]:
     problem = embedded(unit.dataset, parts, unit.features, "cpu")
     run = Simulation(problem, entries_of(unit, parts), unit.seed, listen)
     next(run.run())
-    account = run.settings[0].scheme.privacy(run.settings[0].state)
+    account = run.settings[0].scheme.describe(run.settings[0].state).account
     assert account is not None
     sensitivity = account.releases[0].sensitivity
     return heard[0], float(np.max(sensitivity))

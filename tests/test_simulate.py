@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from codedfedl import Fleet, InputError
 from codedfedl.core.client import Gradient
 from codedfedl.core.encoding import Parity
+from codedfedl.core.protocol import Ask
 from codedfedl.core.waiting import Everyone, Fastest, Next, Until, Wait, arrivals
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.learning.codes import Code
@@ -21,24 +22,27 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.simulation.clients import Batch, SimulatedClient
 from codedfedl.simulation.engine import Simulation, entries
-from codedfedl.simulation.evaluate import (
-    Batch,
-    Evaluator,
-    Query,
-    SimulatedClient,
-)
+from codedfedl.simulation.experiment import simulate
+from codedfedl.simulation.fast import FastSums, Question
 from codedfedl.simulation.parities import composite_parities
-from codedfedl.simulation.run import prepare, simulate
+from codedfedl.simulation.units import prepare
 from tests.virtual import final_of, played, seconds_of, simulation, small
 
 KILLED_AFTER = (1, 3, 8, 9, 14)  # rounds, of eight for each seed
 
 
-def client_gradient(batches: list[Batch], client: int, query: Query) -> Any:
+def client_gradient(batches: list[Batch], client: int, asked: Question) -> Any:
     """Return what one client sends, as `core.client` says."""
-    work, held = Gradient(query.batch), SimulatedClient(batches, client, 0)
-    return work.answer(held, int(query.loads[client]), query.model).arrays["gradient"]
+    held = SimulatedClient(batches, client, 0)
+    answer = asked.ask.work.answer(held, int(asked.loads[client]), asked.model)
+    return answer.arrays["gradient"]
+
+
+def question(batch: int, loads: Any, arrived: Any, model: Any) -> Question:
+    """Return what a setting asks of a mini-batch."""
+    return Question("any", Ask(Gradient(batch), Everyone(), loads), loads, arrived, model)
 
 
 @pytest.mark.parametrize("far", [100.0, 1e6])
@@ -66,7 +70,7 @@ def test_labels_far_from_zero_cost_no_rounds(far: float) -> None:
     assert min(scores[0]) > 0.1
 
 
-class TestEvaluator:
+class TestFastSums:
     @settings(max_examples=30)
     @given(data=st.data())
     def test_equals_the_sum_of_answers(self, data: st.DataObject) -> None:
@@ -82,32 +86,25 @@ class TestEvaluator:
             m, offsets = int(held.sum()), np.concatenate([[0], np.cumsum(held)])
             batches.append(Batch(rng.normal(size=(m, q)), rng.normal(size=(m, c)), offsets))
         own = Quadratic.of(rng.standard_normal((5, q)), rng.standard_normal((5, c)))
-        queries = []
+        asked = []
         for k in range(6):
             number = data.draw(st.integers(0, 1))
             held = np.diff(batches[number].offsets)
             loads = held if k == 0 else rng.integers(0, held + 1)
             arrived = (rng.random(n) < 0.6) & (loads > 0)
             model = rng.standard_normal((q, c))
-            queries.append(Query(number, loads, arrived, model, own if k % 2 else None))
-        evaluator = Evaluator(batches)
+            asked.append(question(number, loads, arrived, model))
+        fast = FastSums(batches)
         for steady in (False, True):  # from the points, and with Gram matrices
-            queries = [replace(query, steady=steady) for query in queries]
-            for query, inbox in zip(queries, evaluator.inboxes(queries), strict=True):
+            asked = [replace(each, steady=steady) for each in asked]
+            for each, inbox in zip(asked, fast.gradients(asked), strict=True):
                 expected = np.zeros((q, c))
-                for j in np.flatnonzero(query.arrived):
-                    expected = expected + client_gradient(batches, int(j), query)
+                for j in np.flatnonzero(each.arrived):
+                    expected = expected + client_gradient(batches, int(j), each)
                 np.testing.assert_allclose(inbox.total(), expected, atol=1e-10)
-                both = inbox.plus(own, query.model)
-                np.testing.assert_allclose(both, expected + own.gradient(query.model), atol=1e-10)
-                assert inbox.points == query.loads[query.arrived].sum()
-        for number in (0, 1):  # a GPU's way gives the same, with Gram matrices for some or none
-            some = [query for query in queries if query.batch == number]
-            known = [evaluator.grams.of(number, one.loads, one.adds) for one in some]
-            for quadratics in (known, [None] * len(some), [*known[:1], *[None] * len(known[1:])]):
-                if some:
-                    one, other = (way(some, quadratics) for way in _ways(evaluator))
-                    np.testing.assert_allclose(other, one, atol=1e-10)
+                both = inbox.plus(own, each.model)
+                np.testing.assert_allclose(both, expected + own.gradient(each.model), atol=1e-10)
+                assert inbox.points == each.loads[each.arrived].sum()
 
     @pytest.mark.parametrize("code", [Code(), Code("sparse", 2), Code("dealt", 2)])
     def test_composite_parity_is_the_sum_of_answers(self, code: Code) -> None:
@@ -139,21 +136,16 @@ class TestEvaluator:
         batch = run.problem.batches[0]
         model = Quadratic.of(batch.features, batch.targets).minimum(1.0).astype(np.float32) / 2
         loads = run.settings[0].state.task.points[0]
-        query = Query(0, loads, np.arange(len(loads)) != 2, model)
-        (found,) = run.evaluator.inboxes([query])
+        half_way = question(0, loads, np.arange(len(loads)) != 2, model)
+        (inbox,) = FastSums(run.problem.batches).gradients([half_way])
         exact = Batch(
             batch.features.astype(np.float64), batch.targets.astype(np.float64), batch.offsets
         )
-        begin = Query(0, loads, query.arrived, 0 * model)
         expected, start = (
-            sum(client_gradient([exact], int(j), one) for j in np.flatnonzero(query.arrived))
-            for one in (query, begin)
+            sum(client_gradient([exact], int(j), each) for j in np.flatnonzero(each.arrived))
+            for each in (half_way, replace(half_way, model=0 * model))
         )
-        assert np.abs(found.total() - expected).max() < 1e-5 * np.abs(start).max()
-
-
-def _ways(evaluator: Evaluator) -> list[Any]:
-    return [evaluator._one_by_one, evaluator._all_at_once]
+        assert np.abs(inbox.total() - expected).max() < 1e-5 * np.abs(start).max()
 
 
 class TestWaiting:
@@ -332,7 +324,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(folder / "whole", folder / str(rounds))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codedfedl.simulation.playing._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        patch.setattr("codedfedl.simulation.experiment.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
         simulate(small(seeds=[0, 1]), RunDirectory(folder / "whole"), watch=keep)
     return folder
 
@@ -458,6 +450,6 @@ def test_pytorch_gives_the_same_models() -> None:
             pass
         found.append([np.asarray(setting.state.model) for setting in run.settings])
     for setting, one, other in zip(run.settings, *found, strict=True):
-        solves = setting.scheme.name in {"one-shot", "sketch-solve", "coded-newton"}
+        solves = setting.scheme.info.name in {"one-shot", "sketch-solve", "coded-newton"}
         tolerance = 1e-3 if solves else 1e-5
         np.testing.assert_allclose(other, one, rtol=0, atol=tolerance * np.abs(one).max())

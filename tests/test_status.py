@@ -17,7 +17,7 @@ from codedfedl.federate.server import federate
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.observing import Status, StatusFile, reason
-from codedfedl.simulation.run import simulate
+from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of
 from tests.virtual import small

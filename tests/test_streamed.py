@@ -5,17 +5,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from codedfedl import Experiment
 from codedfedl.data import Dataset
 from codedfedl.data.rows import Rows
 from codedfedl.learning.features import FeatureMap, Identity, RandomFourier, Structured
 from codedfedl.runs.grid import cells
-from codedfedl.simulation import evaluate, streamed
+from codedfedl.simulation import clients
+from codedfedl.simulation.clients import Batch, Streamed, embedded
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.problem import embedded
-from codedfedl.simulation.streamed import Streamed, ahead
 from codedfedl.simulation.units import Unit, deal, entries_of
 
 CLIENTS, POINTS = 6, 150
@@ -69,8 +68,7 @@ def _played(scheme: dict[str, object], *, stream: bool) -> Simulation:
 def test_every_scheme_ends_with_the_same_model(
     scheme: dict[str, object], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (streamed, evaluate):  # groups of one client, and of some
-        monkeypatch.setattr(module, "POINTS_AT_ONCE", at_once)
+    monkeypatch.setattr(clients, "STREAMED_POINTS", at_once)
     kept, made = (_played(scheme, stream=stream).settings[0] for stream in (False, True))
     assert [one.seconds for one in made.records] == [one.seconds for one in kept.records]
     # Sums of float32 in another order: 2⁻²⁴ for each of some hundred additions.
@@ -85,32 +83,9 @@ def test_rows_are_those_of_all_features(features: FeatureMap) -> None:
     every = features.transform(inputs[points])
     lazy = Streamed(features, inputs, points)
     assert lazy.shape == every.shape
-    lazy.embed(np.array([3, 4, 5, 9, 10]))
     for rows in (slice(3, 6), slice(4, 5), slice(9, 11), slice(5, 10), slice(0, 0), slice(None)):
         assert_allclose(lazy[rows], every[rows], atol=1e-6)
     assert_allclose(lazy[np.array([7, 2])], every[[7, 2]], atol=1e-6)
-
-
-def test_rows_are_embedded_once_and_forgotten() -> None:
-    class Counted(Rows):
-        asked = 0
-        shape = (10, 2)
-
-        def __getitem__(self, rows: Any) -> npt.NDArray[np.float32]:
-            found: npt.NDArray[np.float32] = np.arange(20, dtype=np.float32).reshape(10, 2)[rows]
-            Counted.asked += len(found)
-            return found
-
-    rows: Any = Counted()
-    lazy = Streamed(Identity(), rows, np.arange(10)[::-1])
-    (group,) = ahead([lazy], [np.array([1, 6])], [np.array([2, 3])])
-    assert (group, Counted.asked) == (slice(0, 2), 5)
-    for _ in ahead([lazy], [np.array([1, 6])], [np.array([2, 3])]):
-        assert_array_equal(lazy[1:3][:, 0], [16, 14])
-        assert_array_equal(lazy[6:9][:, 0], [6, 4, 2])
-        assert Counted.asked == 10
-    assert_array_equal(lazy[1:3][:, 0], [16, 14])
-    assert Counted.asked == 12
 
 
 def test_points_that_are_made_when_needed_are_not_copied() -> None:
@@ -124,3 +99,15 @@ def test_points_that_are_made_when_needed_are_not_copied() -> None:
     labels = np.array([0, 1, 0, 1])
     data = Dataset("zeros", rows, labels, np.zeros((1, 2)), labels[:1], classes=2)
     assert data.inputs is rows
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 9, 100])
+def test_groups_hold_every_client_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "STREAMED_POINTS", at_once)
+    inputs, offsets = np.zeros((12, 2), np.float32), np.array([0, 4, 4, 9, 12])
+    lazy: Any = Streamed(Identity(), inputs, np.arange(12))
+    groups = list(Batch(lazy, np.zeros((12, 1)), offsets).groups())
+    assert [j for group in groups for j in range(group.start, group.stop)] == [0, 1, 2, 3]
+    points = [int(offsets[group.stop] - offsets[group.start]) for group in groups]
+    single = [group.stop - group.start == 1 for group in groups]
+    assert all(few <= at_once or alone for few, alone in zip(points, single, strict=True))

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message
 
 from codedfedl.data import load_dataset
-from codedfedl.federate.flower.client_app import node_from, respond
+from codedfedl.federate.flower.apps import node_from, respond
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.node_config import NodeConfig

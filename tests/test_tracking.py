@@ -80,7 +80,7 @@ def test_a_tracker_sees_what_the_tables_have(tmp_path: Path, jobs: int) -> None:
 def test_a_resumed_run_tells_everything_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codedfedl.simulation.playing._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr("codedfedl.simulation.experiment.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     first, rounds = Kept(), 0
 
     class Stops(Kept):

@@ -16,12 +16,10 @@ import pytest
 from codedfedl.errors import InputError
 from codedfedl.io.files import memory
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation import side_by_side
-from codedfedl.simulation.playing import is_done
+from codedfedl.simulation import experiment as experiments
+from codedfedl.simulation.experiment import is_done, simulate, simulate_all
+from codedfedl.simulation.pool import limited, usable_threads
 from codedfedl.simulation.progress import Progress, is_end, unit_of
-from codedfedl.simulation.run import simulate
-from codedfedl.simulation.side_by_side import Job, simulate_all
-from codedfedl.simulation.threads import limited, usable_threads
 from tests.conftest import Run
 from tests.virtual import small
 
@@ -94,7 +92,7 @@ def test_what_one_process_began_two_finish(
         if what.startswith("seed 0, part 2") and progress is not None and progress.round == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("codedfedl.simulation.playing._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr("codedfedl.simulation.experiment.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         simulate(experiment(), directory, watch=stop, threads=1)
     begun = directory.checkpoint()
@@ -131,7 +129,7 @@ def test_units_that_workers_left_between_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two feature maps with two settings each; of each map the second is left to be played."""
-    monkeypatch.setattr("codedfedl.simulation.units._SETTINGS_AT_ONCE", 1)
+    monkeypatch.setattr("codedfedl.simulation.units.SETTINGS_AT_ONCE", 1)
     schemes = [
         {"name": "coded", "redundancy": redundancy, "features": features}
         for features in ("fourier", "structured")
@@ -274,7 +272,7 @@ def test_no_scheduler_is_said_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("codedfedl.simulation.cluster._SECONDS_TO_CONNECT", 1)
+    monkeypatch.setattr("codedfedl.simulation.pool.SECONDS_TO_CONNECT", 1)
     with pytest.raises(InputError, match="no scheduler answers there"):
         simulate(experiment(), RunDirectory(tmp_path / "run"), dask="tcp://127.0.0.1:9")
     assert not (tmp_path / "run").exists()
@@ -285,17 +283,17 @@ class TestSideBySide:
 
     @pytest.fixture(autouse=True)
     def _two_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(side_by_side, "usable_threads", lambda: 2)
-        monkeypatch.setattr(side_by_side, "memory", lambda: 2.0**40)
+        monkeypatch.setattr(experiments, "usable_threads", lambda: 2)
+        monkeypatch.setattr(experiments, "memory", lambda: 2.0**40)
 
     def test_two_at_once_give_the_bits_of_each_alone(
         self, tmp_path: Path, alone: RunDirectory
     ) -> None:
         watcher = Watcher()
-        jobs = [Job(experiment(), RunDirectory(tmp_path / name)) for name in ("one", "two")]
+        jobs = [(experiment(), RunDirectory(tmp_path / name)) for name in ("one", "two")]
         simulate_all(jobs, watcher, data=None, device="cpu")
-        for job in jobs:
-            check_same_bits(job.directory, alone)
+        for _, directory in jobs:
+            check_same_bits(directory, alone)
         ended = [what for what, _ in watcher.told if is_end(what)]
         assert sorted(ended) == [
             f"{name}, seed {k}, part {part} of 2: done"
@@ -308,18 +306,18 @@ class TestSideBySide:
     def test_one_after_the_other_in_this_process(
         self, tmp_path: Path, room: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(side_by_side, "memory", lambda: room)
-        monkeypatch.setattr(side_by_side, "processes", None)
+        monkeypatch.setattr(experiments, "memory", lambda: room)
+        monkeypatch.setattr(experiments, "on_processes", None)
         names = ("one", "two") if room < 2**40 else ("one",)
         quick = small(schemes=[{"name": "uncoded"}], seeds=[0])
-        jobs = [Job(quick, RunDirectory(tmp_path / name)) for name in names]
+        jobs = [(quick, RunDirectory(tmp_path / name)) for name in names]
         simulate_all(jobs, Watcher(), data=None, device="cpu")
-        assert all((job.directory.path / "rounds.parquet").is_file() for job in jobs)
+        assert all((directory.path / "rounds.parquet").is_file() for _, directory in jobs)
 
     def test_an_error_in_one_is_said_here(self, tmp_path: Path) -> None:
         (tmp_path / "two").write_text("not a folder")
         quick = small(schemes=[{"name": "uncoded"}], seeds=[0])
-        jobs = [Job(quick, RunDirectory(tmp_path / name)) for name in ("one", "two")]
+        jobs = [(quick, RunDirectory(tmp_path / name)) for name in ("one", "two")]
         with pytest.raises(InputError, match="two"):
             simulate_all(jobs, Watcher(), data=None, device="cpu")
 
@@ -328,14 +326,14 @@ class TestSideBySide:
             if progress is not None:
                 raise KeyboardInterrupt
 
-        jobs = [Job(experiment(), RunDirectory(tmp_path / name)) for name in ("one", "two")]
+        jobs = [(experiment(), RunDirectory(tmp_path / name)) for name in ("one", "two")]
         with pytest.raises(KeyboardInterrupt):
             simulate_all(jobs, stop, data=None, device="cpu")
-        found = [job.directory.status.read() for job in jobs]  # one may not have begun
+        found = [directory.status.read() for _, directory in jobs]  # one may not have begun
         assert {one.error for one in found if one is not None} == {"interrupted"}
         simulate_all(jobs, Watcher(), data=None, device="cpu")
-        for job in jobs:
-            check_same_bits(job.directory, alone)
+        for _, directory in jobs:
+            check_same_bits(directory, alone)
 
 
 def test_a_container_has_the_memory_that_it_is_given(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from codedfedl.data import load_dataset
 from codedfedl.learning.features import RandomFourier
 from codedfedl.runs.config import Experiment
 from codedfedl.simulation.engine import Entry, Setting, Simulation, entries
-from codedfedl.simulation.run import prepare
+from codedfedl.simulation.units import prepare
 
 __all__ = [
     "SMALL",
@@ -54,13 +54,15 @@ def experiment_of(schemes: Sequence[dict[str, Any]], **changes: Any) -> Experime
     return Experiment.model_validate(tables | changes)
 
 
-def simulation_of(schemes: Mapping[str, Scheme], seed: int = 0, **changes: Any) -> Simulation:
+def simulation_of(
+    schemes: Mapping[str, Scheme], seed: int = 0, *, fast: bool = True, **changes: Any
+) -> Simulation:
     """Return a simulation of schemes, by their labels, that share a task and a fleet."""
     experiment = experiment_of([{"name": "uncoded"}], **changes)
     features = RandomFourier(experiment.features.n_components, 2.0, seed)
     problem, task, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
     made: list[Entry] = entries(task, fleet, schemes)
-    return Simulation(problem, made, seed)
+    return Simulation(problem, made, seed, fast=fast)
 
 
 def play(simulation: Simulation) -> dict[str, Setting]:

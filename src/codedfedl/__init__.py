@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codedfedl.api import read_experiment, simulate
     from codedfedl.arrays import Array
-    from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
+    from codedfedl.core.protocol import Ask, Description, Inbox, Info, Reply, Scheme, State, Task
     from codedfedl.core.waiting import Everyone, Fastest, Next, Until
     from codedfedl.core.work import Answer, Client, Work
     from codedfedl.data import Dataset, load_dataset
@@ -67,6 +67,7 @@ __all__ = [
     "Dataset",
     "DelayModel",
     "DelayParameters",
+    "Description",
     "Devices",
     "Everyone",
     "Experiment",
@@ -76,6 +77,7 @@ __all__ = [
     "Fleet",
     "Greedy",
     "Inbox",
+    "Info",
     "InputError",
     "MeasuredDelays",
     "MixedDelays",
@@ -121,7 +123,7 @@ __all__ = [
 _MODULES = {
     "api": ("read_experiment", "simulate"),
     "arrays": ("Array",),
-    "core.protocol": ("Ask", "Inbox", "Reply", "Scheme", "State", "Task"),
+    "core.protocol": ("Ask", "Description", "Inbox", "Info", "Reply", "Scheme", "State", "Task"),
     "core.waiting": ("Everyone", "Fastest", "Next", "Until"),
     "core.work": ("Answer", "Client", "Work"),
     "data": ("Dataset", "load_dataset"),

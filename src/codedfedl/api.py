@@ -14,8 +14,8 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
 from codedfedl.runs.grid import cells
+from codedfedl.simulation.experiment import simulate as play
 from codedfedl.simulation.progress import Progress, Watch
-from codedfedl.simulation.run import simulate as play
 from codedfedl.tracking import Broadcast, Tracker
 
 __all__ = ["read_experiment", "simulate", "tracked"]

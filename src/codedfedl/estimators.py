@@ -44,20 +44,21 @@ from codedfedl.learning.features import (
     Tiles,
     encoder_of,
     feature_map,
+    map_settings,
     typical_sigma,
 )
 from codedfedl.learning.features.encoder import names_encoder
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.models.files import map_settings, save_model
+from codedfedl.models.files import save_model
 from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
 from codedfedl.planning.private import PrivatePlan
 from codedfedl.random import stream
 from codedfedl.schemes import Scheme, scheme_class, scheme_for
+from codedfedl.simulation.clients import embedded, task_of
 from codedfedl.simulation.engine import Setting, Simulation, entries
-from codedfedl.simulation.privacy import privacy_facts
-from codedfedl.simulation.problem import embedded, task_of
+from codedfedl.simulation.models import privacy_facts
 
 __all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
 
@@ -118,7 +119,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
         given = self._drawn(self.sigma_, seed, tiles)
-        drawn = scheme.features or given
+        drawn = scheme.info.features or given
         self.feature_map_: FeatureMap = drawn if self.encoder_ is None else given
         schedule = Schedule(self.step, 1.0, ())
         task = task_of(
@@ -128,12 +129,11 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             epochs=self.epochs,
             schedule=schedule,
             ridge=self.ridge,
-            seed=seed,
         )
         fleet = fleet_of(known, names, task.workload, task.points[0], seed)
         scheme.check(fleet)
         problem = embedded(dataset, parts, self.feature_map_, "cpu")
-        simulation = Simulation(problem, entries(task, fleet, {scheme.name: scheme}), seed)
+        simulation = Simulation(problem, entries(task, fleet, {scheme.info.name: scheme}), seed)
         for _ in simulation.run():
             pass
         self._keep(simulation.settings[0], fleet)
@@ -200,7 +200,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
     def _is_private(self) -> bool:
         """Whether nothing but the scheme's own sums may read the points."""
         scheme = scheme_class(self.scheme) if isinstance(self.scheme, str) else self.scheme
-        return only_private(getattr(scheme, "disclosure", ()))
+        return isinstance(scheme, type | Scheme) and only_private(scheme.info.disclosure)
 
     def _scheme(self, most_points: int) -> Scheme:
         """Return the scheme; one given by name mixes less if no client has many points."""
@@ -215,8 +215,9 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         state = setting.state
         self.coef_ = np.asarray(state.model, dtype=np.float64)
         self.fleet_ = fleet
-        self.plan_: Plan | ColdStart | PrivatePlan | None = setting.scheme.plan(state)
-        self.privacy_ = privacy_facts(setting.scheme.privacy(state))
+        described = setting.scheme.describe(state)
+        self.plan_: Plan | ColdStart | PrivatePlan | None = described.plan
+        self.privacy_ = privacy_facts(described.account)
         recorded = round_columns(setting.records)
         columns = ("round", "training_hours", "total_hours", "arrived")
         scores = {} if self._is_private else {"score": recorded["metric"]}
@@ -247,7 +248,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         features = self.feature_map_ if self.encoder_ is None else self.encoder_
         calibrated = f"{self._points_seen:,} of the training points"
         card = {
-            "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.name,
+            "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.info.name,
             "features": map_settings(features),
             "clients": len(self.fleet_.points),
             "rounds": self.n_iter_,

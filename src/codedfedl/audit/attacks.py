@@ -16,7 +16,7 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.audit.messages import Mixed, Parts, Summed, factors, known_sum, parts
 from codedfedl.audit.records import Records, planted
 from codedfedl.learning.codes import Code
-from codedfedl.simulation.problem import Problem
+from codedfedl.simulation.clients import Problem
 
 __all__ = ["KnowsAllElse", "KnowsThePopulation"]
 

@@ -17,10 +17,9 @@ from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.learning.codes import Code, point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
+from codedfedl.simulation.clients import Problem, SimulatedClient
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
-from codedfedl.simulation.evaluate import SimulatedClient
-from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.timeline import Exchange
 
 __all__ = ["Mixed", "Parts", "Summed", "check_work", "factors", "known_sum", "messages", "parts"]
 
@@ -105,7 +104,7 @@ def check_work(work: Work) -> None:
 
 
 def messages(
-    setting: Setting, exchange: Exchange, inbox: Inbox, problem: Problem, seed: int
+    setting: Setting, exchange: Arrivals, inbox: Inbox, problem: Problem, seed: int
 ) -> Iterator[Summed | Mixed]:
     """Yield what the server received: only sums if it sees no more, otherwise every answer."""
     ask, question = exchange.ask, setting.driver.question

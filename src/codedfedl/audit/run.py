@@ -15,9 +15,9 @@ from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.privacy.auditing import Guesses, area, epsilon_bound, guess, true_positives
 from codedfedl.random import stream
+from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Entry, Setting, Simulation
-from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.timeline import Exchange
 
 __all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit", "audit"]
 
@@ -118,11 +118,12 @@ def audit(
         With fewer non-members, a false-positive rate of 0.1% cannot be measured.
     """
     state = entry.scheme.start(entry.task, entry.fleet, None)
-    account = entry.scheme.privacy(state)
+    described = entry.scheme.describe(state)
+    account = described.account
     claimed = inf if account is None else account.epsilon
     delta = _DELTA if account is None else account.delta
     held = entry.task.held
-    order, room = _heaviest(entry.scheme.plan(state), held, canaries)
+    order, room = _heaviest(described.plan, held, canaries)
     luck = stream(seed, "audit", _CANARIES)
     slots = first_slots(problem.batches, canaries, order, room)
     made = crafted(problem.batches, slots, luck)
@@ -171,7 +172,7 @@ def _attacked(
     attack = attacker(here, records, seed)
     plain = 0
 
-    def listen(setting: Setting, exchange: Exchange, inbox: Inbox) -> None:
+    def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
         nonlocal plain
         check_work(exchange.ask.work)
         without = not exchange.ask.noise and not getattr(exchange.ask.work, "noise", 0.0)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from codedfedl.audit.run import Audit
     from codedfedl.runs.config import Experiment
+    from codedfedl.simulation.clients import Problem
     from codedfedl.simulation.engine import Entry
-    from codedfedl.simulation.problem import Problem
 
 __all__ = ["audit_command"]
 
@@ -120,7 +120,7 @@ def _settings(
     """Yield data, setting and seed of all that is audited."""
     from codedfedl.io.names import nearest
     from codedfedl.runs.grid import cells
-    from codedfedl.simulation.problem import embedded
+    from codedfedl.simulation.clients import embedded
     from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
     every = cells(experiment)

@@ -16,7 +16,7 @@ from codedfedl.learning.features import Patches, Structured, Tiles
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
 from codedfedl.planning.maps import MapCost, MapPlan, best_map, plan_maps
-from codedfedl.report.plan_table import duration
+from codedfedl.report.fleet_tables import duration
 
 if TYPE_CHECKING:
     from codedfedl.cli.plan import WorkOptions

@@ -14,7 +14,7 @@ from codedfedl.cli.output import say, wrote
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.programs import Superlink
+    from codedfedl.federate.flower.superlink import Superlink
 
 __all__ = ["federate"]
 
@@ -29,12 +29,11 @@ LinkAddress = Annotated[
 
 def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
     """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
-    from codedfedl.federate.flower.programs import Superlink, check_engine
+    from codedfedl.federate.flower.programs import check_engine
+    from codedfedl.federate.flower.superlink import Superlink, running
 
     check_engine()
     if superlink is None:
-        from codedfedl.federate.flower.superlink import running
-
         return running(home.resolve())
     if authority is not None and not authority.is_file():
         raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
@@ -73,7 +72,7 @@ def serve_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.deploy.keys import Keys
     from codedfedl.federate.flower.superlink import ServerSettings, serve
 
     if (keys is None) != insecure:
@@ -98,7 +97,7 @@ def key_command(name: str, *, folder: Path = Path()) -> None:
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import make_node_key
+    from codedfedl.federate.deploy.keys import make_node_key
 
     private, public = make_node_key(folder, name)
     say(f"{private} stays here; give {public} to the operator")
@@ -128,8 +127,8 @@ def register_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
-    from codedfedl.federate.flower.registry import ROLES
+    from codedfedl.federate.deploy.keys import check_name
+    from codedfedl.federate.deploy.registry import ROLES
 
     if name is not None and len(keys) > 1:
         raise InputError(
@@ -165,7 +164,7 @@ def revoke_command(
     who
         A node's name, or the file of its public key.
     """
-    from codedfedl.federate.flower.registry import fingerprint_of
+    from codedfedl.federate.deploy.registry import fingerprint_of
 
     node = fingerprint_of(Path(who)) if Path(who).is_file() else who
     say(f"revoked {link_of(home, superlink, authority).revoke(node)}")
@@ -291,7 +290,7 @@ def keys_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import make_keys
+    from codedfedl.federate.deploy.keys import make_keys
 
     if not 0 < days < math.inf:
         raise InputError(f"--days is {days:g}: must be above 0")

@@ -25,7 +25,7 @@ from codedfedl.federate.node_config import NodeConfig
 if TYPE_CHECKING:
     from codedfedl.core.protocol import Scheme
     from codedfedl.data import Dataset
-    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.deploy.keys import Keys
     from codedfedl.runs.config import Experiment
     from codedfedl.runs.directory import RunDirectory
 
@@ -104,11 +104,11 @@ class TrainingOptions:
             encoder=encoder,
             works=module if colon else None,
         )
-        if not needs_helper(scheme.disclosure):
+        if not needs_helper(scheme.info.disclosure):
             return config
-        private = only_private(scheme.disclosure)
+        private = only_private(scheme.info.disclosure)
         cap = max(EPSILON_CAP, self.epsilon or 0.0) if private else inf
-        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
+        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.info.disclosure
         return replace(config, epsilon_cap=cap, parity=parity)
 
 
@@ -143,8 +143,8 @@ class SecurityOptions:
 
     def held(self, folder: Path, clients: int, *, helper: bool) -> "Keys | None":
         """Return the keys of --keys, or with --tls new ones in a folder."""
-        from codedfedl.federate.flower.keys import Keys
-        from codedfedl.federate.flower.local import local_keys
+        from codedfedl.federate.deploy.keys import Keys
+        from codedfedl.federate.deploy.local import local_keys
 
         if self.keys is not None:
             return Keys(self.keys)
@@ -227,19 +227,19 @@ def _train(
     """Run the federation; return which nodes were killed, and after which round."""
     from codedfedl.cli.following import LOCAL, ended_by_signals, follow_local
     from codedfedl.core.disclosure import only_private
-    from codedfedl.federate.flower.keys import Keys
-    from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
+    from codedfedl.federate.deploy.keys import Keys
+    from codedfedl.federate.deploy.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
     from codedfedl.runs.federation import scheme_of
-    from codedfedl.simulation.side_doors import refuse_own_scale
+    from codedfedl.simulation.units import refuse_own_scale
 
     if port is not None:
         check_port(port)
     loaded = experiment.data.load(data)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
-    if only_private(scheme.disclosure):
-        refuse_own_scale(loaded, scheme.name)
+    if only_private(scheme.info.disclosure):
+        refuse_own_scale(loaded, scheme.info.name)
     is_text = experiment.data.text is not None
     node = training.node(scheme, experiment.features.encoder, text=is_text)
     has_helper = node.epsilon_cap is not None

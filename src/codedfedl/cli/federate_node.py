@@ -69,7 +69,7 @@ def node_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.deploy.keys import check_name
     from codedfedl.federate.flower.supernode import NodeSettings, run_node
 
     check_name(config.name)
@@ -116,7 +116,7 @@ def helper_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.deploy.keys import check_name
     from codedfedl.federate.flower.supernode import NodeSettings, run_answerer
     from codedfedl.federate.helper import HelperNode
 

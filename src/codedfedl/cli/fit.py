@@ -46,7 +46,7 @@ def fit_command(
     """
     from codedfedl.fitting.fit import fit
     from codedfedl.fitting.traces import read_traces
-    from codedfedl.report.fit_table import fit_view
+    from codedfedl.report.fleet_tables import fit_view
 
     _check_destinations(traces, out, measured, figure)
     times = read_traces(traces)
@@ -58,7 +58,7 @@ def fit_command(
             wrote(path)
     if figure is not None:
         from codedfedl.report.figures import save_figure
-        from codedfedl.report.fit_figure import fit_figure
+        from codedfedl.report.fleet_figures import fit_figure
 
         save_figure(fit_figure(fitted), figure)
         wrote(figure)

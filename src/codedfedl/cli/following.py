@@ -27,8 +27,8 @@ from codedfedl.runs.watching import Sight, look
 from codedfedl.tracking import open_tracker
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.local import LocalFederation
-    from codedfedl.federate.flower.programs import Superlink
+    from codedfedl.federate.deploy.local import LocalFederation
+    from codedfedl.federate.flower.superlink import Superlink
 
 __all__ = [
     "LOCAL",
@@ -160,8 +160,8 @@ def follow_local(running: "LocalFederation", directory: RunDirectory, kill: int)
     def look_after_nodes() -> bool:
         rounds = journal.rounds()
         if len(killed) < min(kill, rounds):
-            last = len(running.nodes) - 1 - len(killed)
-            running.signal_node(last, signal.SIGKILL)
+            last = len(running.shards) - 1 - len(killed)
+            running.send(running.names[last], signal.SIGKILL)
             killed[last] = rounds
         return ended()
 

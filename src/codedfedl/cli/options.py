@@ -37,7 +37,7 @@ __all__ = [
 _REPEATED = list[str] | None
 _SECTION = re.compile(r"^(?:Parameters|Attributes)\n-+\n", re.MULTILINE)
 _ENTRY = re.compile(r"(\w+)(?: : (.+))?")
-_SCHEME_NAME = re.compile(r'^    name: ClassVar\[str\] = "(.+)"$', re.MULTILINE)
+_SCHEME_NAME = re.compile(r'(?:Info\(\s*|\.info,\s*name=)"([a-z-]+)"')
 
 
 def known_experiments(prefix: str) -> list[str]:
@@ -95,7 +95,7 @@ Track = Annotated[
 Trust = Annotated[
     bool,
     typer.Option(
-        help="Import and run the Python code that the run directory names (module:Class).",
+        help="Import and run the Python code that the run directory or the model names.",
     ),
 ]
 Authority = Annotated[

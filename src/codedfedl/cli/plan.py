@@ -302,7 +302,7 @@ def _show(
 ) -> None:
     """Write, draw and print a plan; in JSON with more fields, and for people with more views."""
     from codedfedl.fleet.maximum import expected_maximum
-    from codedfedl.report.plan_table import plan_view
+    from codedfedl.report.fleet_tables import plan_view
 
     with progress("planning"):
         waiting = expected_maximum(clients, chosen.points)
@@ -315,7 +315,8 @@ def _show(
         chosen.write(output.out)
         wrote(output.out)
     if output.figure is not None:
-        from codedfedl.report.figures import plan_figure, save_figure
+        from codedfedl.report.figures import save_figure
+        from codedfedl.report.fleet_figures import plan_figure
 
         save_figure(plan_figure(chosen, clients), output.figure)
         wrote(output.figure)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import Data, Json, documented
+from codedfedl.cli.options import Data, Json, Trust, documented
 from codedfedl.cli.output import json_number, plain_table, print_json, results, show, wrote
 from codedfedl.io.files import TABLE_SUFFIXES, check_destination
 
@@ -36,6 +36,7 @@ def predict_command(
     out: Path | None = None,
     probabilities: bool = False,
     encoder: EncoderName = None,
+    trust: Trust = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +65,7 @@ def predict_command(
 
     if out is not None:
         check_destination(out, TABLE_SUFFIXES)
-    known = load_model(model, encoder)
+    known = load_model(model, encoder, trust=trust)
     given = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
     inputs = given.inputs if given.scaled else known.raw(given.inputs)
     predicted = known.predict(inputs)
@@ -132,6 +133,7 @@ def export_command(
     *,
     out: Path = Path("model.onnx"),
     encoder: EncoderName = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX: a graph from points to scores.
@@ -150,7 +152,7 @@ def export_command(
     from codedfedl.models.onnx import export_onnx
 
     check_destination(out, (".onnx",))
-    known = load_model(model, encoder)
+    known = load_model(model, encoder, trust=trust)
     export_onnx(known, out)
     show(as_json, {"model": str(model), "onnx": str(out), "inputs": known.inputs})
     wrote(out)

@@ -20,8 +20,8 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import parse_overrides
 from codedfedl.simulation import progress as watched_progress
+from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.progress import Progress, Watch
-from codedfedl.simulation.run import simulate
 from codedfedl.tracking import open_tracker
 
 __all__ = ["chosen_experiment", "run_experiment", "watched"]

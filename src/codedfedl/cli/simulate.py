@@ -107,9 +107,8 @@ def demo_command(
 
 
 def _show(outcomes: "list[Outcome]", out: Path, as_json: bool) -> None:
-    from codedfedl.report.rows import outcome_rows
-    from codedfedl.report.tables import outcome_view
-    from codedfedl.report.verdict import verdict
+    from codedfedl.report.comparison import verdict
+    from codedfedl.report.tables import outcome_rows, outcome_view
 
     document = {"run": str(out), "rows": outcome_rows(outcomes)}
     sentences = "\n" + "\n".join(verdict(outcomes))

@@ -73,11 +73,10 @@ def sweep_command(
     """
     from codedfedl.cli.running import run_experiment
     from codedfedl.experiments import named_experiment
+    from codedfedl.report.comparison import CLOCKS, best, races
     from codedfedl.report.figures import save_figure
-    from codedfedl.report.rows import outcome_rows
     from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
-    from codedfedl.report.tables import outcome_view
-    from codedfedl.report.verdict import CLOCKS, best, races
+    from codedfedl.report.tables import outcome_rows, outcome_view
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
 

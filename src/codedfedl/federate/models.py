@@ -7,7 +7,7 @@ import numpy as np
 from codedfedl.core.record import metric_name
 from codedfedl.data.scaling import Scaling
 from codedfedl.federate.evaluation import Evaluation
-from codedfedl.models.files import map_settings
+from codedfedl.learning.features import map_settings
 from codedfedl.models.model import Model
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

@@ -68,11 +68,13 @@ def federate(
         fit.fleet.write(directory.path / "fleet.csv")
         zero = np.zeros((workload.features, workload.labels), dtype=np.float32)
         state = start(scheme, experiment, members, fit, zero)
-        account = scheme.privacy(state)
+        account = scheme.describe(state).account
         if account is not None:
             keep_account(directory, experiment, account)
-        elif only_private(scheme.disclosure):
-            raise InputError("the scheme does not declare what it releases: give it a privacy()")
+        elif only_private(scheme.info.disclosure):
+            raise InputError(
+                "the scheme does not declare what it releases: return an account from describe"
+            )
         federation.begin(account)
         driver = Driver(scheme, state, config.rounds)
         watch = Watch(config.fall, state.task.held)
@@ -97,7 +99,7 @@ def federate(
             members=members,
             fleet=fit.fleet,
             planned_share=planned_share(scheme, driver.state),
-            facts=scheme.facts(driver.state) | evaluation.facts(),
+            facts={**scheme.describe(driver.state).facts, **evaluation.facts()},
             model=model,
         )
         journal.keep_gone(_part(federation))
@@ -152,7 +154,7 @@ def _assembled(
         federation_task(experiment, members),
         job_of(experiment, members.key, members),
     )
-    summed = needs_helper(scheme_of(experiment).disclosure)
+    summed = needs_helper(scheme_of(experiment).info.disclosure)
     kind = SummedFederation if summed else Federation
     return kind(transport, config, members, task, job, journal, say)
 

@@ -67,7 +67,7 @@ class Plain:
         if ask.noise:
             raise InputError(
                 f"a sum is asked for with noise {ask.noise:.6g}, and there is no account: give the "
-                "scheme a privacy()"
+                "scheme an account in describe"
             )
         return self._asked
 
@@ -107,7 +107,7 @@ class Noisy:
         if not math.isclose(asked, paid, rel_tol=1e-9):
             raise InputError(
                 f"a sum is asked for with noise {asked:.6g}, and the account has {paid:.6g} steps: "
-                "let ask and privacy() of the scheme agree"
+                "let ask and describe of the scheme agree"
             )
         return number
 

@@ -19,7 +19,7 @@ from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, rows_by_client
 from codedfedl.io.notebook import drawn, html_table
 
 if TYPE_CHECKING:
-    from codedfedl.report.picture import Picture
+    from codedfedl.report.figures import Picture
 
 __all__ = ["DOES_NOT_FIT", "FEWEST_TO_JUDGE", "Fit", "fit"]
 
@@ -92,7 +92,7 @@ class Fit:
 
     def plot(self) -> "Picture":
         """Draw what was measured against what the model says, client by client."""
-        return drawn("fit_figure:fit_figure", self)
+        return drawn("fleet_figures:fit_figure", self)
 
     def _repr_html_(self) -> str:
         known = [name for name in QUANTITIES if not np.isnan(self.intervals[name]).all()]

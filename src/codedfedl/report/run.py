@@ -12,11 +12,11 @@ import numpy as np
 from codedfedl.errors import InputError
 from codedfedl.io.notebook import html_table
 from codedfedl.models import Model, load_model
+from codedfedl.report.figures import Picture
 from codedfedl.report.html import main_figure, render_report
-from codedfedl.report.picture import Picture
 from codedfedl.report.reading import RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of, written
-from codedfedl.report.rows import outcome_rows
+from codedfedl.report.tables import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 
@@ -76,18 +76,14 @@ class Run:
     @cached_property
     def results(self) -> Any:
         """A row for each setting and seed: rounds and hours to the target, and the final metric."""
-        rows = outcome_rows(self.outcomes)
-        per_seed = ("rounds", "training_hours", "total_hours", "final")
-        flat = [
-            {
-                **{name: row[name] for name in ("setting", "scheme", "redundancy", "target")},
-                "seed": curve.seed,
-                **{name: row[name][place] for name in per_seed},
-            }
-            for row, outcome in zip(rows, self.outcomes, strict=True)
-            for place, curve in enumerate(outcome.seeds)
-        ]
-        return self._frame({name: [row[name] for row in flat] for name in flat[0]})
+        columns: dict[str, list[Any]] = {}
+        for row, outcome in zip(outcome_rows(self.outcomes), self.outcomes, strict=True):
+            row |= {"seed": [curve.seed for curve in outcome.seeds]}
+            for name in ("setting", "scheme", "redundancy", "target"):
+                columns.setdefault(name, []).extend([row[name]] * len(outcome.seeds))
+            for name in ("seed", "rounds", "training_hours", "total_hours", "final"):
+                columns.setdefault(name, []).extend(row[name])
+        return self._frame(columns)
 
     @property
     def model(self) -> Model:
@@ -107,16 +103,16 @@ class Run:
         return import_module(self.frames).DataFrame(dict(columns))
 
     def _repr_html_(self) -> str:
-        found = self.outcomes
+        outcomes = self.outcomes
         columns: dict[str, Iterable[Any]] = {
-            "setting": [o.setting for o in found],
-            "training h": [median_of_all(o.training_hours) for o in found],
-            "with set-up": [median_of_all(o.total_hours) for o in found],
-            "gain": [o.gain_total for o in found],
-            "final": [written(o.metric, float(np.median(o.final))) for o in found],
+            "setting": [o.setting for o in outcomes],
+            "training h": [median_of_all(o.training_hours) for o in outcomes],
+            "with set-up": [median_of_all(o.total_hours) for o in outcomes],
+            "gain": [o.gain_total for o in outcomes],
+            "final": [written(o.metric, float(np.median(o.final))) for o in outcomes],
         }
-        goals = {written(o.metric, o.target) for o in found if np.isfinite(o.target)}
-        goal = f": hours to {found[0].metric} {goals.pop()}" if len(goals) == 1 else ""
+        goals = {written(o.metric, o.target) for o in outcomes if np.isfinite(o.target)}
+        goal = f": hours to {outcomes[0].metric} {goals.pop()}" if len(goals) == 1 else ""
         title = self.experiment.title or self.path.name
         return html_table(columns, f"{title}{goal}", "Medians over seeds; – where one misses it.")
 
@@ -148,6 +144,5 @@ def _package(wanted: str | None) -> str:
         except ImportError:
             continue
         return name
-    missing = wanted or " nor ".join(FRAMES)
-    neither = "" if wanted else "neither "
-    raise InputError(f"{neither}{missing} is installed: install one to read a run as data frames")
+    missing = wanted or f"neither {' nor '.join(FRAMES)}"
+    raise InputError(f"{missing} is installed: install one to read a run as data frames")

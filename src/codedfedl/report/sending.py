@@ -1,4 +1,4 @@
-"""A finished run, or a federation, for a tracker."""
+"""A finished run, or a federation that goes on, for trackers."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,7 +32,7 @@ class Sender:
     def send(self) -> None:
         """Send what is new, of a federation that is not over too."""
         tables = RunTables(self.directory)
-        if not self.broadcast.trackers or _has_no_round(tables):
+        if not self.broadcast.trackers or tables.has_no_round:
             return
         columns = tables.rounds
         for row in range(self._sent, len(columns["round"])):
@@ -44,10 +44,6 @@ class Sender:
                 finite(str(columns["metric_name"][row]), values),
             )
         self._sent = len(columns["round"])
-
-
-def _has_no_round(tables: RunTables) -> bool:
-    return tables.sight is not None and tables.sight.tables() is None
 
 
 def send_run(

@@ -1,5 +1,6 @@
-"""Tables in the terminal."""
+"""Results as tables in the terminal, and as the JSON rows that scripts rely on."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,10 +9,47 @@ import numpy.typing as npt
 from rich.table import Table
 
 from codedfedl.core.record import PARTS
+from codedfedl.report.comparison import best, races, three_digits
 from codedfedl.report.results import Outcome, written
-from codedfedl.report.verdict import best, races, three_digits
 
-__all__ = ["outcome_view", "rounds_view"]
+__all__ = ["outcome_rows", "outcome_view", "rounds_view"]
+
+_ATTRIBUTES = (
+    *("dataset", "setting", "scheme", "fleet", "features", "optimiser", "disclosure"),
+    *("target", "metric", "rounds", "training_hours", "total_hours", "final"),
+    *("gain", "gain_total", "reference", "points_per_parity_row"),
+    *("chance", "above_chance", "diverged"),
+)
+_FACTS = (
+    *("unrepresented_points", "planned_excess", "planned_hours", "predicted_excess"),
+    *("predicted_hours", "predicted_start_loss", "start_loss"),
+)
+
+
+def outcome_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return a JSON row per setting. Scripts rely on every key; there is no NaN in JSON."""
+    return [{key: _plain(value) for key, value in _row(o).items()} for o in outcomes]
+
+
+def _row(o: Outcome) -> dict[str, Any]:
+    hours, gain = o.paper or (None, None)
+    return {
+        **{name: getattr(o, name) for name in _ATTRIBUTES},
+        **{name: o.fact(name) for name in _FACTS},
+        "redundancy": o.seeds[0].redundancy,
+        "paper_hours": hours,
+        "paper_gain": gain,
+        "excess": [curve.excess_at_plan for curve in o.seeds],
+        "facts": o.scheme_facts,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def rounds_view(rounds: Mapping[str, npt.NDArray[Any]]) -> Table:
@@ -45,6 +83,40 @@ def outcome_view(
     changes
         Of each setting against another run, where runs are compared.
     """
+    table = Table(
+        title=_title(outcomes),
+        title_justify="left",
+        box=None,
+        padding=(0, 1),
+        header_style="bold",
+    )
+    columns = _columns(outcomes, width, changes)
+    for heading, cells in columns.items():
+        if heading in ("data", "scheme"):  # these give way where there is little room
+            table.add_column(heading, overflow="fold", min_width=12)
+        else:
+            longest = max(len(cell) for cell in (heading, *cells))
+            table.add_column(heading, justify="right", no_wrap=True, min_width=longest)
+    winners = [best(race, "total_hours") for race in races(outcomes) if len(race) > 1]
+    for row, outcome in zip(zip(*columns.values(), strict=True), outcomes, strict=True):
+        table.add_row(*row, style="bold green" if outcome in winners else "")
+    return table
+
+
+def _title(outcomes: Sequence[Outcome]) -> str | None:
+    if not any(np.isfinite(o.target) for o in outcomes):
+        return "There is no target: nothing that could set it is above chance"
+    goals = {written(o.metric, o.target) for o in outcomes}
+    if len(goals) > 1:
+        return None
+    source = f", {outcomes[0].target_source}" if outcomes[0].target_source else ""
+    return f"Time to {outcomes[0].metric} {goals.pop()} on the test set{source}"
+
+
+def _columns(
+    outcomes: Sequence[Outcome], width: int, changes: Sequence[str] | None
+) -> dict[str, list[str]]:
+    """Return the cells of the table, by their headings."""
     wide = width >= 150
     columns = {
         "data": [o.dataset for o in outcomes],
@@ -56,44 +128,19 @@ def outcome_view(
         "gain ": [_times(o.gain_total) for o in outcomes],
         "final": [written(o.metric, float(np.median(o.final))) for o in outcomes],
     }
-    if changes is not None:
-        columns["change"] = list(changes)
-    if width >= 100 and any(o.points_per_parity_row is not None for o in outcomes):
-        mixing = (o.points_per_parity_row for o in outcomes)
-        columns["mixing"] = ["" if points is None else f"{points:,.0f}" for points in mixing]
     if len(set(columns["data"])) == 1:
         del columns["data"]
-    if width >= 100 and any(o.paper is not None for o in outcomes):
-        hours = ["" if o.paper is None else f"{o.paper[0]:.0f}" for o in outcomes]
-        gains = ["" if o.paper is None else _times(o.paper[1]) for o in outcomes]
-        columns |= {"paper h": hours, "gain  ": gains}
-    goals = {written(o.metric, o.target) for o in outcomes}
-    if len(goals) > 1:
-        columns["target"] = [written(o.metric, o.target) for o in outcomes]
-    source = f", {outcomes[0].target_source}" if outcomes[0].target_source else ""
-    goal = (
-        f"Time to {outcomes[0].metric} {goals.pop()} on the test set{source}"
-        if len(goals) == 1
-        else None
-    )
-    if not any(np.isfinite(o.target) for o in outcomes):
-        goal = "There is no target: nothing that could set it is above chance"
-    table = Table(title=goal, title_justify="left", box=None, padding=(0, 1), header_style="bold")
-    for heading, cells in columns.items():
-        if heading in ("data", "scheme"):  # these give way where there is little room
-            table.add_column(heading, overflow="fold", min_width=12)
-        else:
-            whole = max(len(cell) for cell in (heading, *cells))
-            table.add_column(heading, justify="right", no_wrap=True, min_width=whole)
-    for row, outcome in zip(zip(*columns.values(), strict=True), outcomes, strict=True):
-        table.add_row(*row, style="bold green" if _is_first(outcome, outcomes) else "")
-    return table
-
-
-def _is_first(outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
-    """Say whether nobody in the same race was sooner with the set-up charged."""
-    (race,) = (race for race in races(outcomes) if outcome in race)
-    return len(race) > 1 and outcome is best(race, "total_hours")
+    if changes is not None:
+        columns["change"] = list(changes)
+    mixing = [o.points_per_parity_row for o in outcomes]
+    if width >= 100 and any(points is not None for points in mixing):
+        columns["mixing"] = ["" if points is None else f"{points:,.0f}" for points in mixing]
+    paper = [o.paper for o in outcomes]
+    if width >= 100 and any(paper):
+        columns["paper h"] = ["" if known is None else f"{known[0]:.0f}" for known in paper]
+        columns["gain  "] = ["" if known is None else _times(known[1]) for known in paper]
+    targets = [written(o.metric, o.target) for o in outcomes]
+    return columns | ({"target": targets} if len(set(targets)) > 1 else {})
 
 
 def _spread(values: Sequence[float | None], wide: bool) -> str:

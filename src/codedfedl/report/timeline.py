@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
@@ -11,8 +10,8 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from codedfedl.report.figures import PAGE
-from codedfedl.report.units import Unit
+from codedfedl.report.comparison import Unit
+from codedfedl.report.figures import PAGE, new_figure
 
 __all__ = ["TIMELINE", "timeline_figure"]
 
@@ -48,8 +47,7 @@ def timeline_figure(rows: Columns, seconds: float, time: Unit) -> Figure:
         np.unique(np.linspace(0, len(order) - 1, min(_LANES, len(order))).round().astype(int))
     ]
     unit, name = 3600 / time.per_hour, time.name
-    with mpl.rc_context(PAGE):
-        figure = Figure(figsize=(9, 0.9 + 0.13 * len(lanes)), layout="constrained")
+    with new_figure(9, 0.9 + 0.13 * len(lanes), PAGE) as figure:
         ax = figure.subplots()
         for r, end in enumerate(ends):
             begin = ends[r - 1] if r else 0.0

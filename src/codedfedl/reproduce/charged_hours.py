@@ -10,7 +10,7 @@ from rich.text import Text
 from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import Outcome, median_of_all, outcomes, written
-from codedfedl.report.rows import outcome_rows
+from codedfedl.report.tables import outcome_rows
 from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -189,7 +189,7 @@ def settings(job: Reproduction) -> dict[str, Any]:
 
 def private(job: Reproduction) -> dict[str, Any]:
     """Hours and accuracy at ε = 1, 3, 8 and ∞ beside the raw upload, and the picture."""
-    from codedfedl.report.price import price_figure
+    from codedfedl.report.curves import price_figure
 
     by_dataset = {dataset: job.built_in(f"private-{dataset}") for dataset in PAPER_DATASETS}
     skipped = [name for name, experiment in by_dataset.items() if not job.has(experiment.data.name)]

@@ -14,9 +14,9 @@ from codedfedl.core.disclosure import listed
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
+from codedfedl.report.comparison import unit_for
 from codedfedl.report.frontier import Place, frontier_rows, places
 from codedfedl.report.results import outcomes, written
-from codedfedl.report.units import unit_for
 from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction, listing
 
 __all__ = ["DATASETS", "FLEETS", "frontier"]
@@ -59,7 +59,7 @@ _FULL = ("frontier", "frontier-tables", "frontier-events")
 
 def frontier(job: Reproduction) -> dict[str, Any]:
     """Run what is asked for, or everything; print the table and draw the picture."""
-    from codedfedl.report.frontier_figure import frontier_figure
+    from codedfedl.report.frontier import frontier_figure
 
     for name, given, known in (("fleet", job.fleet, FLEETS), ("dataset", job.dataset, DATASETS)):
         if given is not None and given not in known:

@@ -18,8 +18,8 @@ from codedfedl.report.results import Outcome
 from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.simulation.progress import Watch, silent
-from codedfedl.simulation.side_by_side import Job, simulate_all
+from codedfedl.simulation.experiment import simulate_all
+from codedfedl.simulation.progress import Watch, no_progress
 
 __all__ = ["PAPER_DATASETS", "Reproduction", "listing"]
 
@@ -29,7 +29,7 @@ PAPER_DATASETS = ("mnist", "fashion-mnist")
 
 @contextmanager
 def _unwatched() -> Iterator[Watch]:
-    yield silent
+    yield no_progress
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Reproduction:
     def run(self, experiments: Mapping[str, Experiment]) -> dict[str, RunDirectory]:
         """Run experiments, each in its folder, or continue them; a finished one is kept."""
         directories = {name: RunDirectory(self.out / name) for name in experiments}
-        jobs = [Job(experiment, directories[name]) for name, experiment in experiments.items()]
+        jobs = [(experiment, directories[name]) for name, experiment in experiments.items()]
         with self.watched() as watch:
             simulate_all(jobs, watch, data=self.data, device=self.device)
         return directories

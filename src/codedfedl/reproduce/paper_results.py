@@ -9,7 +9,7 @@ from codedfedl.planning.concave_pieces import piece_peaks
 from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.reading import curves
 from codedfedl.report.results import Outcome, outcomes
-from codedfedl.report.rows import outcome_rows
+from codedfedl.report.tables import outcome_rows
 from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction
 
 __all__ = ["figure_1", "table_1"]
@@ -19,7 +19,7 @@ _FIGURES = {"mnist": "fig2", "fashion-mnist": "fig3"}
 
 def figure_1(job: Reproduction, alpha: float) -> dict[str, Any]:
     """Draw the expected return against the load, and the best return against the time."""
-    from codedfedl.report.figures import return_figure
+    from codedfedl.report.fleet_figures import return_figure
 
     client = figure_1_client(alpha)
     make_folder(job.out)

@@ -1,33 +1,42 @@
-"""The random delays of one seed: how long every client takes, in every round and in the set-up.
+"""The virtual clock: how long every client takes, and who arrives when.
 
-Two clocks run side by side. The paper's counts training rounds alone; the other also charges what
-the clients do before the first round, on the same stochastic model.
+The random delays of a seed are the same for every scheme (`Clock`). Each client of a setting has a
+time line of its own (`Timeline`): it embeds its points, works on what it is asked, may be late, and
+continues to embed while it is idle. If all clients drop their work when a round begins, that
+reduces to the delays of the round. Two clocks run side by side: the paper's counts training rounds
+alone; the other also charges what the clients do before the first round.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.core.protocol import Task
-from codedfedl.core.record import SETUP
+from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.core.loop import loads_of
+from codedfedl.core.protocol import Ask, Task
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP
+from codedfedl.core.waiting import arrivals
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
+from codedfedl.fitting.drift import Timings
+from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Fleet
 from codedfedl.random import stream
 
-__all__ = ["NEEDS_A_FLEET", "Clock", "Draws", "Message"]
+__all__ = ["NEEDS_A_FLEET", "Arrivals", "Assignment", "Clock", "Draws", "Timeline"]
 
 NEEDS_A_FLEET = (
     "clients that embed until a deadline need a fleet: measured delays do not say how fast they "
     "embed, mix and send; give a fleet file, such as `codedfedl fit --out` writes, or use coded"
 )
 _EMBED, _SLOWNESS, _LOSSES, _OTHER, _MORE_PACKETS, _WITH_MODEL = 0, 3, 4, 5, 6, 7
-_ONCE = {"parity": 1, "gram": 2}  # each kind of work has its own stream
+_STEP_OF_KIND = {"parity": 1, "gram": 2}  # Streams of work without a model; others share one.
 
 
 class Clock:
@@ -62,30 +71,14 @@ class Clock:
         points = cost.macs / self.task.workload.point_macs
         return np.asarray(self.model.seconds(points, self.chance[round_]))
 
-    def embedding_speed(self) -> FloatArray:
-        """Return how many points each client embeds in a second, at its own pace."""
-        return self._embedding_speed
-
     @cached_property
-    def _embedding_speed(self) -> FloatArray:
+    def embedding_speed(self) -> FloatArray:
+        """How many points each client embeds in a second, at its own pace."""
         task = self.task  # with the formula, the luck is that of `slowness`
         a_point = Cost(np.full(task.clients, float(task.feature_macs)), np.zeros(task.clients))
         luck = stream(self.seed, "setup", _SLOWNESS)
         seconds, _ = a_point.sample_seconds(self.model, task.workload, luck)
         return 1 / np.maximum(seconds, 1e-300)
-
-
-@dataclass(frozen=True, eq=False)
-class Message:
-    """What work costs, and what it would cost without protection: both see the same luck."""
-
-    cost: Cost
-    plain: Cost
-
-    @classmethod
-    def of(cls, work: Work, task: Task, loads: IntArray) -> "Message":
-        """Return the costs of work on some loads."""
-        return cls(work.cost(task, loads), work.plain.cost(task, loads))
 
 
 class Draws:
@@ -100,30 +93,30 @@ class Draws:
         self.clock, self.task = clock, clock.task
         self._counts: Counter[int] = Counter()
 
-    def in_round(self, round_: int, message: Message) -> FloatArray:
+    def in_round(self, round_: int, work: Work, loads: IntArray) -> FloatArray:
         """Return when each answer of a round arrives; ∞ for a client that is absent."""
-        seconds = self.clock.seconds_of_round(round_, message.cost)
+        seconds = self.clock.seconds_of_round(round_, work.cost(self.task, loads))
         luck = stream(self.clock.seed, "setup", _MORE_PACKETS, round_)
-        return seconds + self._more_packets(message, 1, luck)
+        return seconds + self._more_packets(work, loads, 1, luck)
 
-    def in_setup(self, message: Message) -> FloatArray:
+    def in_setup(self, work: Work, loads: IntArray) -> FloatArray:
         """Return when each answer on a model arrives before the first round."""
         luck, model = self._stream(_WITH_MODEL, SETUP), self.clock.model
-        points = message.cost.macs / self.task.workload.point_macs
+        points = work.cost(self.task, loads).macs / self.task.workload.point_macs
         seconds = model.seconds(points, model.draw(1, luck)[0])
-        return np.asarray(seconds + self._more_packets(message, 1, luck))
+        return np.asarray(seconds + self._more_packets(work, loads, 1, luck))
 
     def embedding(self, round_: int, cost: Cost) -> FloatArray:
         """Draw the processors' seconds of embedding."""
         luck = self._stream(_EMBED, round_)
         return cost.sample_seconds(self.clock.model, self.task.workload, luck)[0]
 
-    def once(self, round_: int, kind: str, message: Message) -> tuple[FloatArray, FloatArray]:
+    def once(self, round_: int, work: Work, loads: IntArray) -> tuple[FloatArray, FloatArray]:
         """Draw the processor's and the link's seconds of work without a model."""
-        luck, workload = self._stream(_ONCE.get(kind, _OTHER), round_), self.task.workload
-        compute, upload = message.plain.sample_seconds(self.clock.model, workload, luck)
-        sent = message.plain.packets(workload)
-        return compute, upload + self._more_packets(message, sent, luck)
+        step, workload = _STEP_OF_KIND.get(work.plain.kind, _OTHER), self.task.workload
+        luck, plain = self._stream(step, round_), work.plain.cost(self.task, loads)
+        compute, upload = plain.sample_seconds(self.clock.model, workload, luck)
+        return compute, upload + self._more_packets(work, loads, plain.packets(workload), luck)
 
     def upload(self, round_: int, cost: Cost) -> FloatArray:
         """Draw the seconds of uploading block parity."""
@@ -131,11 +124,11 @@ class Draws:
         return self.clock.model.upload(packets, self._stream(_LOSSES, round_))
 
     def _more_packets(
-        self, message: Message, sent: int | IntArray, luck: np.random.Generator
+        self, work: Work, loads: IntArray, sent: int | IntArray, luck: np.random.Generator
     ) -> FloatArray:
         """Draw the seconds of packets beyond those sent; those of protection come last."""
         workload, seconds = self.task.workload, np.zeros(self.task.clients)
-        plain, whole = message.plain.packets(workload), message.cost.packets(workload)
+        plain, whole = (w.cost(self.task, loads).packets(workload) for w in (work.plain, work))
         for more in (plain - sent, whole - np.maximum(plain, sent)):
             if (more > 0).any():
                 seconds = seconds + self.clock.model.upload(np.maximum(more, 0), luck)
@@ -147,3 +140,207 @@ class Draws:
         earlier = self._counts[step]
         self._counts[step] += 1
         return stream(self.clock.seed, "setup", step, *([0, earlier] if earlier else []))
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a client works on: in which round and when it was asked, and when it is done."""
+
+    client: int
+    round: int
+    work: Work
+    load: int
+    finished: float
+    asked: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """Who arrived, and when: all that a virtual clock says of an ask.
+
+    Attributes
+    ----------
+    arrived, outcome, loads, arrival_times : arrays of shape (n,)
+    kept
+        The jobs whose answers came, those to earlier asks too, where late ones are kept.
+    server_done
+        Whether the server finished its own work while it waited.
+    part
+        How many exchanges of the set-up came before; 0 in a round.
+    """
+
+    ask: Ask
+    round: int
+    seconds: float
+    arrived: Mask
+    outcome: npt.NDArray[np.int8]
+    loads: IntArray
+    arrival_times: FloatArray
+    kept: Sequence[Assignment] | None = None
+    server_done: bool = True
+    part: int = 0
+
+    def luck(self, seed: int, purpose: str) -> np.random.Generator:
+        """Return the random stream that this exchange has for a purpose."""
+        return stream(seed, purpose, self.round + 1, *([self.part] if self.part else []))
+
+    def jobs(self, clients: Mask, now: float = 0.0) -> list[Assignment]:
+        """Return this ask as the work of these clients."""
+        return [
+            Assignment(j, self.round, self.ask.work, int(self.loads[j]), now + float(seconds), now)
+            for j, seconds in zip(
+                np.flatnonzero(clients).tolist(), self.arrival_times[clients], strict=True
+            )
+        ]
+
+    @property
+    def done(self) -> Sequence[Assignment]:
+        """The jobs whose answers came, by client."""
+        return self.jobs(self.arrived) if self.kept is None else self.kept
+
+    @property
+    def timings(self) -> Timings:
+        """How long clients took for such work, as the server sees it.
+
+        Of those who are still busy with an earlier ask, nothing is said.
+        """
+        if self.kept is None:
+            loads = np.where(self.outcome == NOT_ASKED, 0, self.loads)
+            return Timings.until(loads, self.arrival_times, self.arrived, self.seconds)
+        loads, seconds = np.zeros_like(self.loads), np.zeros(len(self.loads))
+        for job in (j for j in self.kept if j.work.kind == self.ask.work.kind):
+            loads[job.client], seconds[job.client] = job.load, job.finished - job.asked
+        return Timings(loads, seconds, loads > 0)
+
+
+def has_own_pace(work: Work) -> bool:
+    """Return whether the time available decides how many points each client processes."""
+    return type(work).points_by is not Work.points_by
+
+
+def _outcome(wanted: Mask, seconds: FloatArray, arrived: Mask) -> npt.NDArray[np.int8]:
+    """Say what became of the clients: `seconds` is ∞ for those from whom nothing will come."""
+    coming = np.isfinite(seconds)
+    others = np.where(coming, LATE, np.where(wanted, DROPPED, NOT_ASKED))
+    return np.where(arrived, ARRIVED, others).astype(np.int8)
+
+
+class Timeline:
+    """All clients of one setting, from second 0 of the set-up on.
+
+    Attributes
+    ----------
+    setup_compute, setup_upload : arrays of shape (n,), seconds
+        What each client's processor and link did in the set-up.
+    processed : array of shape (n,)
+        Points that each was last asked to process, every local step counted.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.task = clock, clock.task
+        self.held, clients = clock.task.held, clock.task.clients
+        self.draws, self.now = Draws(clock), 0.0
+        self.setup_compute, self.setup_upload = np.zeros(clients), np.zeros(clients)
+        self.processed = np.zeros(clients)
+        self._embedded = np.zeros(clients)
+        self._answered = np.zeros(clients, dtype=np.int64)  # points of the last answer
+        self._idle_since = np.zeros(clients)
+        self._jobs: dict[int, Assignment] = {}
+        self._setups = 0  # exchanges of the set-up so far
+
+    @property
+    def pending(self) -> Sequence[Assignment]:
+        """What the clients are still busy with."""
+        return list(self._jobs.values())
+
+    def exchange(self, ask: Ask, round_: int) -> Arrivals:
+        """Ask the idle clients, and wait."""
+        self._begin(ask)
+        idle = self._idle_since <= self.now
+        answer = self._in_round if ask.work.needs_model else self._once
+        loads, seconds = answer(ask, round_, loads_of(ask, self.task), idle)
+        wanted = idle & (loads > 0)
+        started = wanted & np.isfinite(seconds)
+        remaining = np.where(started, seconds, np.inf)
+        for job in self._jobs.values():
+            remaining[job.client] = job.finished - self.now
+        came, length = arrivals(ask.wait, remaining, started)
+        outcome = _outcome(wanted, remaining, came & started)
+        part = self._setups if ask.setup else 0
+        self._setups += ask.setup
+        new = Arrivals(ask, round_, length, came & started, outcome, loads, remaining, part=part)
+        if ask.server_work is not None:
+            slowness = new.luck(self.clock.seed, "server").standard_exponential()
+            new = replace(new, server_done=ask.server_work.seconds(slowness) <= length)
+        if ask.keep_late:
+            self._jobs |= {job.client: job for job in new.jobs(started, self.now)}
+            self._idle_since[started] = np.inf
+            new = replace(new, kept=[self._finish(j) for j in np.flatnonzero(came).tolist()])
+        else:  # busy until it has answered, or is asked anew
+            self._idle_since[started] = self.now + np.minimum(seconds[started], length)
+        self.now += length
+        return new
+
+    def _begin(self, ask: Ask) -> None:
+        """Advance the clients to the moment of the ask."""
+        if not ask.keep_late:
+            self._idle_since[list(self._jobs)] = self.now
+            self._jobs.clear()
+        if (self._embedded < self.held).any():
+            idle = np.maximum(self.now - self._idle_since, 0.0)
+            with np.errstate(over="ignore"):
+                grown = self._embedded + idle * self.clock.embedding_speed
+            self._embedded = np.minimum(grown, self.held)
+            self._idle_since = np.maximum(self._idle_since, self.now)
+
+    def _in_round(
+        self, ask: Ask, round_: int, asked: IntArray, idle: Mask
+    ) -> tuple[IntArray, FloatArray]:
+        """Return loads and seconds of work on a model."""
+        embedded = np.floor(self._embedded + 1e-9).astype(np.int64)
+        loads = ask.work.load(asked, embedded, self._answered, self.held)
+        if ask.setup:
+            seconds = self.draws.in_setup(ask.work, loads)
+        else:
+            seconds = self.draws.in_round(round_, ask.work, loads)
+        missing = np.maximum(loads - embedded, 0)
+        if missing.any():
+            seconds = seconds + missing / self.clock.embedding_speed
+            self._embedded = np.where(idle, np.maximum(self._embedded, loads), self._embedded)
+        self.processed = np.where(idle, self._points_in(ask.work, loads), self.processed)
+        self._answered = np.where(idle & np.isfinite(seconds), loads, self._answered)
+        return loads, seconds
+
+    def _once(
+        self, ask: Ask, round_: int, asked: IntArray, idle: Mask
+    ) -> tuple[IntArray, FloatArray]:
+        """Return loads and seconds of work that needs no model: embedding comes first."""
+        work, task, clock = ask.work, self.task, self.clock
+        paced = None
+        if has_own_pace(work):
+            paced = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
+        if paced is not None:
+            loads, compute = paced
+            self._embedded = np.maximum(self._embedded, loads)
+            upload = self.draws.upload(round_, work.cost(task, loads))
+        else:
+            loads, missing = asked, (self.held - self._embedded) * work.embeds
+            embed = self.draws.embedding(round_, costs.embedding(missing, task.feature_macs))
+            compute, upload = self.draws.once(round_, work, loads)
+            compute = embed + compute
+            self._embedded = np.maximum(self._embedded, self.held * work.embeds)
+        if ask.setup:
+            self.setup_compute = self.setup_compute + compute
+            self.setup_upload = self.setup_upload + upload
+        else:
+            self.processed = self._points_in(work, loads)
+        return loads, compute + upload
+
+    def _points_in(self, work: Work, loads: IntArray) -> FloatArray:
+        """Return how many points' gradients cost each client as much."""
+        return np.asarray(work.cost(self.task, loads).macs / self.task.workload.point_macs)
+
+    def _finish(self, client: int) -> Assignment:
+        job = self._jobs.pop(client)
+        self._idle_since[client] = job.finished
+        return job

@@ -1,48 +1,113 @@
 """The engine: many settings of one seed side by side, on one data set and one feature map.
 
 Each setting has a driver (`core.loop`) and a time line. In every step all of them ask; the time
-lines say who arrived; and sums of gradients are computed for all settings together.
+lines say who arrived; and each of those clients answers, or the fast path sums for all of them.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, asarray_like, to_host
-from codedfedl.core.client import Gradient, Gram
-from codedfedl.core.encoding import Parity
-from codedfedl.core.loop import Driver, RunningSum
-from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Task
+from codedfedl.core.loop import Driver, RunningSum, check_ask
+from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Scheme, State, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.privacy.fixed_point import noise_steps
+from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
-from codedfedl.simulation.clock import Clock
-from codedfedl.simulation.evaluate import (
-    Evaluator,
-    Query,
-    SimulatedClient,
-)
-from codedfedl.simulation.measuring import Measuring
-from codedfedl.simulation.objective import Objective
-from codedfedl.simulation.parities import composite_parities
-from codedfedl.simulation.problem import Problem
-from codedfedl.simulation.setting import Entry, Setting, entries
-from codedfedl.simulation.timeline import Exchange, Timeline
+from codedfedl.simulation.clients import Problem, SimulatedClient, gram_of
+from codedfedl.simulation.clock import NEEDS_A_FLEET, Arrivals, Clock, Timeline, has_own_pace
+from codedfedl.simulation.fast import FastSums, Question
+from codedfedl.simulation.metrics import Measuring, Objective
 
 __all__ = ["Entry", "Listener", "Setting", "Simulation", "entries"]
 
+SETUPS_AT_ONCE = 8  # The parity of so many settings is in memory at one time.
+MAX_ROUNDS_TOGETHER = 32  # Metrics are computed together for at most so many rounds …
+MAX_SECONDS_TOGETHER = 1.0  # … and no longer than this.
 
-Listener = Callable[[Setting, Exchange, Inbox], None]
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A scheme that takes part: its task, the fleet that it plans for, and the actual fleet.
+
+    Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
+    objective over the minimum is recorded, which needs the Gram matrix of all points; by default
+    for a scheme that aims at the minimum.
+    """
+
+    label: str
+    scheme: Scheme
+    task: Task
+    fleet: DelayModel
+    actual: DelayModel
+    followed: bool | None = None
+
+    def check(self) -> None:
+        """Plan without training, and refuse what cannot be simulated."""
+        self.scheme.check(self.fleet)
+        ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
+        if ask is not None:
+            check_ask(self.scheme, ask)
+        formula = isinstance(self.actual, DelayParameters)
+        if ask is not None and has_own_pace(ask.work) and not formula:
+            raise InputError(f"{self.scheme.info.name}: {NEEDS_A_FLEET}")
+
+
+def entries(task: Task, fleet: DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
+    """Return schemes that share a task and a fleet, which is also the actual one."""
+    return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
+
+
+@dataclass(eq=False)
+class Setting:
+    """One scheme in a simulation, and what it has done so far.
+
+    Attributes
+    ----------
+    facts
+        What the scheme states, as of the end of the set-up.
+    models
+        Models that clients may still answer for, by round.
+    """
+
+    label: str
+    driver: Driver
+    timeline: Timeline
+    followed: bool = False
+    records: list[Record] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)
+    models: dict[int, Array] = field(default_factory=dict)
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme."""
+        return self.driver.scheme
+
+    @property
+    def state(self) -> State:
+        """What the scheme knows."""
+        return self.driver.state
+
+    @property
+    def rounds(self) -> list[Record]:
+        """The records of the rounds."""
+        return [record for record in self.records if not record.is_setup]
+
+    @property
+    def setup_seconds(self) -> float:
+        """How long the set-up took."""
+        return sum(record.seconds for record in self.records if record.is_setup)
+
+
+Listener = Callable[[Setting, Arrivals, Inbox], None]
 """Called with every inbox before the scheme learns from it."""
-
-_TOGETHER = 8  # set-ups at one time: the parity of all of them is in memory
-_SPAN, _SECONDS = 32, 1.0  # rounds that are measured together, at most, and how long they may take
 
 
 class Simulation:
@@ -52,6 +117,8 @@ class Simulation:
     ----------
     listener
         Sees what the server sees, as an audit needs.
+    fast
+        Whether sums over all clients take shortcuts (`simulation.fast`), and accuracies too.
     """
 
     def __init__(
@@ -60,13 +127,15 @@ class Simulation:
         entries: Sequence[Entry],
         seed: int,
         listener: Listener | None = None,
+        *,
+        fast: bool = True,
     ) -> None:
         self.problem, self.seed, self.listener = problem, seed, listener
-        self.evaluator = Evaluator(problem.batches, len(entries))
+        self.fast = FastSums(problem.batches, len(entries), seed) if fast else None
         self.rounds = max(entry.task.rounds for entry in entries)
         self._objectives: dict[float, Objective] = {}
         features, targets = problem.batches[0].features, problem.batches[0].targets
-        self.measuring = Measuring(problem)
+        self.measuring = Measuring(problem, fast=fast)
         self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
         clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
@@ -74,13 +143,14 @@ class Simulation:
             key = (entry.task, entry.actual)
             if key not in clocks:
                 clocks[key] = Clock(entry.actual, entry.task, seed)
-            state = entry.scheme.start(entry.task, entry.fleet, self._zero)
+            rng = stream(seed, "scheme")
+            state = entry.scheme.start(entry.task, entry.fleet, self._zero, rng=rng)
             driver = Driver(entry.scheme, state, entry.task.rounds)
-            followed = entry.scheme.solves if entry.followed is None else entry.followed
+            followed = entry.scheme.info.solves if entry.followed is None else entry.followed
             setting = Setting(entry.label, driver, Timeline(clocks[key]), followed)
             self.settings.append(setting)
-        for start in range(0, len(self.settings), _TOGETHER):
-            self._set_up(self.settings[start : start + _TOGETHER])
+        for start in range(0, len(self.settings), SETUPS_AT_ONCE):
+            self._set_up(self.settings[start : start + SETUPS_AT_ONCE])
 
     @property
     def round(self) -> int:
@@ -97,8 +167,9 @@ class Simulation:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._play(asked)
-            quick = self.round - begun < _SPAN and time.monotonic() - since < _SECONDS
-            if self.measuring.waiting and quick:
+            few = self.round - begun < MAX_ROUNDS_TOGETHER
+            quick = time.monotonic() - since < MAX_SECONDS_TOGETHER
+            if self.measuring.waiting and few and quick:
                 continue
             self.measuring.finish()
             yield self.round
@@ -117,8 +188,9 @@ class Simulation:
             here = asarray_like(model, driver.state.model)
             driver.state = replace(driver.state, model=here, round=state_round)
             driver.played = len(rounds)
-            for record in rounds:
-                setting.loads_seen.again(record.loads)
+            if self.fast is not None:
+                for record in rounds:
+                    self.fast.seen(setting.label, record.loads)
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 while driver.played < len(rounds) and (ask := driver.ask()) is not None:
@@ -135,7 +207,7 @@ class Simulation:
         ridge = task.ridge * float(task.held.sum())
         if ridge not in self._objectives:
             targets = [to_host(batch.targets) for batch in self.problem.batches]
-            self._objectives[ridge] = Objective.of(self.evaluator.gram(), targets, ridge)
+            self._objectives[ridge] = Objective.of(gram_of(self.problem.batches), targets, ridge)
         return self._objectives[ridge]
 
     def exact_metric(self, task: Task) -> float:
@@ -146,7 +218,7 @@ class Simulation:
     def _set_up(self, settings: Sequence[Setting]) -> None:
         """Play the set-ups; they are the same on every start, so no checkpoint holds them."""
         while asked := [
-            (one, ask) for one in settings if (ask := one.driver.ask()) is not None and ask.setup
+            (s, ask) for s in settings if (ask := s.driver.ask()) is not None and ask.setup
         ]:
             self._play(asked)
             for setting, _ in asked:
@@ -159,78 +231,41 @@ class Simulation:
 
     def _play(self, asked: Sequence[tuple[Setting, Ask]], *, measured: bool = True) -> None:
         """Give some settings their answers, and record the results."""
-        exchanges = []
+        arrivals = []
         for setting, ask in asked:
             round_ = setting.driver.round
-            exchanges.append(setting.timeline.exchange(ask, round_))
+            arrivals.append(setting.timeline.exchange(ask, round_))
             if ask.keep_late:
                 setting.models[round_] = setting.driver.question
         settings = [setting for setting, _ in asked]
-        for setting, exchange, found in zip(
-            settings, exchanges, self._inboxes(settings, exchanges), strict=True
-        ):
-            inbox = replace(found, timings=exchange.timings)
+        inboxes = self._inboxes(settings, arrivals)
+        for setting, arrival, inbox in zip(settings, arrivals, inboxes, strict=True):
             if self.listener is not None:
-                self.listener(setting, exchange, inbox)
+                self.listener(setting, arrival, inbox)
             setting.driver.receive(inbox)
             if measured:
-                setting.records.append(self._record(setting, exchange))
+                setting.records.append(self._record(setting, arrival))
         if measured:
             self.measuring.add(settings)
 
-    def _inboxes(self, settings: Sequence[Setting], exchanges: Sequence[Exchange]) -> list[Inbox]:
+    def _inboxes(
+        self, settings: Sequence[Setting], arrivals: Sequence[Arrivals]
+    ) -> Iterator[Inbox]:
         """Compute what the clients that arrived have sent."""
-        again = [
-            not one.ask.setup and setting.loads_seen.again(one.loads)
-            for setting, one in zip(settings, exchanges, strict=True)
-        ]
-        stacked = [place for place, one in enumerate(exchanges) if _is_sum_of_gradients(one)]
-        queries = [
-            Query(
-                exchanges[place].ask.work.batch,  # type: ignore[attr-defined]
-                exchanges[place].loads,
-                exchanges[place].arrived,
-                settings[place].driver.question,
-                exchanges[place].ask.adds,
-                again[place],
+        pairs = list(zip(settings, arrivals, strict=True))
+        summed: dict[int, Inbox] = {}
+        if self.fast is not None:
+            summed = self.fast.inboxes(
+                [Question(s.label, a.ask, a.loads, a.arrived, s.driver.question) for s, a in pairs]
             )
-            for place in stacked
-        ]
-        found = dict(zip(stacked, self.evaluator.inboxes(queries), strict=True))
-        found |= self._composites(exchanges)
-        inboxes = [
-            found[place] if place in found else self._answers(setting, one)
-            for place, (setting, one) in enumerate(zip(settings, exchanges, strict=True))
-        ]
-        return [
-            inbox if one.server_done else replace(inbox, server_done=False)
-            for inbox, one in zip(inboxes, exchanges, strict=True)
-        ]
+        for k, (setting, arrival) in enumerate(pairs):
+            inbox = summed[k] if k in summed else self._answers(setting, arrival)
+            yield replace(inbox, timings=arrival.timings, server_done=arrival.server_done)
 
-    def _composites(self, exchanges: Sequence[Exchange]) -> dict[int, Inbox]:
-        """Return the sums of all clients' parity, by the place of the exchange."""
-        works = {
-            place: one.ask.work
-            for place, one in enumerate(exchanges)
-            if isinstance(one.ask.work, Parity) and one.ask.combine is SUM and one.arrived.all()
-        }
-        sums = composite_parities(list(works.values()), self.problem.batches, self.seed)
-        found = {}
-        for place, own in zip(works, sums, strict=True):
-            one = exchanges[place]
-            found[place] = Inbox(one.arrived, float(one.loads.sum()), own)
-        return found
-
-    def _answers(self, setting: Setting, exchange: Exchange) -> Inbox:
+    def _answers(self, setting: Setting, arrivals: Arrivals) -> Inbox:
         """Let each client that arrived do its work."""
-        ask, done = exchange.ask, exchange.done
-        points = float(sum(job.load for job in done))
-        if isinstance(ask.work, Gram) and ask.combine is SUM and exchange.arrived.all():
-            gram = self.evaluator.gram()
-            sums = {"hessian": gram.hessian, "moment": gram.moment}
-            return Inbox(exchange.arrived, points, sums)
-        total, replies = RunningSum(), []
-        for job in self.evaluator.embedded_ahead(done):
+        ask, total, replies = arrivals.ask, RunningSum(), []
+        for job in arrivals.done:
             client = SimulatedClient(self.problem.batches, job.client, self.seed)
             model = setting.models[job.round] if ask.keep_late else setting.driver.question
             answer = job.work.for_client(job.client).answer(client, job.load, model)
@@ -241,51 +276,45 @@ class Simulation:
                 replies.append(reply)
         awaited = {job.round for job in setting.timeline.pending}
         setting.models = {r: model for r, model in setting.models.items() if r in awaited}
+        points = float(sum(job.load for job in arrivals.done))
         if ask.noise is None:
-            return Inbox(exchange.arrived, points, total.result(), tuple(replies))
-        sums = self._noisy(total.result(), ask.noise, exchange)
-        loads = np.where(exchange.arrived, exchange.loads, 0)
-        return Inbox(exchange.arrived, points, sums, loads=loads)
+            return Inbox(arrivals.arrived, points, total.result(), tuple(replies))
+        sums = self._noisy(total.result(), ask.noise, arrivals)
+        loads = np.where(arrivals.arrived, arrivals.loads, 0)
+        return Inbox(arrivals.arrived, points, sums, loads=loads)
 
     def _noisy(
-        self, sums: Mapping[str, Array], sigma: float, exchange: Exchange
+        self, sums: Mapping[str, Array], sigma: float, arrivals: Arrivals
     ) -> dict[str, Array]:
         """Do the helper's part; here noise comes from the seed, so that a run can be repeated."""
         for name, total in sums.items():
             if total.dtype != np.uint32:
                 raise InputError(
-                    f"{exchange.ask.work.kind} is asked for with noise, and its {name} is not in "
+                    f"{arrivals.ask.work.kind} is asked for with noise, and its {name} is not in "
                     "integers modulo 2³²: ask for it as Masked"
                 )
-        if exchange.arrived.sum() < exchange.ask.least:
+        if arrivals.arrived.sum() < arrivals.ask.least:
             return {}
-        luck = exchange.luck(self.seed, "noise")
+        luck = arrivals.luck(self.seed, "noise")
         return {
             name: total + noise_steps(sigma, luck.standard_normal(total.shape))
             for name, total in sums.items()
         }
 
-    def _record(self, setting: Setting, exchange: Exchange) -> Record:
+    def _record(self, setting: Setting, arrivals: Arrivals) -> Record:
         excess = np.nan
         # A set-up may leave no model; a round leaves one even if nobody arrived.
-        has_model = exchange.round != SETUP or setting.state.model is not self._zero
+        has_model = arrivals.round != SETUP or setting.state.model is not self._zero
         if setting.followed and has_model:
             excess = self.objective(setting.state.task).excess(setting.state.model)
-        shown = exchange.round < SHOWN_ROUNDS
+        shown = arrivals.round < SHOWN_ROUNDS
         return Record(
-            round=exchange.round,
-            deadline=exchange.ask.wait.deadline,
-            seconds=exchange.seconds,
-            loads=exchange.loads,
-            outcome=exchange.outcome,
-            arrival_times=exchange.arrival_times if shown else None,
+            round=arrivals.round,
+            deadline=arrivals.ask.wait.deadline,
+            seconds=arrivals.seconds,
+            loads=arrivals.loads,
+            outcome=arrivals.outcome,
+            arrival_times=arrivals.arrival_times if shown else None,
             has_model=has_model,
             excess=excess,
         )
-
-
-def _is_sum_of_gradients(exchange: Exchange) -> bool:
-    """Whether the stacked products can give it."""
-    ask = exchange.ask
-    plain = ask.noise is None and not ask.keep_late
-    return type(ask.work) is Gradient and ask.combine is SUM and plain

@@ -1,31 +1,35 @@
-"""The models that a simulation leaves behind: one to use, and the others beside it."""
+"""The models that a simulation leaves behind, and the guarantee of the private ones."""
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from codedfedl.arrays import Array, to_host
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import metric_name, unpacked
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.models.files import map_settings
-from codedfedl.models.model import Model, fitted_temperature
+from codedfedl.learning.features import map_settings
+from codedfedl.models.model import Model
+from codedfedl.privacy.accounting import Account
 from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
-from codedfedl.simulation.engine import Setting, Simulation
-from codedfedl.simulation.privacy import written_privacy
-from codedfedl.simulation.units import Unit
+from codedfedl.schemes import scheme_class
+from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of
+from codedfedl.simulation.units import Unit, deal, entries_of
 
-__all__ = ["check_model", "endings", "write_models"]
+__all__ = ["check_model", "privacy_facts", "write_models", "write_privacy"]
 
-_CALIBRATED = 2000  # training points that probabilities are calibrated on
+_HOLDS = (
+    "against those named by each run; where a helper adds the noise, server and helper do not "
+    "collude; a simulation, whose noise comes from the seed: anyone who knows the seed knows the "
+    "noise"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,50 +50,6 @@ class _Trained:
     def objective(self) -> float:
         """The training objective; ∞ where nobody may know it."""
         return float(self.stored.get("objective", np.array(np.inf)).item())
-
-
-def endings(simulation: Simulation, place: int) -> Checkpoint:
-    """Evaluate every setting's last model on the training points."""
-    arrays: Checkpoint = {}
-    for s, setting in enumerate(simulation.settings):
-        if only_private(setting.scheme.disclosure):
-            continue  # the privacy budget does not cover this
-        with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
-            arrays[f"{place}/{s}/objective"] = np.array(_objective(simulation, setting))
-            if simulation.problem.test_classes is None:
-                arrays[f"{place}/{s}/offset"] = simulation.problem.target_mean
-            else:
-                temperature = _temperature(simulation, setting)
-                arrays[f"{place}/{s}/temperature"] = np.array(temperature)
-    return arrays
-
-
-def _objective(simulation: Simulation, setting: Setting) -> float:
-    """Return ½‖xβ − y‖² of a point, on average over the training points, and the ridge."""
-    model, points, total = setting.state.model, 0, 0.0
-    for features, targets in chain.from_iterable(b.parts() for b in simulation.problem.batches):
-        residuals = to_host(features @ model - targets).astype(np.float64)
-        total, points = total + float((residuals**2).sum()), points + len(residuals)
-    penalty = setting.state.task.ridge * float((to_host(model).astype(np.float64) ** 2).sum())
-    return total / points / 2 + penalty / 2
-
-
-def _temperature(simulation: Simulation, setting: Setting) -> float:
-    scores, targets = zip(*_some_points(simulation, setting.state.model), strict=True)
-    outputs = np.concatenate(scores)
-    if not np.isfinite(outputs).all():
-        return np.nan
-    return fitted_temperature(outputs, np.concatenate(targets).argmax(axis=1))
-
-
-def _some_points(simulation: Simulation, model: Array) -> Iterator[tuple[Any, Any]]:
-    """Give scores and targets of some training points, as many of each mini-batch."""
-    batches = simulation.problem.batches
-    for place, batch in enumerate(batches):
-        order = stream(simulation.seed, "subset", place).permutation(len(batch.targets))
-        rows = np.sort(order[: -(-_CALIBRATED // len(batches))])
-        scores = to_host(batch.features[rows] @ model)
-        yield scores.astype(np.float64), to_host(batch.targets)[rows]
 
 
 def check_model(name: str | None, cells: Sequence[Cell]) -> None:
@@ -114,36 +74,39 @@ def write_models(
     of all, the one with the lowest training objective. Nobody may know that of private settings:
     they come last, in the order of the configuration. A model that diverged is not written.
     """
-    privacy = written_privacy(directory)
-    found = [
-        _Trained(unit, cell, _part(stored, f"{place}/{s}/"))
-        for place, unit in enumerate(units)
+    privacy = _written_privacy(directory)
+    every = [
+        _Trained(unit, cell, part_of(stored, f"{number}/{s}/"))
+        for number, unit in enumerate(units)
         for s, cell in enumerate(unit.cells)
     ]
-    usable = [one for one in found if one.usable]
+    usable = [trained for trained in every if trained.usable]
     eligible = [
-        one
-        for one in usable
-        if one.unit.seed == units[0].seed and (model is None or model in _names(one.cell))
+        trained
+        for trained in usable
+        if trained.unit.seed == units[0].seed and (model is None or model in _names(trained.cell))
     ]
-    chosen = min(eligible, key=lambda one: one.objective, default=None)
+    chosen = min(eligible, key=lambda trained: trained.objective, default=None)
     taken: set[str] = set()
-    for one in usable:
+    for trained in usable:
         name = "model.npz"
-        if one is not chosen:
-            slug = re.sub(r"[^a-z0-9]+", "-", one.cell.label.lower()).strip("-")
-            slug = f"{slug}-{one.cell.id}" if f"{slug}-{one.unit.seed}" in taken else slug
-            taken.add(f"{slug}-{one.unit.seed}")
-            name = f"models/{slug}-seed-{one.unit.seed}.npz"
-        directory.save_model(name, _model(one, privacy.get((one.cell.id, one.unit.seed))))
+        if trained is not chosen:
+            slug = re.sub(r"[^a-z0-9]+", "-", trained.cell.label.lower()).strip("-")
+            if f"{slug}-seed-{trained.unit.seed}" in taken:
+                slug = f"{slug}-{trained.cell.id}"
+            taken.add(f"{slug}-seed-{trained.unit.seed}")
+            name = f"models/{slug}-seed-{trained.unit.seed}.npz"
+        directory.save_model(
+            name, _model(trained, privacy.get((trained.cell.id, trained.unit.seed)))
+        )
 
 
-def _model(one: _Trained, privacy: dict[str, Any] | None) -> Model:
-    dataset, stored = one.unit.dataset, one.stored
+def _model(trained: _Trained, privacy: dict[str, Any] | None) -> Model:
+    dataset, stored = trained.unit.dataset, trained.stored
     temperature = stored["temperature"].item() if "temperature" in stored else None
     origin, offset = dataset.origin, stored.get("offset")
     return Model(
-        features=one.unit.features,
+        features=trained.unit.features,
         weights=stored["model"],
         inputs=dataset.inputs.shape[1],
         classes=_classes(dataset),
@@ -154,7 +117,7 @@ def _model(one: _Trained, privacy: dict[str, Any] | None) -> Model:
         offset=offset,
         scale=None if offset is None else np.ones_like(offset),
         temperature=temperature,
-        card=_card(one, temperature) | {"privacy": privacy},
+        card=_card(trained, temperature) | {"privacy": privacy},
     )
 
 
@@ -165,13 +128,14 @@ def _classes(dataset: Dataset) -> Any:
     return np.array(words) if words else np.arange(dataset.classes)
 
 
-def _card(one: _Trained, temperature: float | None) -> dict[str, Any]:
+def _card(trained: _Trained, temperature: float | None) -> dict[str, Any]:
     """Return what people want to know of a model; versions and date are added to it."""
-    records, cell, dataset = unpacked(_part(one.stored, "records/")), one.cell, one.unit.dataset
+    records = unpacked(part_of(trained.stored, "records/"))
+    cell, dataset = trained.cell, trained.unit.dataset
     setup = sum(record.seconds for record in records if record.is_setup)
     total = sum(record.seconds for record in records)
     metric = metric_name(dataset.is_classification)
-    calibrated = f"{min(_CALIBRATED, len(dataset.inputs)):,} of the training points"
+    calibrated = f"{min(CALIBRATION_POINTS, len(dataset.inputs)):,} of the training points"
     return {
         "data": dataset.name,
         "training_points": len(dataset.inputs),
@@ -179,8 +143,8 @@ def _card(one: _Trained, temperature: float | None) -> dict[str, Any]:
         "scheme": cell.scheme,
         "setting": cell.label,
         "settings": cell.settings,
-        "seed": one.unit.seed,
-        "features": map_settings(one.unit.features),
+        "seed": trained.unit.seed,
+        "features": map_settings(trained.unit.features),
         "fleet": cell.experiment.fleet.name,
         "clients": len(records[-1].loads),
         "rounds": sum(not record.is_setup for record in records),
@@ -189,9 +153,9 @@ def _card(one: _Trained, temperature: float | None) -> dict[str, Any]:
         "simulated": True,
         "metric": metric,
         "test_metric": float(records[-1].metric),
-        "objective": one.objective if np.isfinite(one.objective) else None,
-        "epsilon": _fact(one.stored, "epsilon"),
-        "delta": _fact(one.stored, "delta"),
+        "objective": trained.objective if np.isfinite(trained.objective) else None,
+        "epsilon": _fact(trained.stored, "epsilon"),
+        "delta": _fact(trained.stored, "delta"),
         "calibrated_on": None if temperature is None else calibrated,
         "temperature": temperature,
     }
@@ -202,5 +166,40 @@ def _fact(stored: Checkpoint, name: str) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _part(stored: Checkpoint, prefix: str) -> Checkpoint:
-    return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
+def privacy_facts(account: Account | None) -> dict[str, Any] | None:
+    """Return what a model says of its guarantee: against whom it holds, ε, δ and all releases."""
+    return None if account is None else {"holds": _HOLDS, **account.document()}
+
+
+def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
+    """Write the account of every private setting and seed; nothing where there is none."""
+    runs: list[dict[str, Any]] = []
+    for unit in units:
+        schemes = [scheme_class(cell.config.name) for cell in unit.cells]
+        if not any(only_private(scheme.info.disclosure) for scheme in schemes):
+            continue
+        for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
+            if not only_private(entry.scheme.info.disclosure):
+                continue
+            rng = stream(unit.seed, "scheme")
+            state = entry.scheme.start(entry.task, entry.fleet, None, rng=rng)
+            account = entry.scheme.describe(state).account
+            if account is None:
+                raise InputError(
+                    f"scheme {cell.config.name!r} discloses 'dp' alone and states no account: "
+                    "return one from describe, or disclose more"
+                )
+            which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
+            runs.append(which | account.document())
+    if runs:
+        document = {"holds": _HOLDS, "runs": runs}
+        directory.write_text("privacy.json", json.dumps(document, indent=2) + "\n")
+
+
+def _written_privacy(directory: RunDirectory) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the guarantee of every private setting, by its cell and seed."""
+    document = directory.privacy()
+    return {
+        (run.pop("cell"), run.pop("seed")): {"holds": document["holds"], **run}
+        for run in document.get("runs", [])
+    }

@@ -9,8 +9,7 @@ from codedfedl.core.encoding import Parity
 from codedfedl.core.loop import RunningSum
 from codedfedl.learning.codes import Code, point_weights
 from codedfedl.learning.dense_codes import Use
-from codedfedl.simulation.evaluate import Batch, SimulatedClient
-from codedfedl.simulation.streamed import ahead
+from codedfedl.simulation.clients import Batch, SimulatedClient
 
 __all__ = ["composite_parities"]
 
@@ -24,28 +23,27 @@ def composite_parities(
     Settings with the same dense code share draws and products (`learning.dense_codes`).
     """
     groups: dict[tuple[Code, int], list[int]] = {}
-    for place, work in enumerate(works):
-        groups.setdefault((work.code, 0 if work.code.is_dense else place), []).append(place)
-    found: list[dict[str, Array]] = [{}] * len(works)
-    for (code, _), places in groups.items():
-        sums = _shared(code, [works[place] for place in places], batches, seed)
-        for place, own in zip(places, sums, strict=True):
-            found[place] = own
-    return found
+    for k, work in enumerate(works):
+        groups.setdefault((work.code, 0 if work.code.is_dense else k), []).append(k)
+    composites: dict[int, dict[str, Array]] = {}
+    for (code, _), members in groups.items():
+        sums = _sharing_code(code, [works[k] for k in members], batches, seed)
+        composites |= dict(zip(members, sums, strict=True))
+    return [composites[k] for k in range(len(works))]
 
 
-def _shared(
+def _sharing_code(
     code: Code, works: Sequence[Parity], batches: Sequence[Batch], seed: int
 ) -> list[dict[str, Array]]:
     """Return the sums for works with the same code."""
     totals = [RunningSum() for _ in works]
     for b, batch in enumerate(batches):
-        uses = [_use(work, b, np.diff(batch.offsets).tolist()) for work in works]
+        uses = [_use(work, b, batch.held.tolist()) for work in works]
         clients = (SimulatedClient(batches, j, seed) for j in range(batch.clients))
         streams = [client.code_stream(b, *code.named_by(uses[0].rows)) for client in clients]
-        for group in ahead([batch.features], [batch.offsets[:-1]], [np.diff(batch.offsets)]):
-            own = slice(int(batch.offsets[group.start]), int(batch.offsets[group.stop]))
-            parts = (batch.features[own], batch.targets[own])
+        for group in batch.groups():
+            rows = slice(int(batch.offsets[group.start]), int(batch.offsets[group.stop]))
+            parts = (batch.features[rows], batch.targets[rows])
             mixed = code.mix_all(parts, [use.of(group) for use in uses], streams[group])
             for total, (features, targets) in zip(totals, mixed, strict=True):
                 total.add({f"features{b}": features, f"targets{b}": targets})

@@ -1,22 +1,20 @@
-"""What is told of a simulation while it runs: to a progress bar, the status file and trackers."""
+"""Progress of a simulation: for a progress bar, the status file and trackers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from codedfedl.core.record import Record
-from codedfedl.simulation.engine import Simulation
 from codedfedl.tracking import finite
 
 __all__ = [
     "Played",
     "Progress",
-    "Teller",
+    "ProgressReporter",
     "Watch",
-    "all_played",
     "end_of",
     "is_end",
+    "no_progress",
     "on_host",
-    "silent",
     "unit_of",
 ]
 
@@ -49,7 +47,7 @@ class Played:
     def values(self) -> dict[str, float]:
         """What is known of the round, for trackers."""
         record = self.record
-        told = {
+        values = {
             "metric": record.metric,
             "excess": record.excess,
             "seconds": 0.0 if record.is_setup else record.seconds,
@@ -57,7 +55,7 @@ class Played:
             "total_hours": self.total_hours,
             **record.counts(),
         }
-        return finite(self.metric, told)
+        return finite(self.metric, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +78,9 @@ class Progress:
 Watch = Callable[[str, Progress | None], None]
 """Is called with what is being done, and after every round with its results.
 
-What is being done begins with the unit, such as ``seed 0``; several may be told of in turns. When a
-run is resumed, what was played before is told too, at the end of its unit or with its first round.
+What is being done begins with the unit, such as ``seed 0``; several may take turns. When a
+run is resumed, what was played before is reported too, at the end of its unit or with its first
+round.
 """
 
 _END = ": done"
@@ -102,60 +101,43 @@ def is_end(what: str) -> bool:
     return what.endswith(_END)
 
 
-def silent(_what: str, _progress: Progress | None) -> None:
-    """Watch without a word."""
+def no_progress(_what: str, _progress: Progress | None) -> None:
+    """Watch without showing anything."""
 
 
-class Teller:
-    """Remembers what has been told of each setting of a simulation."""
+class ProgressReporter:
+    """What is new of the settings of a simulation, or of their records."""
 
-    def __init__(self, simulation: Simulation, metric: str) -> None:
-        self.simulation, self.metric = simulation, metric
-        self._told = [0] * len(simulation.settings)
-        self._hours = [(0.0, 0.0)] * len(simulation.settings)
+    def __init__(self, settings: Sequence[str], seed: int, metric: str) -> None:
+        self.settings, self.seed, self.metric = settings, seed, metric
+        self._reported = [0] * len(settings)
+        self._hours = [(0.0, 0.0)] * len(settings)
 
-    def progress(self) -> Progress:
-        """Return what is new: the first time everything, also what a checkpoint held."""
-        found: list[Played] = []
-        for s, setting in enumerate(self.simulation.settings):
-            fresh = setting.records[self._told[s] :]
-            found += all_played(
-                setting.label, self.simulation.seed, self.metric, fresh, self._hours[s]
-            )
-            self._told[s] = len(setting.records)
-            self._hours[s] = _after(fresh, self._hours[s])
-        return Progress(self.simulation.round, self.simulation.rounds, found)
+    def played(self, records: Sequence[Sequence[Record]]) -> list[Played]:
+        """Return what has ended since the last time; the first time everything.
 
-
-def all_played(
-    setting: str,
-    seed: int,
-    metric: str,
-    records: Sequence[Record],
-    hours: tuple[float, float] = (0.0, 0.0),
-) -> list[Played]:
-    """Return what is told of records, the hours before the first of which are given."""
-    found = []
-    for record in records:
-        hours = _after([record], hours)
-        if not record.is_setup or record.has_model:
-            found.append(Played(setting, seed, metric, record, *hours))
-    return found
-
-
-def _after(records: Sequence[Record], hours: tuple[float, float]) -> tuple[float, float]:
-    """Return training and total hours after some more records."""
-    training, total = hours
-    for record in records:
-        training += 0.0 if record.is_setup else record.seconds / 3600
-        total += record.seconds / 3600
-    return training, total
+        Parameters
+        ----------
+        records
+            Of each setting, all so far.
+        """
+        ended = []
+        for s, setting in enumerate(self.settings):
+            for record in records[s][self._reported[s] :]:
+                training, total = self._hours[s]
+                hours = record.seconds / 3600
+                self._hours[s] = (training + (0.0 if record.is_setup else hours), total + hours)
+                if not record.is_setup or record.has_model:
+                    played = Played(setting, self.seed, self.metric, record, *self._hours[s])
+                    ended.append(played)
+            self._reported[s] = len(records[s])
+        return ended
 
 
 def on_host(progress: Progress) -> Progress:
     """Return progress that another process can read: metrics leave the device."""
     moved = [
-        replace(one, record=replace(one.record, metric=float(one.record.metric)))
-        for one in progress.played
+        replace(played, record=replace(played.record, metric=float(played.record.metric)))
+        for played in progress.played
     ]
     return replace(progress, played=moved)

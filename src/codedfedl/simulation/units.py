@@ -14,18 +14,35 @@ from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_nam
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Devices, Fleet, read_clients
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
-from codedfedl.learning.features import Encoder, FeatureMap, typical_sigma
-from codedfedl.runs.config import DataConfig, FleetConfig
-from codedfedl.runs.grid import Cell
+from codedfedl.learning.features import (
+    Encoder,
+    FeatureMap,
+    fingerprint,
+    same_map,
+    typical_sigma,
+)
+from codedfedl.runs.config import DataConfig, Experiment, FleetConfig, SchemeConfig
+from codedfedl.runs.directory import Checkpoint
+from codedfedl.runs.grid import Cell, cells
 from codedfedl.schemes import make_scheme, scheme_for
 from codedfedl.schemes.on_sums import on_sums
+from codedfedl.simulation.clients import Parts, Problem, embedded, task_of
 from codedfedl.simulation.engine import Entry
-from codedfedl.simulation.problem import Parts, task_of
-from codedfedl.simulation.side_doors import refuse_side_doors
 
-__all__ = ["Clients", "Unit", "datasets", "deal", "entries_of", "fleets", "units"]
+__all__ = [
+    "Clients",
+    "Unit",
+    "datasets",
+    "deal",
+    "encoders",
+    "entries_of",
+    "fleets",
+    "prepare",
+    "refuse_own_scale",
+    "units",
+]
 
-_SETTINGS_AT_ONCE = 16  # each may hold some Gram matrices
+SETTINGS_AT_ONCE = 16  # Each may keep Gram matrices.
 
 Clients = Devices | DelayParameters | MeasuredDelays
 """What a fleet file says of its clients; their points come from the data."""
@@ -104,12 +121,12 @@ def units(
         for cell in found:
             one, data = cell.experiment, cell.experiment.data
             scheme = make_scheme(cell.config.name, cell.config.settings)
-            features = scheme.features
+            features = scheme.info.features
             if features is not None and cell.config.features is not None:
                 name = cell.config.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
-            if only_private(scheme.disclosure):
-                refuse_side_doors(one, cell.config, loaded[data])
+            if only_private(scheme.info.disclosure):
+                _refuse_side_doors(one, cell.config, loaded[data])
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
                 features = sized.feature_map(seed, cell.config, loaded[data].image)
@@ -120,9 +137,9 @@ def units(
                 )
             groups.setdefault((data, _count(one.fleet, fleets), features), []).append(cell)
         split = [
-            (data, features, first, tuple(members[first : first + _SETTINGS_AT_ONCE]))
+            (data, features, first, tuple(members[first : first + SETTINGS_AT_ONCE]))
             for (data, _, features), members in groups.items()
-            for first in range(0, len(members), _SETTINGS_AT_ONCE)
+            for first in range(0, len(members), SETTINGS_AT_ONCE)
         ]
         for part, (data, features, first, some) in enumerate(split, start=1):
             yield Unit(
@@ -159,7 +176,6 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
                 epochs=training.epochs,
                 schedule=one.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
-                seed=unit.seed,
             )
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
@@ -213,3 +229,63 @@ def _factor(seconds: FloatArray, config: FleetConfig) -> FloatArray:
     count = round(config.slower_share * len(seconds))
     factor[np.argsort(seconds, kind="stable")[len(seconds) - count :]] = config.slower
     return factor
+
+
+def encoders(checkpoint: Checkpoint, every: Sequence[Unit]) -> Checkpoint:
+    """Return the fingerprints of all encoders, which must be those that the run began with."""
+    fingerprints: Checkpoint = {}
+    for number, unit in enumerate(every):
+        if isinstance(unit.features, Encoder):
+            name = f"{number}/encoder"
+            fingerprints[name] = fingerprint(unit.features, unit.dataset.inputs.shape[1])
+            if not same_map(checkpoint.get(name, fingerprints[name]), fingerprints[name]):
+                raise InputError(
+                    f"{unit.features.source!r} is not the encoder that this run began with: "
+                    "restore it, or choose another --out"
+                )
+    return fingerprints
+
+
+def _refuse_side_doors(experiment: Experiment, scheme: SchemeConfig, dataset: Dataset) -> None:
+    """Refuse a private setting that depends on the data by more than its sums."""
+    drawn = (scheme.features or experiment.features.kind) != "encoder"
+    if drawn and experiment.features.sigma == "auto":
+        raise InputError(
+            "features.sigma is 'auto', which is computed from the data outside the privacy "
+            f"budget: give a number where the scheme is {scheme.name!r}, such as the paper's 5.0"
+        )
+    if experiment.training.objective:
+        raise InputError(
+            "training.objective is true, which records the objective on the training points "
+            f"outside the privacy budget: leave it out where the scheme is {scheme.name!r}"
+        )
+    if not dataset.is_classification:
+        raise InputError(
+            f"data.name is {experiment.data.name!r}, whose labels are numbers: a simulation "
+            "centres them by their exact mean, outside the privacy budget; choose labels that are "
+            f"classes where the scheme is {scheme.name!r}, or a federation, which does not centre"
+        )
+    refuse_own_scale(dataset, scheme.name)
+
+
+def refuse_own_scale(dataset: Dataset, scheme: str) -> None:
+    """Refuse inputs that were scaled by the range of the training values."""
+    if dataset.origin.own_scale:
+        raise InputError(
+            f"the inputs of {dataset.name} are not in [0, 1], and would be scaled by their own "
+            f"range outside the privacy budget, where the scheme is {scheme!r}: give public bounds "
+            "of the values in data.low and data.high, a number or one for each input column"
+        )
+
+
+def prepare(
+    experiment: Experiment, dataset: Dataset, seed: int, features: FeatureMap, device: str
+) -> tuple[Problem, Task, Fleet]:
+    """Deal the data of an experiment to the clients, embed them, and build the fleet."""
+    settings = cells(experiment)
+    unit = Unit(seed, features, dataset, tuple(settings), fleets(settings))
+    parts = deal(unit)
+    first = entries_of(unit, parts)[0]
+    if not isinstance(first.fleet, Fleet):
+        raise InputError("prepare builds a Fleet: measured delays are played by simulate")
+    return embedded(dataset, parts, features, device), first.task, first.fleet

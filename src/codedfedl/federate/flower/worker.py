@@ -23,19 +23,27 @@ from typing import Any
 from flwr.app import Context, Error, Message
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.client_app import respond
-from codedfedl.federate.flower.programs import environment, program
-from codedfedl.federate.flower.quiet import quietly
+from codedfedl.federate.deploy.keys import write_secret
+from codedfedl.federate.deploy.listener import quietly
+from codedfedl.federate.flower.apps import respond
+from codedfedl.federate.flower.programs import end, environment, program
 from codedfedl.federate.transport import Answerer, printable
 
 __all__ = ["Desk", "ServerWorker", "answer_tasks"]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_QUICK, _SLOW = 0.1, 0.5  # seconds between two looks for a task: just after one, and later
-_SOON = 30.0  # seconds after a task for which the next is expected soon
-_ALIVE = 10.0  # seconds between two heartbeats of a task
-_END = 5.0  # seconds between asking a server app to end and making it
-_FAILED_CODE = 1  # of an error reply, any number but 0 will do
+
+QUICK_LOOK_SECONDS, SLOW_LOOK_SECONDS = 0.1, 0.5
+"""Seconds between two looks for a task: just after another one, and later."""
+
+SOON_SECONDS = 30.0
+"""Seconds after a task for which the next is expected soon."""
+
+HEARTBEAT_SECONDS = 10.0
+"""Seconds between two heartbeats of a task."""
+
+FAILED = 1
+"""The code of an error reply: any number but 0 will do."""
 
 _log = logging.getLogger(__name__)
 _fault = quietly(_log.error)
@@ -91,7 +99,7 @@ class Desk:
         done = threading.Event()
 
         def live() -> None:
-            while not done.wait(_ALIVE):
+            while not done.wait(HEARTBEAT_SECONDS):
                 with suppress(Exception):  # the next one may get through
                     client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
@@ -107,7 +115,7 @@ def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[],
     """Answer every message that a SuperNode receives, in this process, while it runs."""
     from flwr.supercore.constant import TaskType
 
-    last, warn = -_SOON, quietly(_log.warning)
+    last, warn = -SOON_SECONDS, quietly(_log.warning)
     while running():
         try:
             token = desk.token(TaskType.CLIENT_APP)
@@ -119,7 +127,8 @@ def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[],
             warn(f"a task was not done ({printable(f'{type(error).__name__}: {error}')})")
             token = ""
         if not token:
-            time.sleep(_QUICK if time.monotonic() - last < _SOON else _SLOW)
+            is_soon = time.monotonic() - last < SOON_SECONDS
+            time.sleep(QUICK_LOOK_SECONDS if is_soon else SLOW_LOOK_SECONDS)
 
 
 def _answer(client: Any, node: Callable[[], Answerer]) -> None:
@@ -135,7 +144,7 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
         kind, lines = message.metadata.message_type, traceback.format_exception(error)
         _fault(f"no answer to {printable(kind)}: {' | '.join(printable(line) for line in lines)}")
         why, status = printable(f"{type(error).__name__}: {error}"), SubStatus.FAILED
-        reply = Message(Error(code=_FAILED_CODE, reason=why), reply_to=message)
+        reply = Message(Error(code=FAILED, reason=why), reply_to=message)
     del message
     theirs.push_message(client, reply, context)
     theirs.push_task_output(client, context, status, why)
@@ -146,14 +155,16 @@ class ServerWorker:
 
     def __init__(self, desk: Desk, folder: Path, authority: Path | None) -> None:
         self.desk, self.folder, self.authority = desk, folder, authority
-        self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._started: dict[Path, subprocess.Popen[bytes]] = {}
         self._warn = quietly(_log.warning)
 
     def look(self) -> None:
         """Start the server app of a run that waits for one; tidy up after those that are over."""
         from flwr.supercore.constant import TaskType
 
-        self._started = [pair for pair in self._started if not self._over(*pair)]
+        for path, process in list(self._started.items()):
+            if process.poll() is not None:
+                self._end(path)
         try:
             token = self.desk.token(TaskType.SERVER_APP)
         except Exception as error:  # the SuperLink may be busy
@@ -162,36 +173,24 @@ class ServerWorker:
         if not token:
             return
         path = self.folder / f"token-{os.urandom(8).hex()}"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(token)
+        write_secret(path, token.encode())
         secure = ["--insecure"]
         if self.authority is not None:
             secure = ["--root-certificates", str(self.authority)]
         command = [program("flwr-serverapp"), "--runtime-api-address", self.desk.address]
         command += ["--token-file", str(path), "--parent-pid", str(os.getpid()), *secure]
         try:
-            process = subprocess.Popen(
+            self._started[path] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, env=environment(self.folder), umask=0o077
             )
         except OSError as error:
             raise InputError(f"cannot start a server app: {error}") from None
-        self._started.append((process, path))
 
     def close(self) -> None:
         """End all server apps; their runs can be continued."""
-        for process, path in self._started:
-            process.terminate()
-            try:
-                process.wait(_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            path.unlink(missing_ok=True)
-        self._started = []
+        for path in list(self._started):
+            self._end(path)
 
-    @staticmethod
-    def _over(process: subprocess.Popen[bytes], path: Path) -> bool:
-        if process.poll() is None:
-            return False
+    def _end(self, path: Path) -> None:
+        end(self._started.pop(path))
         path.unlink(missing_ok=True)
-        return True

@@ -14,23 +14,33 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from codedfedl.federate.flower.accepting import Places, Stream, accepting
-from codedfedl.federate.flower.heads import Head, RefusedRequest, parsed_head
+from codedfedl.federate.deploy.listener import Listener, Stream
 
 __all__ = ["Gate", "GateLimits", "client_context", "server_context"]
 
+PIECE_BYTES = 2**16
+"""Bytes that are in memory for a connection and direction."""
+
+FRESH_SECONDS = 3.0
+"""Seconds for which a connection to the SuperLink is used again; it closes idle ones."""
+
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]{1,40}")
 _STATUS = re.compile(rb"HTTP/1\.1 [1-9][0-9]{2}( [\t\x20-\x7e]*)?")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+_NOT_PASSED = {
+    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization"),
+    *(b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
+    *(b"host", b"content-length", b"forwarded", b"x-forwarded-for", b"x-forwarded-proto"),
+}
 _PULL, _UPLOAD = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
 _STORED = (_UPLOAD, b"/v1/fleet/push-messages")
-_PIECE = 2**16  # bytes that are in memory for a connection and direction
-_FRESH = 3.0  # seconds for which a connection to the SuperLink is used again; it closes idle ones
 _REASONS = {
     400: "Bad Request",
     404: "Not Found",
@@ -41,6 +51,50 @@ _REASONS = {
     503: "Service Unavailable",
     507: "Insufficient Storage",
 }
+
+
+class RefusedRequest(Exception):  # noqa: N818
+    """A request that is not passed; the status says why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a request or a response that is passed."""
+
+    line: bytes
+    fields: list[tuple[bytes, bytes]]
+    length: int
+
+    def written(self, host: bytes | None, *, close: bool = False) -> bytes:
+        """Return the head, written anew with what the gate itself decides."""
+        fields = [(name, value) for name, value in self.fields if name.lower() not in _NOT_PASSED]
+        fields += [] if host is None else [(b"Host", host)]
+        fields += [(b"Content-Length", b"%d" % self.length)]
+        fields += [(b"Connection", b"close" if close else b"keep-alive")]
+        return b"\r\n".join([self.line, *(b"%s: %s" % field for field in fields), b"", b""])
+
+
+def parsed_head(line: bytes, lines: list[bytes], most: int) -> Head:
+    """Return a head whose body has one length and no other coding."""
+    fields = []
+    for text in lines:
+        match = _FIELD.fullmatch(text)
+        if match is None:
+            raise RefusedRequest(400)
+        fields.append((match[1], match[2]))
+    names = [name.lower() for name, _ in fields]
+    if b"transfer-encoding" in names or names.count(b"content-length") != 1:
+        raise RefusedRequest(411)
+    length = fields[names.index(b"content-length")][1]
+    if not _LENGTH.fullmatch(length):
+        raise RefusedRequest(400)
+    if int(length) > most:
+        raise RefusedRequest(413)
+    return Head(line, fields, int(length))
 
 
 @dataclass(frozen=True)
@@ -98,38 +152,28 @@ class Gate:
     free: Callable[[], float] = lambda: inf
 
     def __post_init__(self) -> None:
-        self._places = Places(self.limits.connections, self.limits.per_address)
-        self._held = 0
+        self.held = 0
 
-    @asynccontextmanager
-    async def listening(
+    def listening(
         self, host: str, port: int, tls: ssl.SSLContext | None
-    ) -> AsyncIterator[int]:
+    ) -> AbstractAsyncContextManager[int]:
         """Listen until the context ends; give the port."""
-        async with accepting(
-            (host, port),
+        limits = self.limits
+        listener = Listener(
             lambda node: _Passage(self, node).serve(),
-            self._places,
-            tls=tls,
-            head=self.limits.head,
-            patience=self.limits.first,
-            say=self.say,
-        ) as listening:
-            yield listening
-
-    @asynccontextmanager
-    async def holding(self) -> AsyncIterator[None]:
-        """Count a question that is held."""
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
+            limits.connections,
+            limits.per_address,
+            limits.head,
+            limits.first,
+            tls,
+            self.say,
+        )
+        return listener.listening(host, port)
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks for messages of one node: longer with many nodes."""
-        return max(0.2, 0.02 * self._held)
+        """Seconds between two looks for a node's messages: longer where many questions are held."""
+        return max(0.2, 0.02 * self.held)
 
 
 class _Passage:
@@ -146,15 +190,15 @@ class _Passage:
         patience = self.limits.first
         try:
             while True:
-                try:
-                    line, head = await self._request(patience)
-                    await self._pass(line, head)
-                except RefusedRequest as refused:
-                    why = f"{refused.status} {_REASONS[refused.status]}"
-                    self.gate.say(f"refused a request ({why})")
-                    await self._answer(refused.status)
-                    return
+                path, head = await self._request(patience)
+                await self._pass(path, head)
                 patience = self.limits.idle
+        except RefusedRequest as refused:
+            line = f"{refused.status} {_REASONS[refused.status]}"
+            self.gate.say(f"refused a request ({line})")
+            answer = Head(f"HTTP/1.1 {line}".encode("ascii"), [], 0)
+            self.writer.write(answer.written(None, close=True))
+            await asyncio.wait_for(self.writer.drain(), self.limits.first)
         finally:
             self._hang_up()
 
@@ -175,7 +219,7 @@ class _Passage:
         return path, parsed_head(line, lines, most)
 
     async def _pass(self, path: bytes, head: Head) -> None:
-        if path == _PULL and head.length < _PIECE and self.limits.hold > 0:
+        if path == _PULL and head.length < PIECE_BYTES and self.limits.hold > 0:
             body = await asyncio.wait_for(self.reader.readexactly(head.length), self.limits.idle)
             answer, content = await self._held(head, body)
             self.writer.write(answer.written(None) + content)
@@ -192,7 +236,8 @@ class _Passage:
     async def _held(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """Ask until there is an answer with content, or the time is up."""
         until = time.monotonic() + self.limits.hold
-        async with self.gate.holding():
+        self.gate.held += 1
+        try:
             while True:
                 link = await self._connect()
                 link[1].write(head.written(self._host) + body)
@@ -201,10 +246,12 @@ class _Passage:
                     link[0].readexactly(answer.length), self.limits.idle
                 )
                 self._used = time.monotonic()
-                waiting = not content and b" 200" in answer.line
-                if not waiting or time.monotonic() > until or self.reader.at_eof():
+                is_waiting = not content and b" 200" in answer.line
+                if not is_waiting or time.monotonic() > until or self.reader.at_eof():
                     return answer, content
                 await asyncio.sleep(self.gate.pause)
+        finally:
+            self.gate.held -= 1
 
     async def _stream(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, length: int
@@ -213,7 +260,7 @@ class _Passage:
         began, passed = time.monotonic(), 0
         while passed < length:
             piece = await asyncio.wait_for(
-                source.read(min(_PIECE, length - passed)), self.limits.idle
+                source.read(min(PIECE_BYTES, length - passed)), self.limits.idle
             )
             if not piece:
                 raise EOFError
@@ -240,7 +287,7 @@ class _Passage:
 
     async def _connect(self) -> Stream:
         """Return a connection to the SuperLink: the last one while it is fresh."""
-        stale = time.monotonic() - self._used > _FRESH
+        stale = time.monotonic() - self._used > FRESH_SECONDS
         if self._link is not None and (stale or self._link[0].at_eof()):
             self._hang_up()
         if self._link is None:
@@ -260,11 +307,6 @@ class _Passage:
         if self._link is not None:
             self._link[1].close()
             self._link = None
-
-    async def _answer(self, status: int) -> None:
-        line = f"HTTP/1.1 {status} {_REASONS[status]}".encode("ascii")
-        self.writer.write(Head(line, [], 0).written(None, close=True))
-        await asyncio.wait_for(self.writer.drain(), self.limits.first)
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

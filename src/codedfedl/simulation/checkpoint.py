@@ -1,32 +1,48 @@
-"""What a simulation leaves behind: checkpoints to continue from, and tables to report from."""
+"""What is kept of a simulation: checkpoints to continue from, and tables to report from.
 
-from collections.abc import Sequence
+The arrays of setting s of unit k are called ``k/s/…``.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import to_host
+from codedfedl.arrays import Array, to_host
 from codedfedl.core.columns import FACTS
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import Record, metric_name, packed, unpacked
 from codedfedl.fleet.delays import TIME_PARTS
+from codedfedl.models.model import fitted_temperature
+from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun, planned_share, stated_facts, write_tables
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.units import Unit
 
-__all__ = ["client_columns", "restore", "snapshot", "stored_records", "stories", "write_units"]
+__all__ = [
+    "CALIBRATION_POINTS",
+    "client_columns",
+    "final_metrics",
+    "part_of",
+    "restore",
+    "result_arrays",
+    "snapshot",
+    "stored_records",
+    "write_units",
+]
 
-_SPENT = ("compute_s", "link_s", "retransmission_s", "overhead_s")
+CALIBRATION_POINTS = 2000  # Training points that probabilities are calibrated on.
 
 
-def snapshot(simulation: Simulation, place: int) -> Checkpoint:
+def snapshot(simulation: Simulation, number: int) -> Checkpoint:
     """Return everything that a resumed simulation needs and cannot compute again."""
     arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
-        prefix = f"{place}/{s}/"
+        prefix = f"{number}/{s}/"
         arrays[f"{prefix}model"] = to_host(setting.state.model)
         arrays[f"{prefix}state_round"] = np.array(setting.state.round)
         arrays[f"{prefix}processed"] = setting.timeline.processed
@@ -36,22 +52,22 @@ def snapshot(simulation: Simulation, place: int) -> Checkpoint:
     return arrays
 
 
-def restore(simulation: Simulation, checkpoint: Checkpoint, place: int) -> None:
+def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None:
     """Bring a simulation to where its unit was in a checkpoint, if it had begun."""
     for s, setting in enumerate(simulation.settings):
-        stored = _part(checkpoint, f"{place}/{s}/")
+        stored = part_of(checkpoint, f"{number}/{s}/")
         if stored:
-            records = unpacked(_part(stored, "records/"))
+            records = unpacked(part_of(stored, "records/"))
             simulation.restore(setting, stored["model"], int(stored["state_round"]), records)
             setting.timeline.processed = stored["processed"]
 
 
-def stored_records(checkpoint: Checkpoint, unit: Unit, place: int) -> list[list[Record]]:
+def stored_records(checkpoint: Checkpoint, unit: Unit, number: int) -> list[list[Record]]:
     """Return the records of every setting of a unit in a checkpoint."""
-    return [unpacked(_part(checkpoint, f"{place}/{s}/records/")) for s in range(len(unit.cells))]
+    return [unpacked(part_of(checkpoint, f"{number}/{s}/records/")) for s in range(len(unit.cells))]
 
 
-def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
+def result_arrays(simulation: Simulation, unit: Unit, number: int) -> Checkpoint:
     """Return what is kept of a finished unit besides its records: its clients and facts.
 
     If no target is given, exact ridge regression sets it, except where that may not read the data:
@@ -60,8 +76,9 @@ def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
     """
     arrays: Checkpoint = {}
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
-        prefix = f"{place}/{s}/"
-        if cell.experiment.training.target is None and not only_private(setting.scheme.disclosure):
+        prefix = f"{number}/{s}/"
+        private = only_private(setting.scheme.info.disclosure)
+        if cell.experiment.training.target is None and not private:
             exact = simulation.exact_metric(setting.state.task)
             arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
         if cell.experiment.training.objective:
@@ -74,6 +91,50 @@ def stories(simulation: Simulation, unit: Unit, place: int) -> Checkpoint:
     return arrays
 
 
+def final_metrics(simulation: Simulation, number: int) -> Checkpoint:
+    """Evaluate every setting's last model on the training points."""
+    arrays: Checkpoint = {}
+    for s, setting in enumerate(simulation.settings):
+        if only_private(setting.scheme.info.disclosure):
+            continue  # the privacy budget does not cover this
+        with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
+            arrays[f"{number}/{s}/objective"] = np.array(_objective(simulation, setting))
+            if simulation.problem.test_classes is None:
+                arrays[f"{number}/{s}/offset"] = simulation.problem.target_mean
+            else:
+                temperature = _temperature(simulation, setting)
+                arrays[f"{number}/{s}/temperature"] = np.array(temperature)
+    return arrays
+
+
+def _objective(simulation: Simulation, setting: Setting) -> float:
+    """Return ½‖xβ − y‖² of a point, on average over the training points, and the ridge."""
+    model, points, total = setting.state.model, 0, 0.0
+    for features, targets in chain.from_iterable(b.parts() for b in simulation.problem.batches):
+        residuals = to_host(features @ model - targets).astype(np.float64)
+        total, points = total + float((residuals**2).sum()), points + len(residuals)
+    penalty = setting.state.task.ridge * float((to_host(model).astype(np.float64) ** 2).sum())
+    return total / points / 2 + penalty / 2
+
+
+def _temperature(simulation: Simulation, setting: Setting) -> float:
+    scores, targets = zip(*_calibration_points(simulation, setting.state.model), strict=True)
+    outputs = np.concatenate(scores)
+    if not np.isfinite(outputs).all():
+        return np.nan
+    return fitted_temperature(outputs, np.concatenate(targets).argmax(axis=1))
+
+
+def _calibration_points(simulation: Simulation, model: Array) -> Iterator[tuple[Any, Any]]:
+    """Yield scores and targets of training points, as many of each mini-batch."""
+    batches = simulation.problem.batches
+    for b, batch in enumerate(batches):
+        order = stream(simulation.seed, "subset", b).permutation(len(batch.targets))
+        rows = np.sort(order[: -(-CALIBRATION_POINTS // len(batches))])
+        scores = to_host(batch.features[rows] @ model)
+        yield scores.astype(np.float64), to_host(batch.targets)[rows]
+
+
 def _facts(setting: Setting) -> dict[str, float]:
     """Return what the set-up planned and predicted, and a scheme's own facts as they are now."""
     now = stated_facts(setting.scheme, setting.state)
@@ -83,17 +144,17 @@ def _facts(setting: Setting) -> dict[str, float]:
 def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
     """Per client: load, how often it arrived, and where its time went on average."""
     timeline, clock = setting.timeline, setting.timeline.clock
-    task, told = setting.state.task, setting.rounds or setting.records
+    task, records = setting.state.task, setting.rounds or setting.records
     loads, rounds = timeline.processed, max(len(setting.rounds), 1)
     spent = clock.model.mean_parts(loads, clock.chance[:rounds])
-    everything = any(record.loads.sum() > task.points[0].sum() for record in told)
+    everything = any(record.loads.sum() > task.points[0].sum() for record in records)
     return {
         "client": clock.model.client,
         "rate": spent["rate"],
         "points": (task.held if everything else task.points[0]).astype(np.float64),
         "load": np.asarray(loads, dtype=np.float64),
         "planned_share": planned_share(setting.scheme, setting.state),
-        "arrived_share": np.mean([record.arrived for record in told], axis=0),
+        "arrived_share": np.mean([record.arrived for record in records], axis=0),
         **{name: spent[name] for name in TIME_PARTS},
         "setup_compute_s": timeline.setup_compute,
         "setup_upload_s": timeline.setup_upload,
@@ -103,15 +164,15 @@ def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
 def write_units(directory: RunDirectory, units: Sequence[Unit], stored: Checkpoint) -> None:
     """Write the tables of all units from a finished checkpoint."""
     runs = [
-        _cell_run(unit, cell, _part(stored, f"{place}/{s}/"))
-        for place, unit in enumerate(units)
+        _cell_run(unit, cell, part_of(stored, f"{number}/{s}/"))
+        for number, unit in enumerate(units)
         for s, cell in enumerate(unit.cells)
     ]
     write_tables(directory, runs)
 
 
 def _cell_run(unit: Unit, cell: Cell, stored: Checkpoint) -> CellRun:
-    scheme_facts = {name: value.item() for name, value in _part(stored, "fact/").items()}
+    scheme_facts = {name: value.item() for name, value in part_of(stored, "fact/").items()}
     run_facts = {
         "sigma": getattr(unit.features, "sigma", np.nan),
         "step": cell.experiment.schedule(unit.features, unit.dataset.inputs).step,
@@ -123,11 +184,12 @@ def _cell_run(unit: Unit, cell: Cell, stored: Checkpoint) -> CellRun:
         cell=cell,
         seed=unit.seed,
         metric=metric_name(unit.dataset.is_classification),
-        records=unpacked(_part(stored, "records/")),
-        clients=_part(stored, "story/"),
+        records=unpacked(part_of(stored, "records/")),
+        clients=part_of(stored, "story/"),
         facts=scheme_facts | run_facts,
     )
 
 
-def _part(stored: Checkpoint, prefix: str) -> Checkpoint:
+def part_of(stored: Checkpoint, prefix: str) -> Checkpoint:
+    """Return the arrays whose names begin like that, without the beginning."""
     return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}

@@ -1,24 +1,28 @@
 """Which name and role belong to which node: a small file beside the SuperLink's data base.
 
 The engine knows a node by its key and gives it a number. What a node is called is bound to that
-number when the operator registers the key, so that no node can answer under another's name, and so
-is whether it is a helper. The file is the operator's own, and nobody else can read it.
+number when the operator registers the key, and so is whether it is a helper: greetings under
+another name or in another role are refused (`BoundTransport`). A node could otherwise answer as
+another, take the helper's place, or block secure sums by being a second helper. The file is the
+operator's own, and nobody else can read it.
 """
 
 import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.federate.asks import HELPER
+from codedfedl.federate.transport import Arrays, Arrival, Transport, printable
 from codedfedl.io.files import lock, make_folder, replacing
 
-__all__ = ["NODE", "REGISTRY", "ROLES", "Entry", "Registry", "fingerprint_of"]
+__all__ = ["NODE", "REGISTRY", "ROLES", "BoundTransport", "Entry", "Registry", "fingerprint_of"]
 
 REGISTRY = "nodes.json"
 """The registry's name in the home of a server."""
@@ -147,3 +151,69 @@ def fingerprint_of(public_key: Path) -> str:
             f"{public_key} is a key of kind {kind}: make it with codedfedl federate key"
         )
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+class BoundTransport:
+    """A transport that refuses greetings of keys that are not registered for them.
+
+    The registry is read at every greeting, so that keys which are registered while a run waits for
+    its nodes are bound too.
+    """
+
+    def __init__(self, transport: Transport, registry: Registry) -> None:
+        self._transport, self._registry = transport, registry
+        self._greetings: dict[int, int] = {}  # the node of every greeting's number
+        self.now, self.remaining = transport.now, transport.remaining
+        self.sleep, self.nodes = transport.sleep, transport.nodes
+
+    def ask(
+        self,
+        kind: str,
+        questions: Mapping[int, tuple[int, dict[str, Any]]],
+        arrays: Arrays,
+        seconds: float,
+        *,
+        at_once: int | None = None,
+        largest: int | None = None,
+    ) -> dict[int, int]:
+        """Send a question, and note whom it greets."""
+        asked = self._transport.ask(
+            kind, questions, arrays, seconds, at_once=at_once, largest=largest
+        )
+        if kind == "hello":
+            self._greetings |= {number: questions[client][0] for number, client in asked.items()}
+        return asked
+
+    def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
+        """Yield answers; a greeting that is not its key's own is a problem of its node."""
+        for arrival in self._transport.gather(wanted, until):
+            node = self._greetings.pop(arrival.question, None)
+            greeting = arrival.facts if arrival.status == "answer" else None
+            if node is None or greeting is None:
+                yield arrival
+            elif reason := self._misfit(node, greeting):
+                yield replace(arrival, status="problem", facts={}, arrays={}, reason=reason)
+            else:
+                yield arrival
+            del arrival  # it may be large
+
+    def _misfit(self, node: int, greeting: Mapping[str, Any]) -> str:
+        """Return why a greeting is not what the node's key is registered for, or nothing."""
+        entries = [entry for entry in self._registry.entries() if entry.node == node]
+        if not entries or entries[-1].revoked:
+            return f"the key of node {node} is not registered: use codedfedl federate register"
+        name, role = entries[-1].name, entries[-1].role
+        if greeting.get("name") != name:
+            claimed = printable(greeting.get("name", ""), 80)
+            return (
+                f"{claimed} has the key of {name}: start it with --name {name}, or let the "
+                "operator register a key of its own"
+            )
+        claimed = HELPER if greeting.get("role") == HELPER else NODE
+        if claimed == role:
+            return ""
+        return (
+            f"{name} greets as a {claimed}, and its key is registered as a {role}: start it with "
+            f"codedfedl federate {role}, or let the operator register its key again with --role "
+            f"{claimed}"
+        )

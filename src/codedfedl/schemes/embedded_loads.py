@@ -1,4 +1,4 @@
-"""Common parts of schemes without parity that load each client by its speed.
+"""Loads by the number of points that a client embeds in time: for schemes without parity.
 
 Every client embeds for the planned time and then answers for those points, weighted to represent
 all its points: loads are proportional to the actual speed. The plan is the shortest such set-up
@@ -8,12 +8,22 @@ whose sampling error is within the target excess.
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Embed, Embedded
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Reply, Scheme, Task
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import (
+    AnyLimits,
+    Ask,
+    Description,
+    Inbox,
+    Info,
+    Reply,
+    Rng,
+    Scheme,
+    Task,
+)
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
@@ -22,14 +32,24 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.cold_start import plan_embedding
 
-__all__ = ["Paced", "PacedState", "Table"]
+__all__ = ["EmbeddedLoads", "EmbeddedState", "Table"]
 
 
 @dataclass(frozen=True, eq=False)
-class PacedState(Descent):
-    """Descent on the points that were embedded in the set-up."""
+class EmbeddedState(Descent):
+    """Descent on the points that were embedded in the set-up.
+
+    Attributes
+    ----------
+    setup_deadline : seconds
+    planned
+        Whether the set-up is as long as the plan says.
+    set_up
+        Whether it is over.
+    """
 
     setup_deadline: float = 0.0
+    planned: bool = False
     set_up: bool = False
 
     @property
@@ -44,7 +64,7 @@ class PacedState(Descent):
 
 
 @dataclass(frozen=True)
-class Paced(Scheme):
+class EmbeddedLoads(Scheme):
     """Loads by speed, set once by how many points each client embeds in the set-up.
 
     Parameters
@@ -58,36 +78,34 @@ class Paced(Scheme):
     excess: float = 0.2
     setup_deadline: float | None = None
 
-    solves: ClassVar[bool] = True
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    info: ClassVar[Info] = Info("", frozenset({Disclosure.GRADIENTS}), solves=True)
     work: ClassVar[Embedded] = Embedded(grows=False)
 
     def __post_init__(self) -> None:
         for key in ("excess", "setup_deadline"):
             value = getattr(self, key)
             if value is not None and not value > 0:
-                raise InputError(f"{self.name}.{key} is {value:g}: must be above 0")
+                raise InputError(f"{self.info.name}.{key} is {value:g}: must be above 0")
 
-    def within(self, limits: Limits) -> Self:
-        """Take the operator's deadline for the set-up."""
-        return replace(self, setup_deadline=self.setup_deadline or limits.setup_deadline)
-
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> Any:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> Any:
         """Plan the set-up."""
-        seconds = self.setup_deadline
+        seconds = self.setup_deadline or (None if limits is None else limits.setup_deadline)
         if seconds is None:
             if not isinstance(fleet, Fleet):
                 raise InputError(
-                    f"{self.name} plans with a Fleet: measured delays do not say how long "
+                    f"{self.info.name} plans with a Fleet: measured delays do not say how long "
                     "embedding takes; give a fleet file, or setup_deadline"
                 )
             each = seconds_to_embed(task.feature_macs, task.workload, fleet)
             seconds = plan_embedding(each, task.held, task.workload.features, self.excess)
-        return self.first_state(task, model, seconds)
+        planned = self.setup_deadline is None and limits is None
+        return replace(self.first_state(task, model, seconds), planned=planned)
 
-    def first_state(self, task: Task, model: Array, setup_deadline: float) -> PacedState:
+    def first_state(self, task: Task, model: Array, setup_deadline: float) -> EmbeddedState:
         """Return the state before the set-up."""
-        return PacedState(task, model, setup_deadline=setup_deadline)
+        return EmbeddedState(task, model, setup_deadline=setup_deadline)
 
     def ask(self, state: Any) -> Ask | None:
         """Let everybody embed, then ask for gradients."""
@@ -109,9 +127,9 @@ class Paced(Scheme):
     def receive_round(self, state: Any, inbox: Inbox) -> Any:
         """Learn from the answers of a round."""
 
-    def facts(self, state: Any) -> dict[str, float]:
+    def describe(self, state: Any) -> Description:
         """Say how long everybody embedded."""
-        return {"setup_deadline_s": state.setup_deadline}
+        return Description(facts={"setup_deadline_s": state.setup_deadline})
 
 
 @dataclass(frozen=True, eq=False)

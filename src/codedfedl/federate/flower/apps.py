@@ -1,29 +1,34 @@
-"""The Flower `ClientApp`: a node from its configuration.
+"""The two Flower apps: a node from its configuration, and a federation from that of its run.
 
 The engine's own isolation starts a process per message; `worker.py` answers in a long-lived one.
+A node's process never loads what its server needs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.registry import BoundTransport, Registry
+from codedfedl.federate.flower.programs import check_engine
 from codedfedl.federate.flower.wire import pack, question_of, unpack
 from codedfedl.federate.node import QUESTIONS, Node
 from codedfedl.federate.node_config import NodeConfig
-from codedfedl.federate.transport import Answerer
+from codedfedl.federate.transport import Answerer, Transport
 from codedfedl.learning.codes import LEAST_MIXING
 
 if TYPE_CHECKING:
     from codedfedl.federate.vault import Vault
 
-__all__ = ["answer", "app", "node_from", "node_of", "respond"]
+__all__ = ["answer", "client", "federate_on", "node_from", "node_of", "respond", "server"]
 
-app = ClientApp()
+client = ClientApp()
+server = ServerApp()
 
 
 def node_of(context: Context) -> Node:
@@ -86,4 +91,41 @@ def respond(message: Message, node: Callable[[], Answerer]) -> Message:
 
 
 for _question in QUESTIONS:
-    app.query(_question)(answer)
+    client.query(_question)(answer)
+
+
+@server.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Run the federation of the run configuration."""
+    from codedfedl.federate.flower.transport import FlowerTransport
+
+    check_engine()
+    federate_on(FlowerTransport(grid), context.run_config)
+
+
+def federate_on(transport: Transport, keys: Mapping[str, Any]) -> None:
+    """Run the federation of the run configuration on a transport.
+
+    Its keys: `experiment`, the path of a TOML file with a [federation] table; `out`, the run
+    directory; `set`, overrides such as "federation.deadline=20 training.step=3"; `registry`, the
+    file that says which name and role belong to which node.
+    """
+    from codedfedl.federate.server import federate
+    from codedfedl.runs.directory import RunDirectory
+    from codedfedl.runs.documents import parse_overrides, read_experiment
+
+    if not keys.get("experiment") or not keys.get("out"):
+        raise InputError(
+            "the run configuration needs experiment and out: add --run-config "
+            '\'experiment="…/my.toml" out="…/run"\''
+        )
+    directory = RunDirectory(str(keys["out"]))
+    with directory.logged() as say:
+        changes = parse_overrides(str(keys.get("set", "")).split(), "set")
+        options = {key: f"set {key}" for key in changes}
+        # Whoever started this process has agreed to what the experiment imports.
+        experiment = read_experiment(str(keys["experiment"]), changes, options, trust=True)
+        registry = str(keys.get("registry", ""))
+        if registry:
+            transport = BoundTransport(transport, Registry(Path(registry)))
+        federate(transport, experiment, directory, say)

@@ -1,0 +1,341 @@
+"""The fast path: sums over all clients, without the answer of each.
+
+`Simulation` goes without it where it is made with ``fast=False``; then every client answers by
+itself (`core.client`), and a test shows that both give the same. Three kinds of sums have a
+shortcut:
+
+- *Gradients.* That of all points asked for is a quadratic, which reads a Gram matrix of q² numbers
+  instead of the points. What the missing clients would have added is computed from their points,
+  and subtracted. The gradient of parity, which a scheme adds with `Inbox.plus`, goes through the
+  same Gram matrix. Settings that share a matrix, or miss the same client, share products.
+- *Parity.* The points of all clients are mixed in wide products.
+- *Gram matrices.* That of all points serves every setting.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
+from threadpoolctl import ThreadpoolController
+
+from codedfedl.arrays import Array, IntArray, Mask, asarray_like
+from codedfedl.core.client import Gradient
+from codedfedl.core.encoding import Gram, Parity
+from codedfedl.core.protocol import SUM, Ask, Inbox
+from codedfedl.core.work import Work
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.simulation.clients import Batch, gram_of
+from codedfedl.simulation.parities import composite_parities
+
+__all__ = ["MIN_GRAMS", "FastSums", "Grams", "Question", "side_by_side", "times"]
+
+MIN_GRAMS = 64
+"""Gram matrices that are kept, or more if there is one for every setting and mini-batch."""
+
+MAX_DISTINCT_LOADS = 32  # A setting with more distinct loads has no Gram matrices of its own.
+CLIENTS_AT_ONCE = 64  # The gradients of so many clients exist at a time.
+PANEL_MULTIPLICATIONS = 1_000_000  # OpenBLAS multiplies so much as it is, without copying blocks.
+MIN_PANEL_ROWS = 24  # A product that would need smaller panels is left to the library.
+MIN_SHARED_MULTIPLICATIONS = 20_000_000  # Fewer are not worth waking up a thread.
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a setting has asked, and who arrived.
+
+    Attributes
+    ----------
+    loads, arrived : arrays of shape (n,)
+    model
+        That the ask is about.
+    steady
+        Whether these loads occur often enough for a Gram matrix.
+    """
+
+    setting: str
+    ask: Ask
+    loads: IntArray
+    arrived: Mask
+    model: Array
+    steady: bool = True
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether a plain sum over the clients is asked for."""
+        return self.ask.combine is SUM and self.ask.noise is None and not self.ask.keep_late
+
+    @property
+    def points(self) -> float:
+        """Points that the answers cover."""
+        return float(self.loads[self.arrived].sum())
+
+
+class FastSums:
+    """All clients of a simulation in one place.
+
+    Parameters
+    ----------
+    settings
+        How many settings share the mini-batches.
+    """
+
+    def __init__(self, batches: Sequence[Batch], settings: int = 1, seed: int = 0) -> None:
+        self.batches, self.seed = batches, seed
+        self.grams = Grams(batches, settings)
+        self._threads = _Threads()
+        self._loads: dict[str, set[int]] = {}  # of each setting
+        self._shortcuts: dict[type[Work], Callable[[Sequence[Question]], list[Inbox]]] = {
+            Gradient: self.gradients,
+            Parity: self._parities,
+            Gram: self._gram_matrices,
+        }
+
+    def inboxes(self, questions: Sequence[Question]) -> dict[int, Inbox]:
+        """Return the inboxes that have a shortcut, by the number of the question."""
+        questions = [
+            replace(q, steady=not q.ask.setup and self.seen(q.setting, q.loads)) for q in questions
+        ]
+        inboxes: dict[int, Inbox] = {}
+        for kind, shortcut in self._shortcuts.items():
+            numbers = [
+                k
+                for k, q in enumerate(questions)
+                if type(q.ask.work).answer is kind.answer
+                and q.is_sum
+                and (q.arrived.all() or kind is Gradient)
+            ]
+            sums = shortcut([questions[k] for k in numbers])
+            inboxes |= dict(zip(numbers, sums, strict=True))
+        return inboxes
+
+    def seen(self, setting: str, loads: IntArray) -> bool:
+        """Return whether a setting has asked for these loads before, and for few others.
+
+        A Gram matrix takes as long as many gradients of the same points, so it pays only for loads
+        that come back. The setting's earlier rounds alone decide that, so that a run that is
+        resumed ends with the same bits.
+        """
+        hashes, key = self._loads.setdefault(setting, set()), hash(loads.tobytes())
+        known = key in hashes
+        if len(hashes) <= MAX_DISTINCT_LOADS:
+            hashes.add(key)
+        return known and len(hashes) <= MAX_DISTINCT_LOADS
+
+    def _gram_matrices(self, questions: Sequence[Question]) -> list[Inbox]:
+        inboxes = []
+        for q in questions:
+            gram = gram_of(self.batches)
+            sums = {"hessian": gram.hessian, "moment": gram.moment}
+            inboxes.append(Inbox(q.arrived, q.points, sums))
+        return inboxes
+
+    def _parities(self, questions: Sequence[Question]) -> list[Inbox]:
+        works: list[Any] = [q.ask.work for q in questions]
+        sums = composite_parities(works, self.batches, self.seed)
+        return [Inbox(q.arrived, q.points, s) for q, s in zip(questions, sums, strict=True)]
+
+    def gradients(self, questions: Sequence[Question]) -> list[Inbox]:
+        """Sum the gradients that arrived, for many settings, each on its own mini-batch."""
+        inboxes: dict[int, Inbox] = {}
+        numbers: list[int] = [getattr(q.ask.work, "batch") for q in questions]  # noqa: B009
+        for b in sorted(set(numbers)):
+            places = [k for k, number in enumerate(numbers) if number == b]
+            sums = self._gradients_of_batch(b, [questions[k] for k in places])
+            inboxes |= dict(zip(places, sums, strict=True))
+        return [inboxes[k] for k in range(len(questions))]
+
+    def _gradients_of_batch(self, b: int, questions: Sequence[Question]) -> list[Inbox]:
+        batch, models = self.batches[b], [q.model for q in questions]
+        full = [bool((q.loads == batch.held).all()) for q in questions]
+        by_gram = [q.steady or all_points for q, all_points in zip(questions, full, strict=True)]
+        # By a Gram matrix, the points that did not arrive are read and subtracted.
+        read = np.array(
+            [
+                np.where(q.arrived != known, q.loads, 0)
+                for q, known in zip(questions, by_gram, strict=True)
+            ]
+        )
+        sums = self._gradients_of_points(batch, read, models)
+        sharing = [k for k, all_points in enumerate(full) if all_points]
+        products = self._products(batch.everything, [models[k] for k in sharing]) if sharing else []
+        shared = dict(zip(sharing, products, strict=True))
+        inboxes = []
+        for k, (q, part) in enumerate(zip(questions, sums, strict=True)):
+            if k in shared:
+                inboxes.append(Inbox(q.arrived, q.points, {"gradient": shared[k] - part}))
+            elif by_gram[k]:
+                gradient = partial(self._gradient, b, q, part)
+                lazy = _LazySum(gradient)
+                inboxes.append(_GramInbox(q.arrived, q.points, lazy, gradient=gradient, at=q.model))
+            else:
+                inboxes.append(Inbox(q.arrived, q.points, {"gradient": part}))
+        return inboxes
+
+    def _gradient(self, b: int, q: Question, missing: Array, added: Quadratic | None) -> Array:
+        """Return the sum of the gradients that arrived, and that of a quadratic."""
+        (product,) = self._products(self.grams.of(b, q.loads, added), [q.model])
+        return product - missing
+
+    def _products(self, quadratic: Quadratic, models: Sequence[Array]) -> list[Array]:
+        """Return the quadratic's gradient at each model."""
+        columns, (q, c) = side_by_side(models), models[0].shape
+        ends = [q * k // self._threads.count for k in range(self._threads.count + 1)]
+        tasks = [
+            partial(times, quadratic.hessian[first:end], columns) for first, end in pairwise(ends)
+        ]
+        parts = self._threads.each(tasks, q * q * columns.shape[1])
+        product = array_namespace(columns).concat(parts, axis=0)
+        return [product[:, k * c : (k + 1) * c] - quadratic.moment for k in range(len(models))]
+
+    def _gradients_of_points(
+        self, batch: Batch, read: IntArray, models: Sequence[Array]
+    ) -> list[Array]:
+        """Sum gradients over the first points of each client, `read` of shape (settings, n)."""
+        xp, (q, c) = array_namespace(models[0]), models[0].shape
+        totals = [xp.zeros_like(model) for model in models]
+        clients = np.flatnonzero(read.any(axis=0)).tolist()
+        for first in range(0, len(clients), CLIENTS_AT_ONCE):
+            group = clients[first : first + CLIENTS_AT_ONCE]
+            settings = [np.flatnonzero(read[:, j]).tolist() for j in group]
+            tasks = [
+                partial(_client_gradients, batch, j, read[members, j], [models[s] for s in members])
+                for j, members in zip(group, settings, strict=True)
+            ]
+            work = 2 * q * c * int(read[:, group].sum())
+            for members, part in zip(settings, self._threads.each(tasks, work), strict=True):
+                for k, s in enumerate(members):
+                    totals[s] += part[:, k * c : (k + 1) * c]
+        return totals
+
+
+@dataclass(frozen=True, eq=False)
+class _GramInbox(Inbox):
+    """An inbox whose sum is computed when it is read, with what the scheme adds to it."""
+
+    gradient: Callable[[Quadratic | None], Array] = lambda _: None
+    at: Array = None
+
+    def plus(self, own: Quadratic, model: Array) -> Array:
+        """Return the clients' gradients and that of a quadratic, in one product."""
+        return self.gradient(own) if model is self.at else super().plus(own, model)
+
+
+class _LazySum(Mapping[str, Array]):
+    """The clients' gradient, computed if anybody reads it."""
+
+    def __init__(self, gradient: Callable[[Quadratic | None], Array]) -> None:
+        self._gradient = gradient
+
+    def __getitem__(self, name: str) -> Array:
+        if name != "gradient":
+            raise KeyError(name)
+        return self._gradient(None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("gradient",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Grams:
+    """A bounded number of Gram matrices, by mini-batch, loads, and what a scheme adds to them.
+
+    Attributes
+    ----------
+    computed
+        How many were computed so far.
+    """
+
+    def __init__(self, batches: Sequence[Batch], settings: int = 1) -> None:
+        self.batches = batches
+        self.most = max(MIN_GRAMS, settings * len(batches))
+        self.computed = 0
+        self._kept: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}  # by their last use
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, b: int, loads: IntArray, added: Quadratic | None) -> Quadratic:
+        """Return the quadratic of all points that are asked for, and what is added to it."""
+        key = (b, loads.tobytes(), added)
+        quadratic = self._kept.pop(key, None)
+        if quadratic is None:
+            asked = self._of_loads(self.batches[b], loads)
+            quadratic = asked if added is None else asked + added
+            self.computed += 1
+        self._kept[key] = quadratic
+        while len(self._kept) > self.most:
+            del self._kept[next(iter(self._kept))]
+        return quadratic
+
+    def _of_loads(self, batch: Batch, loads: IntArray) -> Quadratic:
+        """Return the quadratic of all points without those beyond the loads."""
+        quadratic = batch.everything
+        for group in batch.groups():
+            clients = [j for j in range(group.start, group.stop) if loads[j] < batch.held[j]]
+            if clients:
+                rest = [batch.client(j, int(loads[j])) for j in clients]
+                xp = array_namespace(rest[0][0])
+                beyond = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
+                quadratic = quadratic - Quadratic.of(*beyond)
+        return quadratic
+
+
+def side_by_side(models: Sequence[Array]) -> Array:
+    """Return models as the columns of one matrix."""
+    return models[0] if len(models) == 1 else array_namespace(models[0]).concat(models, axis=1)
+
+
+def _client_gradients(batch: Batch, client: int, loads: IntArray, models: Sequence[Array]) -> Array:
+    """Return a client's gradients for several models, each over its own load: (q, models·c)."""
+    features, targets = batch.client(client, 0, int(loads.max()))
+    residuals = times(features, side_by_side(models))
+    xp, shape = array_namespace(residuals), (len(targets), len(models), targets.shape[1])
+    each = xp.reshape(residuals, shape)  # not a copy
+    each -= targets[:, None, :]
+    if (loads < len(targets)).any():
+        each *= asarray_like((np.arange(len(targets))[:, None] < loads)[:, :, None], residuals)
+    return times(features.T, residuals)
+
+
+def times(matrix: Array, columns: Array) -> Array:
+    """Return matrix @ columns, shape (rows, c), in panels that are multiplied as they are.
+
+    A library copies the operands of a large product into blocks of its own, which pays where every
+    number is used hundreds of times; here that is ten to sixty times. Without panels the ratio
+    without test accuracy of `benchmarks.simulator` falls from 12 to 9. `matrix @ columns` is the
+    naive twin.
+    """
+    panel = PANEL_MULTIPLICATIONS // max(columns.shape[0] * columns.shape[1], 1)
+    whole = len(matrix) // max(panel, 1) * panel
+    if not is_numpy_array(matrix) or panel < MIN_PANEL_ROWS or whole == 0:
+        return matrix @ columns
+    product = np.empty((len(matrix), columns.shape[1]), dtype=columns.dtype)
+    panels, out = (a[:whole].reshape(-1, panel, a.shape[1]) for a in (matrix, product))
+    np.matmul(panels, columns, out=out)
+    np.matmul(matrix[whole:], columns, out=product[whole:])
+    return product
+
+
+class _Threads:
+    """Threads that share products, as many as the linear algebra has."""
+
+    def __init__(self) -> None:
+        self._library = ThreadpoolController().select(user_api="blas")
+        self.count = max((one["num_threads"] for one in self._library.info()), default=1)
+        self._pool = ThreadPoolExecutor(self.count)
+
+    def each(self, tasks: Sequence[Callable[[], Array]], multiplications: int) -> list[Array]:
+        """Return the result of every task; together they take so many multiplications."""
+        if min(self.count, len(tasks)) < 2 or multiplications < MIN_SHARED_MULTIPLICATIONS:
+            return [task() for task in tasks]
+        contexts = [copy_context() for _ in tasks]  # with what NumPy is to ignore
+        with self._library.limit(limits=1):
+            return list(self._pool.map(lambda context, task: context.run(task), contexts, tasks))
