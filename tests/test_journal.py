@@ -19,7 +19,7 @@ import typer
 from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
-from codedfedl.federate.deploy.registry import BoundTransport, Entry, Registry
+from codedfedl.federate.deploy.registry import BoundTransport, RegisteredKey, Registry
 from codedfedl.federate.failures import nobody_arrived
 from codedfedl.federate.job import Job
 from codedfedl.federate.node import Node
@@ -422,8 +422,8 @@ def test_another_node_does_not_come_back_under_a_name(keys: bool, tmp_path: Path
     grid.delay = lambda *_: 0.05
     said: list[str] = []
     registry = Registry(tmp_path / "nodes.json")
-    registry.add(Entry("node-000", FIRST_NODE, "its key"))
-    registry.add(Entry("node-002", 2002, "another"))
+    registry.add(RegisteredKey("node-000", FIRST_NODE, "its key"))
+    registry.add(RegisteredKey("node-002", 2002, "another"))
     before = len(grid.asked)
     bound = BoundTransport(grid, registry) if keys else grid
     federate(bound, experiment, RunDirectory(tmp_path / "run"), said.append)

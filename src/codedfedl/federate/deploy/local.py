@@ -36,11 +36,11 @@ HOST = "127.0.0.1"
 SUPERLINK = "superlink"
 """The name of the server among the processes."""
 
+# Seconds that a SuperLink may take to listen.
 START_SECONDS = 60.0
-"""Seconds that a SuperLink may take to listen."""
 
+# Seconds between asking a process to end and making it.
 END_SECONDS = 5.0
-"""Seconds between asking a process to end and making it."""
 
 _FEDERATE = [sys.executable, "-m", "codedfedl", "federate"]
 
