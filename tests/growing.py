@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from codedfedl.cli import following
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.watching import Sight, look

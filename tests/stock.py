@@ -6,7 +6,7 @@ from math import inf
 from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
 from codedfedl.federate.flower.programs import HOST, free_port, own_user
 from codedfedl.federate.flower.supernode import NodeSettings
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 
 __all__ = ["StockFederation", "as_flower_takes_it"]
 

@@ -24,7 +24,7 @@ from codedfedl.cli.following import (
     watch,
 )
 from codedfedl.errors import InputError
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment

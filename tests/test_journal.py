@@ -20,10 +20,10 @@ from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.registry import BoundTransport, RegisteredKey, Registry
-from codedfedl.federate.failures import nobody_arrived
 from codedfedl.federate.job import Job
-from codedfedl.federate.node import Node
-from codedfedl.federate.server import federate
+from codedfedl.federate.node.node import Node
+from codedfedl.federate.server.outcomes import nobody_arrived
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.io import files
 from codedfedl.report.arrivals import federation_figure

@@ -25,7 +25,7 @@ from codedfedl.federate.flower import programs
 from codedfedl.federate.flower.programs import OwnUser
 from codedfedl.federate.flower.superlink import ServerSettings, Superlink, running
 from codedfedl.federate.flower.wire import MalformedError, pack, unpack
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.io.connections import listens
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.report.html import main_figure, render_report
 from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.results import outcomes

@@ -20,7 +20,7 @@ from codedfedl.cli.options import (
 )
 from codedfedl.cli.output import blaming, exit_on_signals, json_number, say, show, with_resume_hint
 from codedfedl.errors import InputError
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 
 if TYPE_CHECKING:
     from codedfedl.core.protocol import Scheme
@@ -95,7 +95,7 @@ class TrainingOptions:
         Sums without noise have no ε: asking for them here allows any.
         """
         from codedfedl.core.disclosure import Disclosure, needs_helper, only_private
-        from codedfedl.federate.vault import EPSILON_CAP
+        from codedfedl.federate.secure.vault import EPSILON_CAP
 
         module, colon, _ = self.scheme.partition(":")
         config = NodeConfig(

@@ -10,7 +10,7 @@ import typer
 from codedfedl.cli.options import Authority, Json, documented
 from codedfedl.cli.output import exit_on_signals, json_number, say, show
 from codedfedl.errors import InputError
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 
 __all__ = ["Access", "helper_command", "ledger_command", "node_command"]
 
@@ -118,7 +118,7 @@ def helper_command(
     check_engine()
     from codedfedl.federate.deploy.keys import check_name
     from codedfedl.federate.flower.supernode import NodeSettings, run_answerer
-    from codedfedl.federate.helper import HelperNode
+    from codedfedl.federate.secure.helper import HelperNode
 
     check_name(name)
     access.check()

@@ -14,7 +14,7 @@ import typer
 
 from codedfedl.cli.output import messages, say, wrote
 from codedfedl.errors import InputError
-from codedfedl.federate.failures import nobody_arrived
+from codedfedl.federate.server.outcomes import nobody_arrived
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
 from codedfedl.report.live import LivePage

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from codedfedl.errors import InputError
-from codedfedl.federate.node import NAME
+from codedfedl.federate.node.node import NAME
 from codedfedl.io.files import make_folder
 
 __all__ = [

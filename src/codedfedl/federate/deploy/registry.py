@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import HELPER
+from codedfedl.federate.job import HELPER
 from codedfedl.federate.transport import Arrival, Transport, printable
 from codedfedl.io.files import lock, make_folder, replacing
 

@@ -15,7 +15,7 @@ from codedfedl.federate.deploy.keys import check_server, write_secret
 from codedfedl.federate.flower.apps import node_from
 from codedfedl.federate.flower.programs import HOST, alone_in, engine, free_port
 from codedfedl.federate.flower.worker import TaskClient, answer_tasks
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.files import make_folder
 
