@@ -4,9 +4,9 @@ import json
 from math import inf
 
 from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
-from codedfedl.federate.flower.programs import free_port
+from codedfedl.federate.flower.programs import HOST, free_port, own_user
 from codedfedl.federate.flower.supernode import NodeSettings
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 
 __all__ = ["StockFederation", "as_flower_takes_it"]
 
@@ -21,8 +21,9 @@ class StockFederation(LocalFederation):
         config = self.node_config(name)
         settings = NodeSettings(self.address, config, *self.credentials(name))
         quick = ["env", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2"]
+        program = [*own_user("flower-supernode"), "--host", HOST, "--port", str(free_port())]
         stated = ["--node-config", as_flower_takes_it(config)]
-        return [*quick, *settings.command(free_port()), *stated]
+        return [*quick, *program, *settings.options, *stated]
 
 
 def as_flower_takes_it(config: NodeConfig) -> str:

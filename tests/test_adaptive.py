@@ -14,7 +14,7 @@ from codedfedl.core.columns import round_columns
 from codedfedl.core.encoding import BlockParity, MoreParity
 from codedfedl.core.protocol import Inbox, Limits, Task
 from codedfedl.core.work import ArrayClient
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays

@@ -12,7 +12,7 @@ import pytest
 from codedfedl import Ask, Description, Everyone, Inbox, Info, InputError, Scheme, State
 from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate

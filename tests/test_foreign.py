@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl.errors import InputError
-from codedfedl.report.run import load_run
+from codedfedl.report.loaded_run import load_run
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import modules_of, read_experiment
 from tests.conftest import Run

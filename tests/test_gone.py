@@ -16,7 +16,7 @@ from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.encoding import Parity as ParityWork
 from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Reply, Task
 from codedfedl.core.work import ArrayClient
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import Parity, point_weights
 from codedfedl.learning.optimisers import Schedule

@@ -20,12 +20,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from codedfedl.cli.federate_node import Access
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import make_keys, make_node_key
-from codedfedl.federate.deploy.registry import Entry, Registry, fingerprint_of
+from codedfedl.federate.deploy.registry import RegisteredKey, Registry, fingerprint_of
 from codedfedl.federate.flower import programs
 from codedfedl.federate.flower.programs import OwnUser
 from codedfedl.federate.flower.superlink import ServerSettings, Superlink, running
 from codedfedl.federate.flower.wire import MalformedError, pack, unpack
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.io.connections import listens
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
@@ -82,7 +82,7 @@ class TestRegistry:
     def test_names_are_bound_once(self, tmp_path: Path) -> None:
         registry = Registry(tmp_path / "home/nodes.json")
         assert registry.check_new("ada", "k1") is None
-        registry.add(Entry("ada", 2**63 + 1, "k1"))
+        registry.add(RegisteredKey("ada", 2**63 + 1, "k1"))
         assert mode(registry.path) == 0o600
         assert registry.check_new("ada", "k1") is not None  # as before
         with pytest.raises(InputError, match="this key is registered as ada, not bob"):
@@ -93,7 +93,7 @@ class TestRegistry:
 
     def test_a_revoked_key_is_over_and_its_name_free(self, tmp_path: Path) -> None:
         registry = Registry(tmp_path / "nodes.json")
-        registry.add(Entry("ada", 1, "k1"))
+        registry.add(RegisteredKey("ada", 1, "k1"))
         registry.revoke(registry.find("ada"))
         with pytest.raises(InputError, match="the key of ada was revoked"):
             registry.check_new("ada", "k1")
@@ -108,7 +108,7 @@ class TestRegistry:
         monkeypatch.setenv("HOME", str(tmp_path))
         _, public = make_node_key(tmp_path, "ada")
         home = tmp_path / ".cache/codedfedl/flower/127-0-0-1-1"
-        Registry(home / "nodes.json").add(Entry("ada", 1, fingerprint_of(public)))
+        Registry(home / "nodes.json").add(RegisteredKey("ada", 1, fingerprint_of(public)))
         code, _, err = run("federate", "register", public, "--superlink", "127.0.0.1:1")
         assert (code, err.strip()) == (0, "ada is already registered")
 
@@ -119,7 +119,7 @@ class TestRegistry:
         def register(k: int) -> None:
             together.wait()
             for j in range(5):
-                registry.add(Entry(f"node-{k}-{j}", 5 * k + j, f"key {k} {j}"))
+                registry.add(RegisteredKey(f"node-{k}-{j}", 5 * k + j, f"key {k} {j}"))
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(register, range(8)))
@@ -129,7 +129,7 @@ class TestRegistry:
         registry = Registry(tmp_path / "nodes.json")
         registry.begin()
         assert (registry.path.is_file(), registry.entries()) == (True, [])
-        registry.add(Entry("ada", 1, "k1"))
+        registry.add(RegisteredKey("ada", 1, "k1"))
         registry.begin()
         assert registry.find("ada").node == 1
 
@@ -332,4 +332,4 @@ class TestStarting:
 
     def test_no_secret_stands_on_a_command_line(self, tmp_path: Path) -> None:
         settings = ServerSettings(tmp_path, "127.0.0.1", 8000, None)
-        assert str(settings.secret) in settings.command(1)
+        assert str(settings.secret) in settings.options

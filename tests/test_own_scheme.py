@@ -17,7 +17,7 @@ from examples.buffered import Buffered
 from codedfedl import Ask, Inbox, Info, InputError, Scheme, State, Until
 from codedfedl.cli.options import known_schemes
 from codedfedl.core.client import Gradient
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.report.html import main_figure, render_report
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.results import outcomes
-from codedfedl.report.tables import outcome_rows
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.simulation.experiment import simulate

@@ -13,10 +13,10 @@ from codedfedl.report.comparison import UNITS, verdict
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.fleet_tables import duration
 from codedfedl.report.html import render_report
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import outcomes
 from codedfedl.report.story import Story
-from codedfedl.report.tables import outcome_rows
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate

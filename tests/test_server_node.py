@@ -12,7 +12,7 @@ from scipy.stats import binomtest, kstest
 from codedfedl import Coded, Fleet, InputError, Server, plan
 from codedfedl.core.protocol import Ask, Inbox, Info, Task
 from codedfedl.data import load_dataset
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.fleet.built_in import paper_fleet
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED
-from codedfedl.federate.asks import HELPER
+from codedfedl.federate.job import HELPER
 from codedfedl.federate.shards import node_name
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
     from codedfedl.planning.hours import Training, cheapest_plan
     from codedfedl.planning.plan import Plan, plan
-    from codedfedl.report.run import Run, load_run
+    from codedfedl.report.loaded_run import Run, load_run
     from codedfedl.runs.config import Experiment
     from codedfedl.schemes.cfl import CFL
     from codedfedl.schemes.coded import Coded
@@ -143,7 +143,7 @@ _MODULES = {
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
     "planning.hours": ("Training", "cheapest_plan"),
     "planning.plan": ("Plan", "plan"),
-    "report.run": ("Run", "load_run"),
+    "report.loaded_run": ("Run", "load_run"),
     "runs.config": ("Experiment",),
     "schemes.cfl": ("CFL",),
     "schemes.coded": ("Coded",),

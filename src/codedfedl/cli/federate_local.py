@@ -18,9 +18,9 @@ from codedfedl.cli.options import (
     Serve,
     documented,
 )
-from codedfedl.cli.output import blaming, json_number, say, show, with_resume_hint
+from codedfedl.cli.output import blaming, exit_on_signals, json_number, say, show, with_resume_hint
 from codedfedl.errors import InputError
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 
 if TYPE_CHECKING:
     from codedfedl.core.protocol import Scheme
@@ -95,7 +95,7 @@ class TrainingOptions:
         Sums without noise have no ε: asking for them here allows any.
         """
         from codedfedl.core.disclosure import Disclosure, needs_helper, only_private
-        from codedfedl.federate.vault import EPSILON_CAP
+        from codedfedl.federate.secure.vault import EPSILON_CAP
 
         module, colon, _ = self.scheme.partition(":")
         config = NodeConfig(
@@ -191,8 +191,8 @@ def local_command(
 
     check_engine()
     from codedfedl.cli.following import served, write_report
+    from codedfedl.report.outcome_tables import rounds_view
     from codedfedl.report.reading import RunTables
-    from codedfedl.report.tables import rounds_view
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
 
@@ -225,7 +225,7 @@ def _train(
     resume: bool,
 ) -> dict[str, int]:
     """Run the federation; return which nodes were killed, and after which round."""
-    from codedfedl.cli.following import LOCAL, ended_by_signals, follow_local
+    from codedfedl.cli.following import LOCAL, follow_local
     from codedfedl.core.disclosure import only_private
     from codedfedl.federate.deploy.keys import Keys
     from codedfedl.federate.deploy.local import LocalFederation, check_port, local_names
@@ -255,7 +255,7 @@ def _train(
         keys = security.held(folder / "keys", training.clients, helper=has_helper)
         with (
             directory.failures_noted(),
-            ended_by_signals(),
+            exit_on_signals(),
             LocalFederation(folder, shards, keys=keys, port=port, node=node) as running,
         ):
             killed = follow_local(running, directory, security.kill)

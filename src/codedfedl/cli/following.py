@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from codedfedl.cli.output import messages, say, wrote
 from codedfedl.errors import InputError
-from codedfedl.federate.failures import nobody_arrived
+from codedfedl.federate.server.outcomes import nobody_arrived
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
 from codedfedl.report.live import LivePage
-from codedfedl.report.sending import Sender
+from codedfedl.report.sending import RoundSender
 from codedfedl.runs.advice import advice
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "continue_hint",
-    "ended_by_signals",
     "engine_check",
     "finish",
     "follow_local",
@@ -103,7 +102,7 @@ def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
         raise InputError(f"{run} is not the directory of a run in progress: it has no status.json")
     if status.state != "running":
         raise InputError(f"{run} is {status}: see {shlex.join(['codedfedl', 'report', str(run)])}")
-    sender = Sender(directory, [open_tracker(text, run) for text in track], messages.print)
+    sender = RoundSender(directory, [open_tracker(text, run) for text in track], messages.print)
     with sender.broadcast.finished(run / "report.html"):
         with served(directory, serve):
             _follow(directory, server_check(directory), 0, sender.send)
@@ -331,18 +330,3 @@ def _display() -> Iterator[Callable[[str, bool], None]]:
             last = sentence
 
     yield print_changes
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that all processes are ended."""
-
-    def stop(number: int, _frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

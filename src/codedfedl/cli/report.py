@@ -42,9 +42,9 @@ def report_command(
     from codedfedl.io.files import replacing
     from codedfedl.report.comparison import configuration_diff
     from codedfedl.report.html import main_figure, render_report
+    from codedfedl.report.outcome_tables import outcome_rows
     from codedfedl.report.results import outcomes
     from codedfedl.report.sending import send_run
-    from codedfedl.report.tables import outcome_rows
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.tracking import open_tracker
 
@@ -85,7 +85,7 @@ def _print(by_run: "Mapping[str, list[Outcome]]", differences: Sequence[Mapping[
     from rich.text import Text
 
     from codedfedl.report.comparison import change, changes_sentence
-    from codedfedl.report.tables import outcome_view
+    from codedfedl.report.outcome_tables import outcome_view
 
     first, *_ = by_run.values()
     if len(by_run) == 1:

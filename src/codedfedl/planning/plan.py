@@ -176,6 +176,7 @@ def plan(
 
     Examples
     --------
+    >>> from codedfedl.fleet.devices import Fleet
     >>> fleet = Fleet(points=[400, 400], rate=[2, 20], alpha=2, packet_time=3, erasure=0.1)
     >>> p = plan(fleet, redundancy=0.1)
     >>> p.parity_rows, p.loads.tolist(), round(p.deadline)

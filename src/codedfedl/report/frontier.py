@@ -12,23 +12,22 @@ from codedfedl.core.disclosure import discloses_no_more
 from codedfedl.learning.metrics import telling_excess
 from codedfedl.report.comparison import Unit, unit_for
 from codedfedl.report.figures import COLOURS, GREY, log_axis, new_figure
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.results import Outcome, median_of_all
-from codedfedl.report.tables import outcome_rows
 
-__all__ = ["Place", "at_their_best", "frontier_figure", "frontier_rows", "places"]
+__all__ = ["FrontierPoint", "at_their_best", "frontier_figure", "frontier_points", "frontier_rows"]
 
-_TRAINED = 0.2  # relative excess of the training objective, by which knobs are compared
+_TRAINED_EXCESS = 0.2  # Settings are compared by when the objective's excess falls below it.
 _BANDS = (  # who may see what, the most telling first
     ({"raw"}, "raw points leave"),
     ({"mixed", "statistics"}, "parity or Gram matrices leave"),
     ({"gradients", "models"}, "a client's gradients or models leave"),
     ({"sums", "dp"}, "sums leave"),
 )
-_COLUMNS = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class FrontierPoint:
     """A setting on the frontier, and the best rival that discloses the same or less."""
 
     fleet: str
@@ -69,18 +68,18 @@ def _slowness(outcome: Outcome) -> tuple[float, float]:
     for curve in outcome.seeds:
         excess = np.where(np.isnan(curve.excess), np.inf, curve.excess)
         explained = np.nan_to_num(curve.facts.get("explained", np.nan), nan=np.inf)  # if unknown
-        there = np.flatnonzero(excess <= telling_excess(_TRAINED, float(explained)))
+        there = np.flatnonzero(excess <= telling_excess(_TRAINED_EXCESS, float(explained)))
         hours.append(float(curve.total_hours[there[0]]) if len(there) else np.inf)
         lowest.append(float(excess.min(initial=np.inf)))
     return float(np.median(hours)), float(np.median(lowest))
 
 
-def places(fleet: str, outcomes: Sequence[Outcome]) -> list[Place]:
+def frontier_points(fleet: str, outcomes: Sequence[Outcome]) -> list[FrontierPoint]:
     """Find for each the soonest other scheme that discloses the same or less."""
-    every = [Place(fleet, outcome) for outcome in at_their_best(outcomes)]
+    every = [FrontierPoint(fleet, outcome) for outcome in at_their_best(outcomes)]
     result = []
-    for place in every:
-        mine = place.outcome
+    for point in every:
+        mine = point.outcome
         rivals = [
             other
             for other in every
@@ -89,33 +88,33 @@ def places(fleet: str, outcomes: Sequence[Outcome]) -> list[Place]:
             and discloses_no_more(other.outcome.disclosure, mine.disclosure)
         ]
         best = min(rivals, key=lambda other: other.hours or np.inf, default=None)
-        result.append(replace(place, rival=None if best is None else best.outcome))
+        result.append(replace(point, rival=None if best is None else best.outcome))
     return result
 
 
-def frontier_rows(frontier: Sequence[Place]) -> list[dict[str, Any]]:
+def frontier_rows(frontier: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
     """Return the rows of the contract, with the rival and the gain over it."""
-    rows = outcome_rows([place.outcome for place in frontier])
+    rows = outcome_rows([point.outcome for point in frontier])
     return [
         row
         | {
-            "fleet": place.fleet,
-            "rival": None if place.rival is None else place.rival.setting,
-            "gain_over_rival": place.gain,
-            "hours_interval": [list(pair) for pair in place.outcome.hours_interval],
+            "fleet": point.fleet,
+            "rival": None if point.rival is None else point.rival.setting,
+            "gain_over_rival": point.gain,
+            "hours_interval": [list(pair) for pair in point.outcome.hours_interval],
         }
-        for row, place in zip(rows, frontier, strict=True)
+        for row, point in zip(rows, frontier, strict=True)
     ]
 
 
-def frontier_figure(panels: Sequence[tuple[str, Sequence[Place]]]) -> Figure:
+def frontier_figure(panels: Sequence[tuple[str, Sequence[FrontierPoint]]]) -> Figure:
     """Draw the time to the target, schemes in bands by what leaves a client; a panel per data set.
 
     A dot is the median over seeds, a line all seeds and the error of the test set.
     """
     drawn = [(title, _by_band(frontier)) for title, frontier in panels]
-    unit = unit_for(place.hours or 0.0 for _, frontier in panels for place in frontier)
-    pairs = [drawn[first : first + _COLUMNS] for first in range(0, len(drawn), _COLUMNS)]
+    unit = unit_for(point.hours or 0.0 for _, frontier in panels for point in frontier)
+    pairs = [drawn[first : first + 2] for first in range(0, len(drawn), 2)]
     heights = [1.6 + 0.26 * max(len(lines) for _, lines in pair) for pair in pairs]
     with new_figure(6.2 * len(pairs[0]), sum(heights)) as figure:
         grid = figure.add_gridspec(len(pairs), len(pairs[0]), height_ratios=heights)
@@ -125,23 +124,23 @@ def frontier_figure(panels: Sequence[tuple[str, Sequence[Place]]]) -> Figure:
     return figure
 
 
-def _by_band(frontier: Sequence[Place]) -> list[tuple[int, Place]]:
+def _by_band(frontier: Sequence[FrontierPoint]) -> list[tuple[int, FrontierPoint]]:
     """Return who meets the target, by band and hours."""
-    met = [(_band(place), place) for place in frontier if place.hours is not None]
+    met = [(_band(point), point) for point in frontier if point.hours is not None]
     return sorted(met, key=lambda pair: (pair[0], pair[1].hours or 0.0))
 
 
-def _band(place: Place) -> int:
-    disclosed = set(place.outcome.disclosure)
+def _band(point: FrontierPoint) -> int:
+    disclosed = set(point.outcome.disclosure)
     return next(band for band, (kinds, _) in enumerate(_BANDS) if kinds & disclosed)
 
 
-def _draw(ax: Axes, lines: Sequence[tuple[int, Place]], unit: Unit) -> None:
+def _draw(ax: Axes, lines: Sequence[tuple[int, FrontierPoint]], unit: Unit) -> None:
     small: dict[str, Any] = {"fontsize": 7}
-    for line, (band, place) in enumerate(lines):
-        intervals = [t for pair in place.outcome.hours_interval for t in pair]
-        hours = [t for t in [*place.outcome.total_hours, *intervals] if t is not None]
-        times, middle = [t * unit.per_hour for t in hours], (place.hours or 0.0) * unit.per_hour
+    for line, (band, point) in enumerate(lines):
+        intervals = [t for pair in point.outcome.hours_interval for t in pair]
+        hours = [t for t in [*point.outcome.total_hours, *intervals] if t is not None]
+        times, middle = [t * unit.per_hour for t in hours], (point.hours or 0.0) * unit.per_hour
         ax.plot([min(times), max(times)], [line, line], color=COLOURS[band], lw=2, alpha=0.4)
         ax.plot([middle], [line], "o", color=COLOURS[band], ms=6)
         time = f"{middle:,.0f}" if middle >= 100 else f"{middle:.2g}"
@@ -153,7 +152,7 @@ def _draw(ax: Axes, lines: Sequence[tuple[int, Place]], unit: Unit) -> None:
         if rows:
             ax.axhspan(rows[0] - 0.5, rows[-1] + 0.5, color=colour, alpha=0.06, lw=0)
             ax.text(0.99, rows[0] - 0.42, words, style="italic", color=colour, **right, **small)
-    ax.set_yticks(range(len(lines)), [_label(place.outcome) for _, place in lines], fontsize=8)
+    ax.set_yticks(range(len(lines)), [_label(point.outcome) for _, point in lines], fontsize=8)
     ax.set(ylim=(len(lines) - 0.4, -0.6), xlabel=f"{unit.name} to the target, set-up charged")
     ax.grid(visible=False, axis="y")
     log_axis(ax)

@@ -9,6 +9,15 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from codedfedl.report.arrivals import (
+    LAST_ROUNDS,
+    MARKS,
+    answers_figure,
+    client_marks,
+    deadline_sentence,
+    federation_figure,
+    federation_headline,
+)
 from codedfedl.report.charts import (
     LARGE_RATIO,
     Line,
@@ -30,19 +39,10 @@ from codedfedl.report.comparison import (
     verdict,
 )
 from codedfedl.report.curves import curve_figure
-from codedfedl.report.federation import (
-    LAST_ROUNDS,
-    MARKS,
-    answers_figure,
-    client_marks,
-    deadline_sentence,
-    federation_figure,
-    federation_headline,
-)
 from codedfedl.report.figures import page_svg
+from codedfedl.report.grids import sweep_figure
 from codedfedl.report.results import Outcome, median_of_all, written
-from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, stories_of
-from codedfedl.report.sweep import sweep_figure
+from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_of
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory
@@ -148,7 +148,7 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
         timelines={story.name: _timelines(story, unit) for story in stories},
         median=lambda values: float(np.median(values)),
         colours=TIMELINE,
-        parts=PARTS,
+        parts=TIME_COLUMNS,
         shown_clients=SHOWN_CLIENTS,
     )
 

@@ -8,12 +8,12 @@ from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.tracking import Broadcast, Tracker, finite
 
-__all__ = ["Sender", "send_run"]
+__all__ = ["RoundSender", "send_run"]
 
 _VALUES = [name for name in ROUND_COLUMNS if name not in ("round", "deadline_s")]
 
 
-class Sender:
+class RoundSender:
     """Tells trackers of the rounds of a run directory that they do not know yet.
 
     Parameters
@@ -53,6 +53,6 @@ def send_run(
     say: Callable[[str], object],
 ) -> None:
     """Tell trackers of every round of a run, and give them its page."""
-    sender = Sender(directory, trackers, say)
+    sender = RoundSender(directory, trackers, say)
     with sender.broadcast.finished(page):
         sender.send()

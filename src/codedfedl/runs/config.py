@@ -45,7 +45,7 @@ MAX_ROUNDS = 10_000_000
 
 
 def _known_features(kind: str) -> str:
-    if kind not in FEATURE_KINDS:
+    if kind not in FEATURE_KINDS and ":" not in kind:
         raise ValueError(nearest(kind, FEATURE_KINDS))
     return kind
 

@@ -12,8 +12,7 @@ from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
-from codedfedl.fitting.minority import without_minority
-from codedfedl.fitting.traces import read_traces
+from codedfedl.fitting.traces import read_traces, without_minority
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import Schedule
@@ -122,7 +121,7 @@ def start(
 
     An engine's own delays follow no formula, so a scheme plans with the measurements if it can. A
     scheme that uses late answers may plan rounds in which hardly any client answers in time; these
-    are made long enough for most clients. A slow minority sets no deadline (`fitting.minority`).
+    are made long enough for most clients. A slow minority sets no deadline (`fitting.traces`).
     """
     config, by_most = federation_config(experiment), _by_most(measured)
     state = _started(scheme, experiment, members, by_most, model, margin=config.margin)

@@ -63,14 +63,7 @@ def scheme_class(name: str) -> type[Scheme]:
     if ":" not in name:
         known = [*SCHEMES, *others.names]
         raise InputError(f"scheme {name!r} is unknown: {nearest(name, known)}")
-    try:
-        found = member_of(name)
-    except (ImportError, ValueError) as error:
-        raise InputError(
-            f"scheme {name!r} cannot be imported ({error}): write module:Class, with the module "
-            "in this folder or installed"
-        ) from None
-    return _checked(name, found)
+    return _checked(name, member_of(name, "scheme"))
 
 
 def _checked(name: str, found: Any) -> type[Scheme]:

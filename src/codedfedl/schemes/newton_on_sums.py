@@ -109,11 +109,10 @@ def _damping(
 ) -> float:
     """Return the ρ that would bound the curvature that some clients showed together."""
     assumed, squares = np.zeros_like(shown), np.zeros_like(shown)
-    now = Anchor(double(state.model), 0, state.round)
-    in_basis = state.in_basis([*before.values(), now])
+    state = state.with_models([Anchor(double(state.model), 0, state.round)])
     for client, anchor in before.items():
-        moved = in_basis[now.round] - in_basis[anchor.round]
-        assumed += assumed_curvature(state, client, moved)
-        squares += client_share(state, client) * (moved**2).sum(0)
+        along = state.in_basis[state.round] - state.in_basis[anchor.round]
+        assumed += assumed_curvature(state, client, along)
+        squares += client_share(state, client) * (along**2).sum(0)
     true = shown - state.numbers.rounding(summands)
     return needed_damping(true, assumed, squares, state.damping) if before else 0.0

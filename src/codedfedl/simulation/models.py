@@ -13,7 +13,7 @@ from codedfedl.core.record import metric_name, unpacked
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.models.files import map_settings
+from codedfedl.learning.features import map_settings
 from codedfedl.models.model import Model
 from codedfedl.privacy.accounting import Account
 from codedfedl.random import stream

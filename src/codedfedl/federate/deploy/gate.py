@@ -24,11 +24,11 @@ from codedfedl.federate.deploy.listener import Listener, Stream
 
 __all__ = ["Gate", "GateLimits", "client_context", "server_context"]
 
+# Bytes that are in memory for a connection and direction.
 PIECE_BYTES = 2**16
-"""Bytes that are in memory for a connection and direction."""
 
+# Seconds for which a connection to the SuperLink is used again; it closes idle ones.
 FRESH_SECONDS = 3.0
-"""Seconds for which a connection to the SuperLink is used again; it closes idle ones."""
 
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]{1,40}")
 _STATUS = re.compile(rb"HTTP/1\.1 [1-9][0-9]{2}( [\t\x20-\x7e]*)?")

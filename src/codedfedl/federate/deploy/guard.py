@@ -21,13 +21,13 @@ MARK = "CODEDFEDL_FEDERATION"
 
 def marked(mark: str, word: str = "") -> list[int]:
     """Return the running processes with a mark, and a word in their command; none without /proc."""
-    wanted, found = f"{MARK}={mark}\0".encode(), []
-    for place in Path("/proc").glob("[0-9]*"):
+    wanted, processes = f"{MARK}={mark}\0".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            its = wanted in (place / "environ").read_bytes() + b"\0"
-            if its and word.encode() in (place / "cmdline").read_bytes():
-                found.append(int(place.name))
-    return found
+            is_marked = wanted in (folder / "environ").read_bytes() + b"\0"
+            if is_marked and word.encode() in (folder / "cmdline").read_bytes():
+                processes.append(int(folder.name))
+    return processes
 
 
 def end_marked(mark: str, seconds: float = 10.0) -> None:

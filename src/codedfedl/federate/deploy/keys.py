@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from codedfedl.errors import InputError
-from codedfedl.federate.node import NAME
+from codedfedl.federate.node.node import NAME
 from codedfedl.io.files import make_folder
 
 __all__ = [
@@ -31,10 +31,17 @@ __all__ = [
     "write_secret",
 ]
 
-_YEAR = 365.0  # days
-_SOON = datetime.timedelta(days=30)  # before it expires, a certificate should be renewed
-_PATIENCE = 10.0  # seconds for a handshake with the server
-_ITSELF = ("127.0.0.1", "localhost")  # the SuperLink's own executor calls it there
+# Days for which a new certificate is valid.
+VALID_DAYS = 365.0
+
+# Days before it expires when a certificate should be renewed.
+RENEWAL_DAYS = 30
+
+# Seconds for a handshake with the server.
+HANDSHAKE_SECONDS = 10.0
+
+# Where the SuperLink's own executor calls it.
+LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class Keys:
@@ -81,7 +88,7 @@ class Keys:
             "and start the server again"
             + (", and give ca.crt to all nodes" if path == self.authority else "")
             for path in (self.authority, self.server)
-            if (expiry := _expiry(path)) < _now() + _SOON
+            if _is_due(expiry := _expiry(path))
         ]
 
 
@@ -97,7 +104,7 @@ def check_server(superlink: str, authority: Path) -> None:
     context = ssl.create_default_context(cafile=str(authority))
     address = host.strip("[]"), int(port)
     try:
-        with socket.create_connection(address, _PATIENCE) as link:
+        with socket.create_connection(address, HANDSHAKE_SECONDS) as link:
             context.wrap_socket(link, server_hostname=address[0]).close()
     except ssl.SSLCertVerificationError as error:
         raise InputError(
@@ -110,7 +117,7 @@ def check_server(superlink: str, authority: Path) -> None:
 
 
 def make_keys(
-    folder: Path, hosts: Sequence[str], names: Sequence[str], *, days: float = _YEAR
+    folder: Path, hosts: Sequence[str], names: Sequence[str], *, days: float = VALID_DAYS
 ) -> Keys:
     """Make an authority, a server certificate for some hosts, and a key for each node.
 
@@ -126,20 +133,14 @@ def make_keys(
             f"{keys.authority} has no ca.key beside it: copy it here, or choose another folder"
         )
     make_private(folder)
-    if keys.authority_key.is_file():
-        text = keys.authority_key.read_bytes()
-        authority_key = serialization.load_pem_private_key(text, password=None)
-        assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
-    else:
-        authority_key = ec.generate_private_key(ec.SECP384R1())
-        write_secret(keys.authority_key, _pem(authority_key))
-    if not keys.authority.is_file() or _expiry(keys.authority) < _now() + _SOON:
+    authority_key = _kept_key(keys.authority_key, serialization.PrivateFormat.PKCS8)
+    if not keys.authority.is_file() or _is_due(_expiry(keys.authority)):
         authority = _certificate("codedfedl authority", None, authority_key, authority_key, days)
         keys.authority.write_bytes(authority)
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    write_secret(keys.server_key, _pem(server_key))
+    keys.server_key.unlink(missing_ok=True)
+    server_key = _kept_key(keys.server_key, serialization.PrivateFormat.PKCS8)
     keys.server.write_bytes(
-        _certificate("codedfedl server", [*_ITSELF, *hosts], server_key, authority_key, days)
+        _certificate("codedfedl server", [*LOOPBACK, *hosts], server_key, authority_key, days)
     )
     for name in names:
         make_node_key(folder, name)
@@ -159,17 +160,9 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     check_name(name)
     make_private(folder)
     private, public = Keys(folder).node(name)
-    if not private.is_file():
-        key = ec.generate_private_key(ec.SECP384R1())
-        write_secret(private, _pem(key, serialization.PrivateFormat.OpenSSH))
-    else:
-        loaded = serialization.load_ssh_private_key(private.read_bytes(), password=None)
-        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
-        key = loaded
+    public_key = _kept_key(private, serialization.PrivateFormat.OpenSSH).public_key()
     public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
+        public_key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
     return private, public
 
@@ -185,6 +178,20 @@ def make_private(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700)
+
+
+def _kept_key(path: Path, form: serialization.PrivateFormat) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a file, which is made where there is none."""
+    if path.is_file():
+        is_ssh = form is serialization.PrivateFormat.OpenSSH
+        load = serialization.load_ssh_private_key if is_ssh else serialization.load_pem_private_key
+        kept = load(path.read_bytes(), password=None)
+        assert isinstance(kept, ec.EllipticCurvePrivateKey)
+        return kept
+    key = ec.generate_private_key(ec.SECP384R1())
+    encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    write_secret(path, key.private_bytes(encoding, form, plain))
+    return key
 
 
 def _load(path: Path) -> x509.Certificate:
@@ -205,6 +212,10 @@ def _names(path: Path) -> list[x509.GeneralName]:
     except (x509.ExtensionNotFound, ValueError):
         return []
     return list(extension.value)
+
+
+def _is_due(expiry: datetime.datetime) -> bool:
+    return expiry < _now() + datetime.timedelta(days=RENEWAL_DAYS)
 
 
 def _now() -> datetime.datetime:
@@ -265,13 +276,6 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _pem(
-    key: ec.EllipticCurvePrivateKey,
-    form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
-) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def write_secret(path: Path, text: bytes) -> None:

@@ -27,14 +27,14 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 QUIET_SECONDS = 60.0
 """Seconds between two sentences that others can cause at will."""
 
+# Connections that the kernel keeps until they are accepted.
 BACKLOG = 128
-"""Connections that the kernel keeps until they are accepted."""
 
+# Seconds to wait when there is no descriptor left.
 EXHAUSTED_SECONDS = 1.0
-"""Seconds to wait when there is no descriptor left."""
 
+# Descriptors for everything but connections.
 OTHER_FILES = 256
-"""Descriptors for everything but connections."""
 
 
 def quietly(

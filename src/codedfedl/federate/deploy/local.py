@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Self
 
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import HELPER
 from codedfedl.federate.deploy import guard
 from codedfedl.federate.deploy.keys import Keys, make_keys
 from codedfedl.federate.deploy.registry import NODE
 from codedfedl.federate.flower.programs import APP, environment, free_port
 from codedfedl.federate.flower.superlink import Superlink, running
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.job import HELPER
+from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.shards import node_name
 from codedfedl.io.files import make_folder
 
@@ -36,11 +36,11 @@ HOST = "127.0.0.1"
 SUPERLINK = "superlink"
 """The name of the server among the processes."""
 
+# Seconds that a SuperLink may take to listen.
 START_SECONDS = 60.0
-"""Seconds that a SuperLink may take to listen."""
 
+# Seconds between asking a process to end and making it.
 END_SECONDS = 5.0
-"""Seconds between asking a process to end and making it."""
 
 _FEDERATE = [sys.executable, "-m", "codedfedl", "federate"]
 

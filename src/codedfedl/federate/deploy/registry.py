@@ -18,11 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import HELPER
-from codedfedl.federate.transport import Arrays, Arrival, Transport, printable
+from codedfedl.federate.job import HELPER
+from codedfedl.federate.transport import Arrival, Transport, printable
 from codedfedl.io.files import lock, make_folder, replacing
 
-__all__ = ["NODE", "REGISTRY", "ROLES", "BoundTransport", "Entry", "Registry", "fingerprint_of"]
+__all__ = [
+    "NODE",
+    "REGISTRY",
+    "ROLES",
+    "BoundTransport",
+    "RegisteredKey",
+    "Registry",
+    "fingerprint_of",
+]
 
 REGISTRY = "nodes.json"
 """The registry's name in the home of a server."""
@@ -35,7 +43,7 @@ ROLES = (NODE, HELPER)
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegisteredKey:
     """A registered key.
 
     Attributes
@@ -67,16 +75,16 @@ class Registry:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RegisteredKey]:
         """Return every entry, revoked ones too."""
         if not self.path.is_file():
             return []
         try:
-            return [Entry(**entry) for entry in json.loads(self.path.read_text("utf-8"))]
+            return [RegisteredKey(**entry) for entry in json.loads(self.path.read_text("utf-8"))]
         except (ValueError, TypeError) as error:
             raise InputError(f"cannot read {self.path}: {error}; restore it from a copy") from None
 
-    def check_new(self, name: str, key: str) -> Entry | None:
+    def check_new(self, name: str, key: str) -> RegisteredKey | None:
         """Return the entry of a key that is registered under this name; refuse any conflict."""
         for entry in self.entries():
             if entry.key == key and entry.revoked:
@@ -99,12 +107,12 @@ class Registry:
         with self._changing():
             pass
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RegisteredKey) -> None:
         """Remember a key."""
         with self._changing() as entries:
             entries.append(entry)
 
-    def find(self, name_or_key: str) -> Entry:
+    def find(self, name_or_key: str) -> RegisteredKey:
         """Return the entry of a name or a fingerprint that is not revoked."""
         for entry in self.entries():
             if name_or_key in (entry.name, entry.key) and not entry.revoked:
@@ -112,20 +120,20 @@ class Registry:
         known = ", ".join(entry.name for entry in self.entries() if not entry.revoked)
         raise InputError(f"{name_or_key} is not registered: there are {known or 'no nodes yet'}")
 
-    def revoke(self, ended: Entry) -> None:
+    def revoke(self, ended: RegisteredKey) -> None:
         """Mark a key as ended."""
         self._change(ended, replace(ended, revoked=True))
 
-    def assign(self, entry: Entry, role: str) -> None:
+    def assign(self, entry: RegisteredKey, role: str) -> None:
         """Give a key another role."""
         self._change(entry, replace(entry, role=role))
 
-    def _change(self, before: Entry, after: Entry) -> None:
+    def _change(self, before: RegisteredKey, after: RegisteredKey) -> None:
         with self._changing() as entries:
             entries[entries.index(before)] = after
 
     @contextmanager
-    def _changing(self) -> Iterator[list[Entry]]:
+    def _changing(self) -> Iterator[list[RegisteredKey]]:
         """Yield the entries, and write what became of them; two commands at once take turns."""
         make_folder(self.path.parent)
         with self.path.with_suffix(".lock").open("w") as file:
@@ -170,16 +178,11 @@ class BoundTransport:
         self,
         kind: str,
         questions: Mapping[int, tuple[int, dict[str, Any]]],
-        arrays: Arrays,
-        seconds: float,
-        *,
-        at_once: int | None = None,
-        largest: int | None = None,
+        *rest: Any,
+        **options: Any,
     ) -> dict[int, int]:
         """Send a question, and note whom it greets."""
-        asked = self._transport.ask(
-            kind, questions, arrays, seconds, at_once=at_once, largest=largest
-        )
+        asked = self._transport.ask(kind, questions, *rest, **options)
         if kind == "hello":
             self._greetings |= {number: questions[client][0] for number, client in asked.items()}
         return asked

@@ -17,13 +17,13 @@ from codedfedl.errors import InputError
 from codedfedl.federate.deploy.registry import BoundTransport, Registry
 from codedfedl.federate.flower.programs import check_engine
 from codedfedl.federate.flower.wire import pack, question_of, unpack
-from codedfedl.federate.node import QUESTIONS, Node
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.node.node import QUESTIONS, Node
 from codedfedl.federate.transport import Answerer, Transport
 from codedfedl.learning.codes import LEAST_MIXING
 
 if TYPE_CHECKING:
-    from codedfedl.federate.vault import Vault
+    from codedfedl.federate.secure.vault import Vault
 
 __all__ = ["answer", "client", "federate_on", "node_from", "node_of", "respond", "server"]
 
@@ -67,7 +67,7 @@ def _vault_of(config: NodeConfig) -> "Vault | None":
     """Return the node's vault, if it has pinned a helper."""
     if config.helper is None:
         return None
-    from codedfedl.federate.vault import EPSILON_CAP, Vault
+    from codedfedl.federate.secure.vault import EPSILON_CAP, Vault
     from codedfedl.privacy.keys import read_public
 
     default = Path.home() / ".local" / "share" / "codedfedl" / "vaults" / config.name
@@ -110,7 +110,7 @@ def federate_on(transport: Transport, keys: Mapping[str, Any]) -> None:
     directory; `set`, overrides such as "federation.deadline=20 training.step=3"; `registry`, the
     file that says which name and role belong to which node.
     """
-    from codedfedl.federate.server import federate
+    from codedfedl.federate.server.session import federate
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides, read_experiment
 

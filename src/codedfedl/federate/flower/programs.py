@@ -18,14 +18,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.io.connections import TABLE, belongs_to
+from codedfedl.io.connections import TABLE, belongs_to, listens
 from codedfedl.io.files import lock
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "check_engine",
     "check_version",
     "end",
+    "engine",
     "environment",
     "free_port",
     "main",
@@ -56,8 +57,11 @@ TESTED = ("1.41", "1.42")
 INSTALL = "pip install 'codedfedl[flower]'"
 """How to get it."""
 
+# Seconds that a program may take to listen.
+START_SECONDS = 60.0
+
+# Seconds between asking a process to end and making it.
 END_SECONDS = 5.0
-"""Seconds between asking a process to end and making it."""
 
 _FLEET = "/v1/fleet/"
 
@@ -131,6 +135,36 @@ def alone_in(folder: Path, otherwise: str) -> Iterator[None]:
         except OSError:
             raise InputError(otherwise) from None
         yield
+
+
+@contextmanager
+def engine(
+    name: str, options: Sequence[str], home: Path, port: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program of Flower's that answers this user alone, from when it listens on.
+
+    That it is this user who listens is looked up: another one might take the port before it.
+    """
+    command = [*own_user(name), "--host", HOST, "--port", str(port), *options]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, env=environment(home), umask=0o077
+    )
+    until = time.monotonic() + START_SECONDS
+    try:
+        while not _is_up(port):
+            if process.poll() is not None:
+                raise InputError(f"{name} ended with code {process.returncode}: see its log")
+            if time.monotonic() > until:
+                raise InputError(f"{name} does not listen on port {port} after {START_SECONDS:g} s")
+            time.sleep(0.1)
+        yield process
+    finally:
+        end(process)
+
+
+def _is_up(port: int) -> bool:
+    with socket.socket() as probe:
+        return listens(port) and probe.connect_ex((HOST, port)) == 0
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

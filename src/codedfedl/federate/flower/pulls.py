@@ -28,11 +28,11 @@ from codedfedl.federate.transport import printable
 
 __all__ = ["Batched", "Pulled", "Pulls", "pulls_of", "tried"]
 
+# How often the engine is asked the same.
 TRIES = 3
-"""How often the engine is asked the same."""
 
+# Bytes of facts, and of what describes the arrays.
 HEAD_BYTES = 2**23
-"""Bytes of facts, and of what describes the arrays."""
 
 Pulled = Message | MalformedError | InputError
 """An answer, why it is not ours, or why there will be none."""

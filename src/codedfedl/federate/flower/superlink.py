@@ -11,12 +11,11 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,21 @@ from codedfedl.errors import InputError
 from codedfedl.federate.deploy.gate import Gate, GateLimits, client_context, server_context
 from codedfedl.federate.deploy.keys import Keys, make_private, write_secret
 from codedfedl.federate.deploy.listener import descriptors_for, quietly
-from codedfedl.federate.deploy.registry import NODE, REGISTRY, Entry, Registry, fingerprint_of
+from codedfedl.federate.deploy.registry import (
+    NODE,
+    REGISTRY,
+    RegisteredKey,
+    Registry,
+    fingerprint_of,
+)
 from codedfedl.federate.flower.programs import (
     APP,
     HOST,
     INSTALL,
     alone_in,
-    end,
+    engine,
     environment,
     free_port,
-    own_user,
     program,
 )
 from codedfedl.federate.transport import printable
@@ -41,17 +45,14 @@ from codedfedl.io.files import make_folder, replacing
 
 __all__ = ["ServerSettings", "Superlink", "running", "serve"]
 
+# Seconds for a command of Flower's; on a busy machine it needs a minute to start.
 COMMAND_SECONDS = 180.0
-"""Seconds for a command of Flower's; on a busy machine it needs a minute to start."""
 
-START_SECONDS = 60.0
-"""Seconds that a SuperLink may take to listen."""
-
+# Seconds between two looks for a run that waits for its server app.
 LOOK_SECONDS = 0.3
-"""Seconds between two looks for a run that waits for its server app."""
 
+# Seconds between two warnings of certificates that expire.
 DAY_SECONDS = 86400.0
-"""Seconds between two warnings of certificates that expire."""
 
 
 class Superlink:
@@ -104,7 +105,7 @@ class Superlink:
                 f"the SuperLink has the key {public_key} and {self.registry.path} does not: "
                 f"make a new one on {name}"
             ) from None
-        self.registry.add(Entry(name, node, fingerprint, role=role or NODE))
+        self.registry.add(RegisteredKey(name, node, fingerprint, role=role or NODE))
         return True
 
     def revoke(self, name_or_key: str) -> str:
@@ -201,7 +202,6 @@ class ServerSettings:
     port: int
     keys: Keys | None
     database: Path | None = None
-    limits: GateLimits = field(default_factory=GateLimits)
 
     def check(self) -> None:
         """Refuse what would be unsafe or fail later."""
@@ -228,18 +228,18 @@ class ServerSettings:
         """Path of the data base."""
         return self.database or self.home / "superlink.db"
 
-    def command(self, port: int) -> list[str]:
-        """Return how the SuperLink is started."""
-        command = [*own_user("flower-superlink"), "--host", HOST, "--port", str(port)]
-        command += ["--database", str(self.data.resolve())]
-        command += ["--disable-runtime-dependency-installation", "--isolation", "process"]
-        command += ["--superexec-auth-secret-file", str(self.secret)]
+    @property
+    def options(self) -> list[str]:
+        """What a SuperLink is started with, besides its port."""
+        options = ["--database", str(self.data.resolve())]
+        options += ["--disable-runtime-dependency-installation", "--isolation", "process"]
+        options += ["--superexec-auth-secret-file", str(self.secret)]
         if self.keys is None:
-            return [*command, "--insecure"]
-        command += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
-        command += ["--ssl-certfile", str(self.keys.server.resolve())]
-        command += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
-        return [*command, "--enable-supernode-auth"]
+            return [*options, "--insecure"]
+        options += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
+        options += ["--ssl-certfile", str(self.keys.server.resolve())]
+        options += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
+        return [*options, "--enable-supernode-auth"]
 
 
 def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
@@ -248,30 +248,23 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
     make_private(settings.home)
     if settings.keys is not None:
         Registry(settings.home / REGISTRY).begin()
-    settings = replace(settings, limits=_affordable(settings.limits, say))
     taken = f"a server is already running in {settings.home}: end it, or choose another --home"
     with alone_in(settings.home, taken):
         for token in settings.home.glob("token-*"):  # of a server that was killed
             token.unlink()
         write_secret(settings.secret, secrets.token_bytes(32).hex().encode())
         port = free_port()
-        link = subprocess.Popen(
-            settings.command(port),
-            stdin=subprocess.DEVNULL,
-            env=environment(settings.home),
-            umask=0o077,
-        )
         try:
-            _wait_until_it_listens(link, port)
-            return asyncio.run(_serve(settings, link, port, say))
+            with engine("flower-superlink", settings.options, settings.home, port) as link:
+                return asyncio.run(_serve(settings, link, port, say))
         finally:
             for path in (settings.home / "serve.json", settings.secret):
                 path.unlink(missing_ok=True)
-            end(link)
 
 
-def _affordable(limits: GateLimits, say: Callable[[str], None]) -> GateLimits:
-    """Raise the limit on open files; return no more connections than it then allows."""
+def _limits(say: Callable[[str], None]) -> GateLimits:
+    """Return the gate's limits, with no more connections than there may be open files."""
+    limits = GateLimits()
     connections = descriptors_for(limits.connections)
     if connections < limits.connections:
         say(
@@ -287,7 +280,7 @@ async def _serve(
     port: int,
     say: Callable[[str], None],
 ) -> int:
-    from codedfedl.federate.flower.worker import Desk, ServerWorker
+    from codedfedl.federate.flower.worker import ServerWorker, TaskClient
 
     keys, address = settings.keys, f"{HOST}:{port}"
     upstream = None if keys is None else client_context(keys.authority)
@@ -295,12 +288,12 @@ async def _serve(
     authority = None if keys is None else keys.authority.resolve()
     disk = settings.data.resolve().parent
     free = lambda: float(shutil.disk_usage(disk).free)  # noqa: E731
-    gate = Gate((HOST, port), upstream, settings.limits, quietly(say), free)
+    gate = Gate((HOST, port), upstream, _limits(say), quietly(say), free)
     ended, warned = asyncio.Event(), -DAY_SECONDS
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    desk = Desk(address, settings.secret.read_bytes(), authority)
-    with closing(ServerWorker(desk, settings.home, authority)) as apps:
+    tasks = TaskClient(address, settings.secret.read_bytes(), authority)
+    with closing(ServerWorker(tasks, settings.home, authority)) as apps:
         async with gate.listening(settings.host, settings.port, tls):
             served = {"address": address, "process": os.getpid()}
             served |= {"authority": None if authority is None else str(authority)}
@@ -318,13 +311,3 @@ async def _serve(
         return 0
     say(f"the SuperLink ended with code {link.returncode}")
     return 1
-
-
-def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
-    until = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < until:
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, port)) == 0:
-                return
-        time.sleep(0.1)
-    raise InputError("the SuperLink does not start: see its log")

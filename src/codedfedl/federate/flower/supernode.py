@@ -7,33 +7,19 @@ the node that only their user can read, and end together.
 import logging
 import secrets
 import shutil
-import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import check_server, write_secret
 from codedfedl.federate.flower.apps import node_from
-from codedfedl.federate.flower.programs import (
-    HOST,
-    alone_in,
-    end,
-    environment,
-    free_port,
-    own_user,
-)
-from codedfedl.federate.flower.worker import Desk, answer_tasks
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.flower.programs import HOST, alone_in, engine, free_port
+from codedfedl.federate.flower.worker import TaskClient, answer_tasks
+from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.transport import Answerer
-from codedfedl.io.connections import listens
 from codedfedl.io.files import make_folder
 
 __all__ = ["NodeSettings", "run_answerer", "run_node"]
-
-START_SECONDS = 60.0
-"""Seconds that a SuperNode may take to listen."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +46,16 @@ class NodeSettings:
         """What the server calls the node."""
         return self.config.name
 
-    def command(self, port: int) -> list[str]:
-        """Return how the SuperNode is started."""
-        command = [*own_user("flower-supernode"), "--superlink", self.superlink]
-        command += ["--host", HOST, "--port", str(port)]
+    @property
+    def options(self) -> list[str]:
+        """What a SuperNode is started with, besides its port."""
         if self.authority is None:
-            return [*command, "--insecure"]
-        command += ["--root-certificates", str(self.authority.resolve())]
+            return ["--superlink", self.superlink, "--insecure"]
+        options = ["--superlink", self.superlink]
+        options += ["--root-certificates", str(self.authority.resolve())]
         if self.key is not None:
-            command += ["--auth-supernode-private-key", str(self.key.resolve())]
-        return command
+            options += ["--auth-supernode-private-key", str(self.key.resolve())]
+        return options
 
 
 def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
@@ -109,36 +95,17 @@ def _clear(folder: Path) -> None:
 def _run(settings: NodeSettings, node: Answerer, folder: Path, say: Callable[[str], None]) -> int:
     port, secret, path = free_port(), secrets.token_bytes(32).hex().encode(), folder / "secret"
     write_secret(path, secret)
-    command = settings.command(port)
-    command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, env=environment(folder / "flower"), umask=0o077
-    )
-    try:
-        _wait_until_it_listens(process, port)
+    options = ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
+    options += settings.options
+    with engine("flower-supernode", options, folder / "flower", port) as process:
         say(f"{settings.name} is up")
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
-        desk = Desk(f"{HOST}:{port}", secret)
-        answer_tasks(desk, lambda: node, lambda: process.poll() is None)
+        tasks = TaskClient(f"{HOST}:{port}", secret)
+        answer_tasks(tasks, lambda: node, lambda: process.poll() is None)
         say(
             f"the SuperNode ended with code {process.wait()}: see its last lines above; if there "
             "is no reason, the server refuses this key or this machine's clock, which may be 5 s "
             "ahead of the server's and 5 minutes behind at most"
         )
         return process.returncode or 1  # it also ends with 0 when it is refused
-    finally:
-        end(process)
-
-
-def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait for this user's own SuperNode: another user might take the port before it."""
-    until = time.monotonic() + START_SECONDS
-    while not listens(port):
-        if process.poll() is not None:
-            raise InputError(f"the SuperNode ended with code {process.returncode}: see its log")
-        if time.monotonic() > until:
-            raise InputError(
-                f"the SuperNode does not listen on port {port} after {START_SECONDS:g} s"
-            )
-        time.sleep(0.1)

@@ -28,17 +28,17 @@ from codedfedl.federate.transport import Arrays, Arrival, Status, printable
 
 __all__ = ["FlowerTransport"]
 
+# Seconds between two looks: a look for a thousand answers is one request, too.
 LOOK_SECONDS = 0.1
-"""Seconds between two looks: a look for a thousand answers is one request, too."""
 
+# Seconds before the deadline when one looks once more.
 LAST_LOOK_SECONDS = 0.3
-"""Seconds before the deadline when one looks once more."""
 
+# How often a question is asked whose answer is large, if it gets lost.
 TRIES = 3
-"""How often a question is asked whose answer is large, if it gets lost."""
 
+# Seconds until a question that got lost is asked again.
 RETRY_SECONDS = 5.0
-"""Seconds until a question that got lost is asked again."""
 
 _Slot = threading.Semaphore | None
 """Of the memory that an answer takes up."""

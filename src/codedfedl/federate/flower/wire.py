@@ -21,8 +21,8 @@ __all__ = [
     "unpack",
 ]
 
+# Letters of the facts in an answer.
 MAX_FACTS = 2**22
-"""Letters of the facts in an answer."""
 
 
 class MalformedError(ValueError):

@@ -29,27 +29,27 @@ from codedfedl.federate.flower.apps import respond
 from codedfedl.federate.flower.programs import end, environment, program
 from codedfedl.federate.transport import Answerer, printable
 
-__all__ = ["Desk", "ServerWorker", "answer_tasks"]
+__all__ = ["ServerWorker", "TaskClient", "answer_tasks"]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
+# Seconds between two looks for a task: just after another one, and later.
 QUICK_LOOK_SECONDS, SLOW_LOOK_SECONDS = 0.1, 0.5
-"""Seconds between two looks for a task: just after another one, and later."""
 
+# Seconds after a task for which the next is expected soon.
 SOON_SECONDS = 30.0
-"""Seconds after a task for which the next is expected soon."""
 
+# Seconds between two heartbeats of a task.
 HEARTBEAT_SECONDS = 10.0
-"""Seconds between two heartbeats of a task."""
 
+# The code of an error reply: any number but 0 will do.
 FAILED = 1
-"""The code of an error reply: any number but 0 will do."""
 
 _log = logging.getLogger(__name__)
 _fault = quietly(_log.error)
 
 
-class Desk:
+class TaskClient:
     """The runtime API of a SuperNode or SuperLink, where tasks are.
 
     Parameters
@@ -111,16 +111,18 @@ class Desk:
             client.close()
 
 
-def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[], bool]) -> None:
+def answer_tasks(
+    tasks: TaskClient, node: Callable[[], Answerer], running: Callable[[], bool]
+) -> None:
     """Answer every message that a SuperNode receives, in this process, while it runs."""
     from flwr.supercore.constant import TaskType
 
     last, warn = -SOON_SECONDS, quietly(_log.warning)
     while running():
         try:
-            token = desk.token(TaskType.CLIENT_APP)
+            token = tasks.token(TaskType.CLIENT_APP)
             if token:
-                with desk.task(token) as client:
+                with tasks.task(token) as client:
                     _answer(client, node)
                 last = time.monotonic()
         except Exception as error:  # the SuperNode may be busy, or on its way out
@@ -153,8 +155,8 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
 class ServerWorker:
     """Starts server apps for a SuperLink, each with its token in a file that is soon gone."""
 
-    def __init__(self, desk: Desk, folder: Path, authority: Path | None) -> None:
-        self.desk, self.folder, self.authority = desk, folder, authority
+    def __init__(self, tasks: TaskClient, folder: Path, authority: Path | None) -> None:
+        self.tasks, self.folder, self.authority = tasks, folder, authority
         self._started: dict[Path, subprocess.Popen[bytes]] = {}
         self._warn = quietly(_log.warning)
 
@@ -166,7 +168,7 @@ class ServerWorker:
             if process.poll() is not None:
                 self._end(path)
         try:
-            token = self.desk.token(TaskType.SERVER_APP)
+            token = self.tasks.token(TaskType.SERVER_APP)
         except Exception as error:  # the SuperLink may be busy
             self._warn(f"no task from the SuperLink ({type(error).__name__})")
             return
@@ -177,7 +179,7 @@ class ServerWorker:
         secure = ["--insecure"]
         if self.authority is not None:
             secure = ["--root-certificates", str(self.authority)]
-        command = [program("flwr-serverapp"), "--runtime-api-address", self.desk.address]
+        command = [program("flwr-serverapp"), "--runtime-api-address", self.tasks.address]
         command += ["--token-file", str(path), "--parent-pid", str(os.getpid()), *secure]
         try:
             self._started[path] = subprocess.Popen(

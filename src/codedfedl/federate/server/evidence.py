@@ -25,7 +25,7 @@ from codedfedl.arrays import FloatArray
 from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
-from codedfedl.federate.checks import RefusedError, norm
+from codedfedl.federate.server.checks import RefusedError, norm
 from codedfedl.learning import codes
 
 __all__ = ["Evidence", "Expected", "Expecting", "Measured", "Metric", "squared_weights"]

@@ -18,15 +18,21 @@ from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.checks import Bounds, RefusedError, answer_bytes, checked_answer
-from codedfedl.federate.evidence import Evidence, Expected, Expecting, squared_weights
-from codedfedl.federate.failures import check_ask, check_setup, check_somebody, refusals_noted
 from codedfedl.federate.job import Job
-from codedfedl.federate.judging import Judge, coherent, intolerable
-from codedfedl.federate.meeting import Say
-from codedfedl.federate.recalled import Recalled
-from codedfedl.federate.tally import Pending, Taken, Tally
-from codedfedl.federate.transport import Arrays, Arrival, Transport
+from codedfedl.federate.server.checks import Bounds, RefusedError, answer_bytes, checked_answer
+from codedfedl.federate.server.evidence import Evidence, Expected, Expecting, squared_weights
+from codedfedl.federate.server.judging import Judge, coherent, intolerable
+from codedfedl.federate.server.outcomes import (
+    Pending,
+    Recalled,
+    Taken,
+    Tally,
+    check_ask,
+    check_setup,
+    check_somebody,
+    refusals_noted,
+)
+from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members

@@ -20,12 +20,12 @@ from codedfedl.core.client import work_to
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import MASKED, ask_digest, taken_apart
-from codedfedl.federate.checks import RefusedError, whole
-from codedfedl.federate.failures import check_ask, check_setup, refusals_noted
-from codedfedl.federate.helper_link import HelperLink
-from codedfedl.federate.runtime import Federation
-from codedfedl.federate.spending import Noisy, Plain
+from codedfedl.federate.job import MASKED, ask_digest, taken_apart
+from codedfedl.federate.secure.helper import HelperLink
+from codedfedl.federate.secure.ledger import Noisy, Plain
+from codedfedl.federate.server.checks import RefusedError, whole
+from codedfedl.federate.server.outcomes import check_ask, check_setup, refusals_noted
+from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account

@@ -1,6 +1,6 @@
 """What every reproduction needs: where it runs, with which seeds, and how it shows its progress."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
+from codedfedl.report.outcome_tables import outcome_view
 from codedfedl.report.results import Outcome
-from codedfedl.report.tables import outcome_view
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate_all
 from codedfedl.simulation.progress import Watch, no_progress
 
-__all__ = ["PAPER_DATASETS", "Reproduction", "listing"]
+__all__ = ["PAPER_DATASETS", "Reproduction"]
 
 PAPER_DATASETS = ("mnist", "fashion-mnist")
 """The data sets of the paper."""
@@ -42,10 +41,12 @@ class Reproduction:
         Folder for runs and pictures.
     seeds
         Number of seeds, from 0 on.
+    alpha
+        α of the paper's figure 1, which it does not give.
     fleet, dataset
         For `frontier` and `robustness`, the part that is run; by default everything.
     show, say
-        Print a result, and a message; by default nothing is printed.
+        Print a result, which may be rows, and a message; by default nothing is printed.
     width
         Columns of the terminal for results.
     watched
@@ -56,9 +57,10 @@ class Reproduction:
     seeds: int
     data: str | None = None
     device: str = "cpu"
+    alpha: float = 20.0
     fleet: str | None = None
     dataset: str | None = None
-    show: Callable[[RenderableType], object] = lambda _view: None
+    show: Callable[[RenderableType | list[dict[str, Any]]], object] = lambda _view: None
     say: Callable[[str], object] = lambda _sentence: None
     width: int = 180
     watched: Callable[[], AbstractContextManager[Watch]] = _unwatched
@@ -107,25 +109,3 @@ class Reproduction:
     def show_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Print the hours of every setting."""
         self.show(outcome_view(outcomes, self.width))
-
-    def show_rows(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Print rows as a table, and return their document."""
-        table = listing(name.replace("_", " ") for name in rows[0])
-        for row in rows:
-            table.add_row(*(_cell_text(value) for value in row.values()))
-        self.show(table)
-        return {"rows": rows}
-
-
-def listing(headings: Iterable[str]) -> Table:
-    """Return a table without lines."""
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for heading in headings:
-        table.add_column(heading)
-    return table
-
-
-def _cell_text(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)

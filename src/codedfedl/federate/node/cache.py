@@ -19,7 +19,7 @@ from codedfedl.data.partitions import processing_order
 from codedfedl.data.scaling import UNSCALED, Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.schema import MAX_NUMBER
+from codedfedl.federate.node.schema import MAX_NUMBER
 from codedfedl.federate.transport import Answered
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.learning.features import FeatureMap

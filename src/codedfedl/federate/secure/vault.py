@@ -5,9 +5,10 @@ without noise too, unless its operator allows any ε. Beside its key for masks t
 ledger (`privacy.ledger`), and what was sent under masks.
 """
 
+import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isclose
 from pathlib import Path
 from typing import Any
@@ -15,32 +16,76 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.changed import Changed
+from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import work_to
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.encoding import BlockParity, Parity
 from codedfedl.core.masked import Masked
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.answers import Answers
-from codedfedl.federate.asks import MASKED, ask_digest, in_one_row
-from codedfedl.federate.schema import Sizes
+from codedfedl.federate.job import MASKED, ask_digest, in_one_row
+from codedfedl.federate.node.schema import Sizes
 from codedfedl.federate.transport import Answered
 from codedfedl.io.files import Files
 from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
-from codedfedl.privacy.fixed_point import LEAST_SHARE, Residues, noise_steps
+from codedfedl.privacy.fixed_point import LEAST_SHARE, FixedPoint, Residues, noise_steps
 from codedfedl.privacy.helper import system_normal
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import Binding, Sender, shared_seed
 
-__all__ = ["DELTA", "EPSILON_CAP", "SumQuestion", "Vault"]
+__all__ = ["DELTA", "EPSILON_CAP", "Answers", "SumQuestion", "Vault"]
 
 EPSILON_CAP, DELTA = 10.0, 1e-5
 """Default limit on the ε that a node spends per data set."""
 
 Make = Callable[[Callable[[], None]], Answered]
 """Computes an answer, after it has called what it is given: what charges for it."""
+
+
+class Answers:
+    """The gradients that a node has sent in one federation, by round, on its own disk."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def filled(self, work: Changed) -> Changed:
+        """Return the work with the last counted answer filled in, given its round."""
+        return replace(
+            work, counted={k: self._answer(work, told) for k, told in work.counted.items()}
+        )
+
+    def keep(
+        self,
+        work: Changed,
+        round_: int,
+        points: int,
+        model: npt.NDArray[np.float32],
+        change: Residues,
+    ) -> None:
+        """Keep the gradient after a change, and drop all others but the last counted one."""
+        content = io.BytesIO()
+        np.savez(content, model=model, points=points, gradient=work.whole(change))
+        self._files[str(round_)] = content.getvalue()
+        needed = {str(round_), *(str(last.round) for last in work.counted.values())}
+        for key in set(self._files) - needed:
+            del self._files[key]
+
+    def _answer(self, work: Changed, told: Anchor) -> Anchor:
+        key = str(told.round)
+        if key not in self._files:
+            raise InputError(
+                f"round {told.round + 1} is said to have counted an answer that this node does not "
+                "have: its vault was lost; begin a new federation"
+            )
+        with np.load(io.BytesIO(self._files[key])) as kept:
+            if int(kept["points"]) != told.points:
+                raise InputError(
+                    f"the answer of round {told.round + 1} was for {int(kept['points'])} points, "
+                    f"and {told.points} are said to be counted"
+                )
+            gradient = FixedPoint(work.scale).decode(kept["gradient"])
+            return replace(told, model=kept["model"].astype(np.float64), gradient=gradient)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ Three rules, whatever a server asks for:
    combination over `least` points or more. Only points that are embedded are in a sum, each once.
 3. *No thin parity.* Behind each parity row stand at least `least` points, counted by their weights.
 
-Private sums are exempt from rule 2: their noise is accounted for (`federate.vault`). The only other
-answer made of points is `moments`: means and spreads of all of them, for a common scale, so rounded
-that an exact sum over all points but one does not show this one.
+Private sums are exempt from rule 2: their noise is accounted for (`federate.secure.vault`). The
+only other answer made of points is `moments`: means and spreads of all of them, for a common scale,
+so rounded that an exact sum over all points but one does not show this one.
 """
 
 import hashlib

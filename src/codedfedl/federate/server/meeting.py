@@ -1,24 +1,23 @@
 """The start of a federation: wait for all nodes, and agree on what they compute."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import HELPER
-from codedfedl.federate.checks import RefusedError
-from codedfedl.federate.claims import advice_on_claims, counted_points, unbelieved
-from codedfedl.federate.job import Job
-from codedfedl.federate.node import NAME
-from codedfedl.federate.transport import Arrival, Transport
+from codedfedl.federate.job import HELPER, Job
+from codedfedl.federate.node.node import NAME
+from codedfedl.federate.server.checks import RefusedError
+from codedfedl.federate.server.measuring import advice_on_claims, counted_points, unbelieved
+from codedfedl.federate.transport import Arrival, Say, Transport
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Members
 
-__all__ = ["Say", "job_of", "meet", "wait_for"]
+__all__ = ["job_of", "meet", "wait_for"]
 
 _RETURN = 30.0  # seconds that a resumed federation waits for its nodes
 _LOOK = 0.5  # seconds between two looks for new nodes
@@ -36,8 +35,6 @@ _FORM = {
 _MOST_POINTS = 2**40
 _MOST_INPUTS = 10**7  # of a point, some of which an encoder is tried on
 _MOST_NUMBERS = 10**8  # of a feature map or a model: what a server holds without trouble
-
-Say = Callable[[str], None]
 
 
 def meet(

@@ -14,9 +14,9 @@ from codedfedl.io.notebook import html_table
 from codedfedl.models import Model, load_model
 from codedfedl.report.figures import Picture
 from codedfedl.report.html import main_figure, render_report
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of, written
-from codedfedl.report.tables import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 

@@ -11,15 +11,16 @@ parity of an honest client has neither. The errors of
 different sketches are independent, so answers that deviate in the same direction are refused too.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from codedfedl.arrays import FloatArray
-from codedfedl.federate.evidence import Measured
+from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.federate.server.evidence import Measured
 
-__all__ = ["Judge", "coherent", "intolerable", "suspects_of"]
+__all__ = ["Judge", "Watch", "coherent", "intolerable", "suspects_of"]
 
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
 _SPREADS = 5.0  # so many median absolute deviations are allowed, too
@@ -258,3 +259,57 @@ def _median_rows(measured: Mapping[int, Measured]) -> float:
 def _low_median(values: Sequence[float]) -> float:
     """Return the lower of the two middle values: one of two clients cannot raise it."""
     return sorted(values)[(len(values) - 1) // 2]
+
+
+_ROUNDS = 3  # in which accuracy must be low, one after the other
+
+
+class Watch:
+    """Stops a run whose accuracy on the test points falls, unless absent clients explain it.
+
+    With shards sorted by class, a model forgets the classes of clients that do not answer. The
+    accuracy may therefore fall further by the share of points that are missing since its best
+    round. A liar gains little by staying away: its own share.
+
+    Parameters
+    ----------
+    fall
+        How far below its best the accuracy may stay for a few rounds while nobody is missing.
+    points : array of shape (n,)
+        Points of each client.
+    """
+
+    def __init__(self, fall: float, points: IntArray) -> None:
+        self.fall, self.points = fall, points
+        self.best, self.last, self.low = -np.inf, np.nan, 0
+        self._heard = np.zeros(len(points), dtype=bool)  # in the best round
+        self._missing: deque[float] = deque(maxlen=_ROUNDS)  # a model needs rounds to recover, too
+
+    def fell(self, metric: float, arrived: Mask) -> bool:
+        """Take in a round's metric, and say whether it has been too low for too long.
+
+        An R² that was never above 0 has nothing to lose.
+        """
+        if np.isnan(metric):
+            return False
+        self.last = metric
+        if metric >= self.best:
+            self.best, self._heard = metric, arrived.copy()
+        missing = self.points[self._heard & ~arrived].sum() / self.points.sum()
+        self._missing.append(float(missing))
+        allowed = self.fall + max(self._missing)
+        self.low = self.low + 1 if 0 < self.best > metric + allowed else 0
+        return self.low >= _ROUNDS
+
+    def alarm(self, suspects: Sequence[int], names: Sequence[str]) -> str:
+        """Say what fell, and who is suspected."""
+        found = [names[j] for j in suspects]
+        blame = "no client's answers are further from its parity than others'"
+        if found:
+            blame = f"the answers of {', '.join(found)} are furthest from their parity"
+        remedy = f"start again with federation.without={found}" if found else "try a smaller step"
+        return (
+            f"accuracy on the test points fell from {self.best:.4f} to {self.last:.4f} and stayed "
+            f"low for {_ROUNDS} rounds: a client is lying, or the step is too large; {blame}: "
+            f"{remedy}, or continue with a larger federation.fall"
+        )

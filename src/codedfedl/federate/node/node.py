@@ -30,10 +30,10 @@ from codedfedl.core.work import Work
 from codedfedl.data.scaling import Scaling
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.cache import RECORDS, Cache, clear_old
 from codedfedl.federate.job import Job
-from codedfedl.federate.limits import DataLimits, Embedding, digest_of
-from codedfedl.federate.schema import (
+from codedfedl.federate.node.cache import RECORDS, Cache, clear_old
+from codedfedl.federate.node.limits import DataLimits, Embedding, digest_of
+from codedfedl.federate.node.schema import (
     Sizes,
     check_question,
     checked_job,
@@ -48,7 +48,7 @@ from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
 from codedfedl.learning.least_squares import gradient
 
 if TYPE_CHECKING:
-    from codedfedl.federate.vault import Vault
+    from codedfedl.federate.secure.vault import Vault
 
 __all__ = ["NAME", "QUESTIONS", "Node"]
 
@@ -302,7 +302,7 @@ class _Desk:
 
         wanted = make_once if asked.once else make
         if vault is not None:
-            from codedfedl.federate.vault import SumQuestion
+            from codedfedl.federate.secure.vault import SumQuestion
 
             question = SumQuestion(self.job.key, asked, load, model, sum)
             data = (self.node.data, self.node.fingerprint)

@@ -8,6 +8,7 @@ was killed continues where it was.
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -15,20 +16,24 @@ from codedfedl.arrays import Array
 from codedfedl.core.disclosure import needs_helper, only_private
 from codedfedl.core.loop import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox
-from codedfedl.data.scaling import Scaling
+from codedfedl.core.record import metric_name
+from codedfedl.data.dataset import chance_of
+from codedfedl.data.loading import DATASET_NAMES, load_dataset
+from codedfedl.data.scaling import UNSCALED, Scaling
+from codedfedl.data.shards import Shard, read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate.evaluation import Evaluation
-from codedfedl.federate.failures import Watch, nobody_arrived
-from codedfedl.federate.judging import suspects_of
-from codedfedl.federate.meeting import Say, job_of, meet, wait_for
-from codedfedl.federate.models import trained_model
-from codedfedl.federate.probe import probe
-from codedfedl.federate.runtime import Federation
-from codedfedl.federate.scaling import agree_on_scaling
-from codedfedl.federate.spending import keep_account
-from codedfedl.federate.sums import SummedFederation
-from codedfedl.federate.transport import Transport
+from codedfedl.federate.secure.ledger import keep_account
+from codedfedl.federate.secure.sums import SummedFederation
+from codedfedl.federate.server.judging import Watch, suspects_of
+from codedfedl.federate.server.measuring import agree_on_scaling, probe
+from codedfedl.federate.server.meeting import job_of, meet, wait_for
+from codedfedl.federate.server.outcomes import nobody_arrived
+from codedfedl.federate.server.rounds import Federation
+from codedfedl.federate.transport import Say, Transport
 from codedfedl.io.files import synced
+from codedfedl.learning.features import map_settings
+from codedfedl.learning.metrics import accuracy, r_squared
+from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -41,7 +46,7 @@ from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import planned_share
 from codedfedl.runs.watching import probed_seconds
 
-__all__ = ["federate"]
+__all__ = ["Evaluation", "federate", "trained_model"]
 
 _GOODBYE, _LONGEST_GOODBYE = 15.0, 120.0  # seconds
 
@@ -201,3 +206,106 @@ def _part(federation: Federation) -> list[int]:
         if np.isfinite(arrival.when)
     }
     return [j for j in federation.everyone if j not in answered]
+
+
+class Evaluation:
+    """Test points and their features; reads the data at once, so that a wrong path is refused."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        assert experiment.federation is not None
+        name = experiment.federation.test
+        self._features: Any = None
+        self._shard: Shard | None = None
+        if name in DATASET_NAMES:
+            dataset = load_dataset(name)
+            self._shard = Shard(dataset.test_inputs, dataset.test_labels)
+        elif name is not None:
+            self._shard = read_shard(name, experiment.data.label, experiment.data.text)
+        self._map = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+
+    def facts(self) -> dict[str, float]:
+        """Return how many test points there are, and what answering without inputs gives."""
+        if self._shard is None:
+            return {}
+        labels = np.asarray(self._shard.labels)
+        chance = chance_of(labels, self._shard.is_classification)
+        return {"chance": chance, "test_points": float(len(labels))}
+
+    def points(self) -> tuple[Any, Any] | None:
+        """Return the test points and their labels, where there are some."""
+        return None if self._shard is None else (self._shard.inputs, self._shard.labels)
+
+    def metric(self, model: Any, scaling: Scaling = UNSCALED) -> float:
+        """Return accuracy or R², on the scale that the clients have; NaN without test points."""
+        if self._shard is None:
+            return float("nan")
+        if self._features is None:
+            inputs = scaling.inputs(np.asarray(self._shard.inputs))
+            points = inputs if self._shard.is_text else inputs.astype(np.float32)
+            self._features = self._map.transform(points)
+        predictions = (self._features @ model)[:, None, :]
+        if self._shard.is_classification:
+            return float(accuracy(predictions, np.asarray(self._shard.labels))[0])
+        rows = np.arange(len(self._shard.labels))
+        targets = scaling.targets(self._shard.targets(rows, model.shape[1]))
+        return float(r_squared(predictions, targets)[0])
+
+
+def trained_model(
+    experiment: Experiment, ending: Ending, evaluation: Evaluation, journal: Journal
+) -> Model:
+    """Return the model with its card, calibrated on the server's test points where it has some."""
+    members, scheme = ending.members, experiment.schemes[0]
+    features = experiment.feature_map(experiment.seeds[0], scheme)
+    scaling = Scaling(**members.scaling)
+    model = Model(
+        features=features,
+        weights=ending.model,
+        inputs=members.inputs,
+        classes=np.arange(members.columns) if members.classes else None,
+        columns=() if experiment.data.text is None else (experiment.data.text,),
+        labels=tuple((experiment.data.label or "label").split(",")),
+        low=np.array(scaling.low) if scaling.low else None,
+        span=np.array(scaling.span) if scaling.low else None,
+        offset=np.array(scaling.offset) if scaling.offset else None,
+        scale=np.ones(members.columns) if scaling.offset else None,
+        card=_card(experiment, ending, journal) | {"features": map_settings(features)},
+    )
+    points = evaluation.points()
+    if points is None or not members.classes:
+        return model
+    inputs, labels = points
+    return model.calibrated(
+        scaling.inputs(inputs), labels, f"the server's {len(labels):,} test points"
+    )
+
+
+def _guarantee(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return what the run's account guarantees, and against whom; None if it promises nothing."""
+    document = directory.privacy()
+    return {"holds": document["holds"], **document["runs"][0]} if document else None
+
+
+def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str, Any]:
+    members, scheme = ending.members, experiment.schemes[0]
+    records = journal.records()
+    metric = float(records[-1].metric) if records else float("nan")
+    setup = sum(record.seconds for record in records if record.is_setup)
+    total = sum(record.seconds for record in records)
+    return {
+        "training_points": sum(members.points),
+        "scheme": scheme.plain_name,
+        "setting": scheme.label,
+        "seed": experiment.seeds[0],
+        "clients": len(members.names),
+        "rounds": sum(not record.is_setup for record in records),
+        "training_hours": (total - setup) / 3600,
+        "total_hours": total / 3600,
+        "simulated": False,
+        "metric": metric_name(members.classes),
+        "test_metric": metric if np.isfinite(metric) else None,
+        "epsilon": ending.facts.get("epsilon"),
+        "privacy": _guarantee(RunDirectory(journal.folder)),
+        "calibrated_on": None,
+        "temperature": None,
+    }
