@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codedfedl.data import load_dataset
-from codedfedl.federate.flower.local import LocalFederation
+from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
 from codedfedl.federate.shards import write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -59,10 +59,9 @@ def measure(nodes: int, folder: Path) -> Measured:
         local.submit(directory.path / "config.toml", directory.path)
         _wait(journal.traces.is_file, 900, local)
         server = _server(folder)
-        assert local.link is not None
         before, began, peak, link = _own(server), time.monotonic(), 0.0, 0.0
         while len(journal.kept()) < nodes and time.monotonic() < began + 900:
-            peak, link = max(peak, _own(server)), max(link, _own(local.link.pid))
+            peak, link = max(peak, _own(server)), max(link, _own(local.processes[SUPERLINK].pid))
             time.sleep(0.1)
         seconds = time.monotonic() - began
         _wait(lambda: " done: " in directory.log.read_text("utf-8"), 900, local)

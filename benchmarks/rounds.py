@@ -20,16 +20,17 @@ from queue import Empty, SimpleQueue
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from tests.stock import StockFederation
 
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import guard
-from codedfedl.federate.flower.local import LocalFederation
+from codedfedl.federate.deploy import guard
+from codedfedl.federate.deploy.local import LocalFederation
+from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.flower.pulls import Pulled, tried
-from codedfedl.federate.flower.server_app import federate_on
 from codedfedl.federate.flower.transport import FlowerTransport
-from codedfedl.federate.flower.wire import MalformedError, inflating
+from codedfedl.federate.flower.wire import MalformedError
 from codedfedl.federate.shards import write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -49,10 +50,14 @@ class OneByOne:
         self._grid = grid
         self._done: SimpleQueue[tuple[str, Pulled | None]] = SimpleQueue()
         self._busy: set[str] = set()
+        self._next = 0.0
 
     def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
         """Yield what the threads of earlier looks have found."""
-        for identity in waiting.keys() - self._busy:
+        is_due = time.monotonic() > self._next
+        if is_due:  # many clients are looked for less often: each look takes 0.03 s of the engine
+            self._next = time.monotonic() + 0.03 * len(waiting)
+        for identity in waiting.keys() - self._busy if is_due else ():
             self._busy.add(identity)
             look = (identity, waiting[identity])
             threading.Thread(target=self._look, args=look, daemon=True).start()
@@ -66,14 +71,9 @@ class OneByOne:
                 yield identity, pulled
             del pulled
 
-    def pause(self, waiting: int) -> float:
-        """With many clients each looks less often: 0.03 s of the engine's time for a look."""
-        return max(0.1, 0.03 * waiting)
-
     def _look(self, identity: str, largest: int | None) -> None:
         try:
-            with inflating(largest):
-                messages = tried(lambda: self._grid.pull_messages([identity]))
+            messages = tried(lambda: self._grid.pull_messages([identity]))
             self._done.put((identity, messages[0] if messages else None))
         except (MalformedError, InputError) as error:
             self._done.put((identity, error))
@@ -82,10 +82,10 @@ class OneByOne:
 @app.main()
 def one_by_one(grid: Grid, context: Context) -> None:
     """Serve with a thread for every question, as Flower's grid has it."""
-    federate_on(FlowerTransport(grid, OneByOne), context)
+    federate_on(FlowerTransport(grid, OneByOne), context.run_config)
 
 
-class Stock(LocalFederation):
+class Stock(StockFederation):
     """Flower's own nodes, beside the gate."""
 
     @property
@@ -127,7 +127,7 @@ def measure(nodes: int, rounds: int, folder: Path, *, stock: bool) -> Measured:
     kind, application = (Stock, _stock_app(folder)) if stock else (LocalFederation, APP)
     spent: dict[int, tuple[float, float]] = {}
     threads, until = 0, time.monotonic() + 1500
-    with kind(folder / "local", shards, stock=stock, app=application) as local:
+    with kind(folder / "local", shards, app=application) as local:
         local.submit(directory.path / "config.toml", directory.path)
         while len(spent) < rounds:
             if time.monotonic() > until:
@@ -152,14 +152,14 @@ def _stock_app(folder: Path) -> Path:
     text = (APP / "pyproject.toml").read_text("utf-8")
     place = folder / "stock-app"
     place.mkdir()
-    ours = "codedfedl.federate.flower.server_app:app"
+    ours = "codedfedl.federate.flower.apps:server"
     (place / "pyproject.toml").write_text(text.replace(ours, "benchmarks.rounds:app"), "utf-8")
     return place
 
 
 def _processor(local: LocalFederation) -> tuple[float, float]:
     """Return the processor seconds of all nodes, and of the server; ended processes count too."""
-    nodes = {node.pid for node in local.nodes if node is not None}
+    nodes = {local.processes[name].pid for name in local.names if name in local.processes}
     ticks = [0, 0]
     for process in guard.marked(local.mark):
         with suppress(OSError, IndexError):

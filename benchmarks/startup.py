@@ -12,8 +12,8 @@ _RUNS = 5
 _COMPLETE = {"_CODEDFEDL_COMPLETE": "complete_bash"}
 _COMMANDS: tuple[tuple[str, list[str], dict[str, str], float], ...] = (
     ("--version", ["--version"], {}, 0.3),
-    ("--help", ["--help"], {}, 0.3),
-    ("simulate --help", ["simulate", "--help"], {}, 0.3),
+    ("--help", ["--help"], {}, 0.4),
+    ("simulate --help", ["simulate", "--help"], {}, 0.4),
     ("simulate d<TAB>", [], {"COMP_WORDS": "codedfedl simulate d", "COMP_CWORD": "2"}, 0.3),
     ("plan paper", ["plan", "paper"], {}, 0.6),
 )

@@ -16,7 +16,6 @@ from sphinx.util.docutils import SphinxTranslator
 
 import codedfedl
 from codedfedl.cli import app as commands
-from codedfedl.cli.lazy import LazyGroup
 
 _ROOT = Path(__file__).parent.parent
 _PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -154,8 +153,7 @@ def _told(command: click.Command, path: str, level: int) -> list[str]:
     if isinstance(command, click.Group):
         below = level if path == "codedfedl" else level + 1
         for name, sub in command.commands.items():
-            known = command.load(name) if isinstance(command, LazyGroup) else sub
-            lines += _told(known, f"{path} {name}", below)
+            lines += _told(sub, f"{path} {name}", below)
     return lines
 
 
@@ -179,4 +177,5 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
 
 
 def _help(parameter: click.Parameter) -> str:
-    return (getattr(parameter, "help", None) or "").replace("\n", " ").replace("|", "\\|")
+    text = (getattr(parameter, "help", None) or "").replace("\n", " ")
+    return _paragraphs(text).replace("|", "\\|")

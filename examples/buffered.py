@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl import Answer, Array, Ask, Client, Cost, Inbox, Scheme, State, Task, Work
-from codedfedl.core.protocol import EACH
+from codedfedl import Answer, Array, Ask, Client, Cost, Inbox, Info, Scheme, State, Task, Work
+from codedfedl.core.protocol import EACH, AnyLimits, Rng
 from codedfedl.fleet import costs
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import gradient
 
 
@@ -86,9 +87,11 @@ class Buffered(Scheme):
     clip: float = 10.0
     patience: float = 1e6
 
-    name: ClassVar[str] = "buffered"
+    info: ClassVar[Info] = Info("buffered")
 
-    def start(self, task: Task, fleet: object, model: Array) -> BufferedState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> BufferedState:
         """Return the state before the first ask."""
         return BufferedState(task, model)
 

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import guard
-from codedfedl.federate.flower.local import LocalFederation
+from codedfedl.federate.deploy import guard
+from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
+from codedfedl.federate.shards import node_name
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 
@@ -84,18 +85,18 @@ class Chaos:
 
     def _strike(self, now: float) -> None:
         fault, pause = self._random.choice(_FAULTS), self._random.uniform(*_PAUSE)
-        j = self._random.randrange(len(self.local.nodes))
+        j = self._random.randrange(len(self.local.names))
         if fault == "kill link":
-            self.local.kill_link()
+            self.local.send(SUPERLINK, signal.SIGKILL)
             self._run = None
-            self._at(now + min(pause, 5.0), self.local.start_link)
-        elif fault.endswith("a node") and self.local.nodes[j] is not None:
+            self._at(now + min(pause, 5.0), lambda: self.local.start(SUPERLINK))
+        elif fault.endswith("a node") and node_name(j) in self.local.processes:
             if fault.startswith("kill"):
-                self.local.signal_node(j, signal.SIGKILL)
-                self._at(now + pause, lambda: self.local.start_node(j))
+                self.local.send(node_name(j), signal.SIGKILL)
+                self._at(now + pause, lambda: self.local.start(node_name(j)))
             else:
-                self.local.signal_node(j, signal.SIGSTOP)
-                self._at(now + pause, lambda: self.local.signal_node(j, signal.SIGCONT))
+                self.local.send(node_name(j), signal.SIGSTOP)
+                self._at(now + pause, lambda: self.local.send(node_name(j), signal.SIGCONT))
         elif fault.endswith("server app"):
             number = signal.SIGKILL if fault.startswith("kill") else signal.SIGSTOP
             processes = guard.marked(self.local.mark, "flwr-serverapp")
@@ -123,7 +124,7 @@ class Chaos:
 
     def _keep_running(self) -> None:
         """Submit the run, again where it failed, and start nodes again that ended."""
-        if self.local.link is None or time.monotonic() - self._asked < 3 * _LOOK:
+        if SUPERLINK not in self.local.processes or time.monotonic() - self._asked < 3 * _LOOK:
             return
         self._asked = time.monotonic()
         self.local.revive()

@@ -1,14 +1,21 @@
 """A federation's run directory that grows exchange by exchange, as its server would write it."""
 
 import fcntl
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from codedfedl.federate.server import federate
+import pytest
+
+from codedfedl.cli import following
+from codedfedl.federate.server.session import federate
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
+from codedfedl.runs.watching import Sight, look
 from tests.loopback import Script, experiment_of, transport_of
 
+SAMPLE = re.compile(r'(codedfedl_\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? ([-+.\deE]+)')
 NEWTON = {"name": "coded-newton"}
 ROUNDS = 4
 SLOW, SLOW_SECONDS = 3, 9.0  # a client that takes longer than the deadline
@@ -75,3 +82,36 @@ class GrowingRun:
             shutil.copy(self.source.path / name, self.directory.path / name)
         self.status.done()
         self.lock.close()
+
+
+def after_every_look(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Let something happen each time that a command has looked at its run."""
+
+    def look_and_do(directory: RunDirectory) -> Sight:
+        sight = look(directory)
+        do()
+        return sight
+
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(following, "look", look_and_do)
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Read Prometheus' text format strictly: help, type, then samples of that family alone."""
+    assert text.endswith("\n")
+    found, family = {}, ""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith("# HELP "):
+            family = line.split(" ")[2]
+            kind = next(lines)
+            assert re.fullmatch(rf"# TYPE {family} (gauge|counter)", kind)
+            assert kind.endswith("counter") == family.endswith("_total")
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match, line
+        name, labels, value = match.groups()
+        assert name == family
+        assert (name, labels or "") not in found
+        found[name, labels or ""] = float(value)
+    return found

@@ -16,9 +16,9 @@ from codedfedl.data import load_dataset
 from codedfedl.data.partitions import partition as deal_rows
 from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate import runtime
-from codedfedl.federate.evidence import Expected, Measured
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.evidence import Expected, Measured
+from codedfedl.federate.server.rounds import Federation
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import node_name
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.runs.directory import RunDirectory
@@ -305,7 +305,7 @@ def lied_to(
     if lie is not None:
         grid = Lying(ordinary.folder, ordinary.shards, script)
         grid.lie, grid.rounds = lie, rounds
-    real = runtime.Federation._ask
+    real = Federation._ask
 
     def remembering(self: Any, ask: Any, *rest: Any) -> Any:
         grid.federation, grid.work = self, ask.work  # type: ignore[attr-defined]
@@ -313,7 +313,7 @@ def lied_to(
 
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.Federation, "_ask", remembering)
+        patch.setattr(Federation, "_ask", remembering)
         try:
             federate(grid, experiment, RunDirectory(folder / "run"), said.append)
         except InputError as error:

@@ -7,9 +7,9 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from codedfedl.federate.flower.client_app import answer
+from codedfedl.federate.flower.apps import answer
 from codedfedl.federate.flower.wire import pack, question_of, unpack
-from codedfedl.federate.node import QUESTIONS
+from codedfedl.federate.node.node import QUESTIONS
 from codedfedl.federate.transport import Answered
 
 app = ClientApp()

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from codedfedl.cli import app
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.helper import HelperNode
-from codedfedl.federate.server import federate
+from codedfedl.federate.secure.helper import HelperNode
+from codedfedl.federate.secure.vault import Vault
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.federate.vault import Vault
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

@@ -14,7 +14,7 @@ from codedfedl.core.columns import round_columns
 from codedfedl.core.encoding import BlockParity, MoreParity
 from codedfedl.core.protocol import Inbox, Limits, Task
 from codedfedl.core.work import ArrayClient
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
@@ -297,7 +297,7 @@ class TestSimulated:
             np.testing.assert_array_equal(once.state.model, twice.state.model, once.label)
             deadlines = [[one.deadline for one in s.records] for s in (once, twice)]
             assert deadlines[0] == deadlines[1]
-            if once.scheme.name == "coded":
+            if once.scheme.info.name == "coded":
                 assert len(set(deadlines[0][1:])) > 1  # there was something to resume
 
 
@@ -410,7 +410,10 @@ class TestNewton:
 
     def test_a_federation_plans_from_probes_instead(self) -> None:
         limits = Limits(deadline=None, setup_deadline=60.0, rounds=5, availability=0.9)
-        assert not CodedNewton().within(limits).extended
+        task = Task(Workload(20, 2), 10, np.full((1, 4), 400), 50, Schedule(0.3), 0.001)
+        fleet = Fleet(points=[400] * 4, rate=50.0, alpha=2.0, packet_time=0.1, erasure=0.1)
+        state = CodedNewton().start(task, fleet, None, limits)
+        assert not state.settings.extended
 
 
 FOLLOWING = {"name": "coded", "redundancy": 0.2, "replan": 2}

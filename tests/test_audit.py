@@ -15,9 +15,9 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
+from codedfedl.audit.lower_bound import Audit, audit
 from codedfedl.audit.messages import Mixed
 from codedfedl.audit.records import crafted, first_slots, planted, random_slots, real
-from codedfedl.audit.run import Audit, audit
 from codedfedl.cli import app
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.protocol import Ask

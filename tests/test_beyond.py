@@ -13,11 +13,10 @@ from codedfedl import paper_fleet
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.reading import Curve
-from codedfedl.reproduce import charged_hours
-from codedfedl.reproduce import job as jobs
-from codedfedl.reproduce.charged_hours import cold_start, private, settings
+from codedfedl.reproduce import reproduction
+from codedfedl.reproduce.charged_hours import cold_start, private, rounds_to_exact, settings
 from codedfedl.reproduce.frontiers import frontier
-from codedfedl.reproduce.job import Reproduction
+from codedfedl.reproduce.reproduction import Reproduction
 from codedfedl.runs.config import Experiment, FleetConfig
 from codedfedl.simulation.units import _slowed
 
@@ -46,7 +45,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reproduction:
         ]
         return experiment.model_copy(update={"schemes": schemes})
 
-    monkeypatch.setattr(jobs, "built_in", small)
+    monkeypatch.setattr(reproduction, "built_in", small)
     return Reproduction(tmp_path, 2)
 
 
@@ -105,11 +104,11 @@ def _curve(**changes: Any) -> Curve:
 
 def test_quality_counts_the_first_round_that_is_close_in_both() -> None:
     exact = _curve(metric=np.array([0.957]), scheme="one-shot")
-    found = charged_hours._quality(_curve(), exact, 30)
+    found = rounds_to_exact(_curve(), exact, 30)
     assert (found["rounds"], found["hours"]) == (3, 4.0)  # round 2 is close in the objective only
     assert found["late_share"] == pytest.approx(0.5)
     assert found["least_late_share"] == pytest.approx(1 / 3)
-    never = charged_hours._quality(_curve(excess=np.full(4, 0.5)), exact, 30)
+    never = rounds_to_exact(_curve(excess=np.full(4, 0.5)), exact, 30)
     assert never["rounds"] is None
 
 
@@ -149,7 +148,7 @@ def test_what_cannot_be_had_is_skipped(tmp_path: Path, monkeypatch: pytest.Monke
     def nothing(name: str, *_: Any) -> Any:
         raise InputError(f"{name} is not there, and nobody can download it")
 
-    monkeypatch.setattr(jobs, "load_dataset", nothing)
+    monkeypatch.setattr(reproduction, "load_dataset", nothing)
     job = Reproduction(tmp_path / "out", 1)
     assert private(job) == {"rows": [], "skipped": ["mnist", "fashion-mnist"]}
 

@@ -4,55 +4,30 @@ They need Chromium; `make test-browser` runs them, and says how to install it wh
 """
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize
 
+from codedfedl.report.figures import scheme_colour
 from codedfedl.report.html import render_report
-from codedfedl.report.palette import scheme_colour
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate
+from tests.browsers import CLIPPED, CONTRAST, DESKTOP, PHONE, browser
 from tests.virtual import small
+
+__all__ = ["browser"]
 
 pytestmark = pytest.mark.browser
 
 SITE = Path(__file__).parent.parent / "build" / "docs"
-DESKTOP: ViewportSize = {"width": 1280, "height": 800}
-PHONE: ViewportSize = {"width": 390, "height": 844}
 SCHEMES = [
     {"name": "uncoded"},
     {"name": "coded", "redundancy": 0.2},
     {"name": "one-shot"},
     {"name": "coded-newton", "features": "structured"},
 ]
-# Contrast of two colours as WCAG defines it.
-CONTRAST = """() => {
-  const light = colour => {
-    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
-      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  const page = light(getComputedStyle(document.body).backgroundColor);
-  const inked = document.querySelector('figure:not(.print figure) svg [style*="currentColor"]');
-  const drawn = getComputedStyle(inked);
-  const inks = ['body', '.soft', 'th']
-    .map(place => getComputedStyle(document.querySelector(place)).color)
-    .concat(drawn.stroke === 'none' ? drawn.fill : drawn.stroke);
-  return inks.map(light)
-    .map(ink => (Math.max(ink, page) + 0.05) / (Math.min(ink, page) + 0.05));
-}"""
-
-
-# Cells and headings whose text is wider than they are, or that end beyond the page.
-CLIPPED = """() => [...document.querySelectorAll('th, td, summary, button, p, h1, h2, pre')]
-  .filter(one => one.getBoundingClientRect().width > 0)
-  .filter(one => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== 'inline'
-    || one.getBoundingClientRect().right > innerWidth + 1)
-  .map(one => one.outerHTML.slice(0, 120))"""
 # How many settings are shown, by their buttons.
 SHOWN = """() => [...document.querySelectorAll('button[data-line]')]
   .filter(one => one.getAttribute('aria-pressed') === 'true').length"""
@@ -82,17 +57,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         written[name] = folder / f"{name}.html"
         written[name].write_text(render_report(*shown), "utf-8")
     return written
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-    if found is None:
-        pytest.fail("Chromium is not installed: apt-get install chromium, for these tests")
-    with sync_playwright() as engine:
-        started = engine.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 def opened(
@@ -324,14 +288,21 @@ def test_a_page_has_one_unit_of_time(browser: Browser, pages: dict[str, Path]) -
         page.close()
 
 
-def test_the_static_pictures_are_for_paper(browser: Browser, pages: dict[str, Path]) -> None:
-    page, _ = opened(browser, pages["one"], DESKTOP)
-    static, live = page.locator(".print svg").first, page.locator("[data-chart]").first
-    assert live.is_visible()
-    assert not static.is_visible()
+def test_charts_are_on_paper_in_its_ink_and_width(browser: Browser, pages: dict[str, Path]) -> None:
+    page, _ = opened(browser, pages["one"], DESKTOP, "dark")
+    grid_on_paper = "#d8dee6"
+    assert ink(page, 0, grid_on_paper) == 0
+    page.set_viewport_size({"width": 700, "height": 900})
     page.emulate_media(media="print")
-    assert static.is_visible()
-    assert not live.is_visible()
+    for chart in range(3):
+        canvas = page.locator("[data-chart] canvas").nth(chart)
+        assert canvas.is_visible()
+        box, figure = canvas.bounding_box(), page.locator("[data-chart]").nth(chart).bounding_box()
+        assert box is not None
+        assert figure is not None
+        assert 200 < box["width"] <= figure["width"]
+        assert ink(page, chart, grid_on_paper) > 50
+        assert ink(page, chart, scheme_colour("uncoded")) > 50
     page.close()
 
 

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from codedfedl.report.live import LivePage
+from tests.browsers import CLIPPED, CONTRAST, DESKTOP, PHONE, browser
 from tests.growing import ROUNDS, GrowingRun, finished_run
-from tests.test_browser import CLIPPED, CONTRAST, DESKTOP, PHONE, browser
 
 __all__ = ["browser"]
 

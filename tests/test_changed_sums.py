@@ -11,9 +11,9 @@ from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded, work_from, work_to
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
+from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.federate.vault import Vault
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codedfedl.data.scaling import moments
 from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate.claims import advice_on_claims, counted_points
 from codedfedl.federate.job import Job
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.measuring import advice_on_claims, counted_points
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import node_name
 from codedfedl.federate.transport import Answered
 from codedfedl.runs.config import FederationConfig
@@ -105,7 +106,7 @@ def test_a_claim_has_no_more_weight_in_the_common_scale(tmp_path: Path) -> None:
 
     def deal(shards: list[Path]) -> None:
         claim_more(shards)
-        means.extend(read_shard(path).inputs.mean(axis=0) for path in shards)
+        means.extend(moments(read_shard(path)).means for path in shards)
 
     lied_to(tmp_path, UNCODED, None, rounds=1, deal=deal, heaviest=1.0, scale=True, fall=1.0)
     members = Journal(tmp_path / "run").members()

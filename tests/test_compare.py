@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from codedfedl.report.charts import page_data
-from codedfedl.report.compare import change, changes_sentence, configuration_diff
-from codedfedl.report.palette import DASHES, scheme_colour
-from codedfedl.report.units import UNITS, unit_for
+from codedfedl.report.comparison import (
+    UNITS,
+    change,
+    changes_sentence,
+    configuration_diff,
+    unit_for,
+)
+from codedfedl.report.figures import DASHES, scheme_colour
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES
 from codedfedl.simulation.experiment import simulate

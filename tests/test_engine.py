@@ -23,16 +23,17 @@ from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED, PARTS, Record
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.keys import make_keys
-from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
+from codedfedl.federate.deploy.keys import make_keys
+from codedfedl.federate.deploy.local import HOST, SUPERLINK, LocalFederation, local_keys
 from codedfedl.federate.flower.programs import APP
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
+from tests.stock import StockFederation
 from tests.waiting import eventually, interruptible
 
 pytestmark = pytest.mark.engine
@@ -72,7 +73,7 @@ class Running:
         *,
         tls: bool = False,
         app: Path = APP,
-        stock: bool = False,
+        kind: type[LocalFederation] = LocalFederation,
         epsilon_cap: float | None = None,
     ) -> None:
         self.folder = tmp_path
@@ -84,12 +85,11 @@ class Running:
         shards = write_shards(experiment, load_dataset("digits"), folder / "data")
         helper = epsilon_cap is not None
         keys = local_keys(folder / "keys", clients, helper=helper) if tls else None
-        self.local = LocalFederation(
+        self.local = kind(
             folder,
             shards,
             keys=keys,
             app=app,
-            stock=stock,
             node=NodeConfig("node", epsilon_cap=epsilon_cap),
         )
 
@@ -184,7 +184,7 @@ def mischievous(tmp_path: Path) -> Path:
     folder = tmp_path / "app"
     folder.mkdir()
     text = (APP / "pyproject.toml").read_text("utf-8")
-    text = text.replace("codedfedl.federate.flower.client_app:app", "mischief:app")
+    text = text.replace("codedfedl.federate.flower.apps:client", "mischief:app")
     (folder / "pyproject.toml").write_text(text, "utf-8")
     shutil.copy(Path(__file__).parent / "mischief.py", folder)
     return folder
@@ -198,7 +198,7 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
     deadline; that answer counts nowhere.
     """
     experiment = experiment_of(3, 8, deadline=11.0, probes=1, setup_timeout=60.0)
-    running = Running(tmp_path, experiment, app=mischievous(tmp_path), stock=True)
+    running = Running(tmp_path, experiment, app=mischievous(tmp_path), kind=StockFederation)
     with running.local:
         running.submit()
         running.wait_until_done(240)
@@ -244,7 +244,7 @@ def test_intruders_stay_outside(tmp_path: Path) -> None:
             ],
         }  # fmt: skip
         for name, options in attempts.items():
-            local.start_program(name.replace(" ", "-"), _supernode(local, options))
+            local.run(name.replace(" ", "-"), _supernode(local, options))
         node = eventually(lambda: _online(local), 60, "the honest node did not come")
         time.sleep(15)
         assert _online(local) == node
@@ -276,7 +276,7 @@ def _all_of(programs: Sequence[str], found: dict[int, str]) -> dict[int, str]:
 def test_all_processes_are_told_to_stay_at_home(tmp_path: Path) -> None:
     """No telemetry, no update check, no installation: in the environment of every process."""
     running = Running(tmp_path, experiment_of(1))
-    with running.local as local:
+    with running.local:
         programs = ("federate serve", "flower-superlink", "federate node", "flower-supernode")
         started = eventually(lambda: _all_of(programs, flowers_of(tmp_path)), 60, "not all started")
         for pid, command in started.items():
@@ -285,7 +285,6 @@ def test_all_processes_are_told_to_stay_at_home(tmp_path: Path) -> None:
             assert b"FLWR_DISABLE_UPDATE_CHECK=1" in environ
             assert b"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in environ
             assert "--allow-runtime-dependency-installation" not in command
-        assert local.link is not None
     eventually(lambda: not flowers_of(tmp_path), 10, "processes were left")
 
 
@@ -396,17 +395,17 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
         run = running.submit()
         running.wait_for_round(1, 300)
 
-        local.signal_node(1, signal.SIGSTOP)
+        local.send(node_name(1), signal.SIGSTOP)
         for count in (3, 4):
             stopped = running.wait_for_round(count, 30)
             assert stopped.outcome[1] != ARRIVED
             assert on_time(stopped)
-        local.signal_node(1, signal.SIGCONT)
+        local.send(node_name(1), signal.SIGCONT)
         back = running.wait_for_round(6, 60)
         assert back.outcome[1] == ARRIVED, "it worked through its backlog"
 
         parity = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/parity").rglob("*")}
-        local.signal_node(2, signal.SIGKILL)
+        local.send(node_name(2), signal.SIGKILL)
         killed = running.wait_for_round(8, 60)
         assert killed.outcome[2] != ARRIVED
         assert on_time(killed)
@@ -420,8 +419,8 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
         running.wait_for_round(before + 1, 90)
 
         before = len(running.played())
-        local.kill_link()
-        local.start_link()
+        local.send(SUPERLINK, signal.SIGKILL)
+        local.start(SUPERLINK)
         run = running.submit()
         running.wait_for_round(before + 1, 300)
         running.wait_until_done(300)
@@ -436,9 +435,9 @@ def _restart_until_it_answers(running: Running, j: int) -> int:
     """Start a killed node again, as a supervisor would, until a round has its answer."""
     begun = len(running.played())
     while len(running.played()) < begun + 10:
-        process = running.local.nodes[j]
+        process = running.local.processes.get(node_name(j))
         if process is None or process.poll() is not None:
-            running.local.start_node(j)
+            running.local.start(node_name(j))
         if any(record.outcome[j] == ARRIVED for record in running.played()[begun:]):
             return len(running.played())
         time.sleep(2)

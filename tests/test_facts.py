@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from codedfedl import Ask, Everyone, Inbox, InputError, Scheme, State
+from codedfedl import Ask, Description, Everyone, Inbox, Info, InputError, Scheme, State
 from codedfedl.core.client import Gradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.federate.server import federate
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.federate.server.session import federate
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate
@@ -26,8 +26,7 @@ from tests.virtual import experiment_of
 class Factual(Scheme):
     """Waiting for all, with facts: one in its own words, and one that other schemes state too."""
 
-    name: ClassVar[str] = "factual"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    info: ClassVar[Info] = Info("factual", frozenset({Disclosure.GRADIENTS}))
 
     def ask(self, state: State) -> Ask | None:
         batch = state.task.batch(state.round)
@@ -36,32 +35,32 @@ class Factual(Scheme):
     def receive(self, state: State, inbox: Inbox) -> State:
         return replace(state, model=state.model + 0, round=state.round + 1)
 
-    def facts(self, state: State) -> dict[str, Any]:
-        return {"lucky_number": 1234.0 + state.round, "planned_hours": 56.75}
+    def describe(self, state: State) -> Description:
+        return Description(facts={"lucky_number": 1234.0 + state.round, "planned_hours": 56.75})
 
 
 @dataclass(frozen=True)
 class Unlucky(Factual):
     """It states what is not a number."""
 
-    def facts(self, state: State) -> dict[str, Any]:
-        return {"lucky_number": "seven"}
+    def describe(self, state: State) -> Description:
+        return Description(facts={"lucky_number": "seven"})  # type: ignore[dict-item]
 
 
 @dataclass(frozen=True)
 class Confusing(Factual):
     """It states what another column says."""
 
-    def facts(self, state: State) -> dict[str, Any]:
-        return {"seed": 1.0}
+    def describe(self, state: State) -> Description:
+        return Description(facts={"seed": 1.0})
 
 
 @dataclass(frozen=True)
 class Overruling(Factual):
     """It states what the simulator says."""
 
-    def facts(self, state: State) -> dict[str, Any]:
-        return {"diverged": 0.0}
+    def describe(self, state: State) -> Description:
+        return Description(facts={"diverged": 0.0})
 
 
 OWN = {"name": "tests.test_facts:Factual"}
@@ -99,7 +98,7 @@ def test_in_a_federation(tmp_path: Path) -> None:
 def test_without_own_facts_there_is_no_such_table(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     simulate(experiment_of([{"name": "coded"}]), directory)
-    assert "Facts that schemes state" not in render_report(directory)
+    assert "Facts of the schemes" not in render_report(directory)
 
 
 @pytest.mark.parametrize(

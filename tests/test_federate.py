@@ -16,14 +16,14 @@ import pytest
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP
 from codedfedl.errors import InputError
-from codedfedl.federate import evidence, runtime, server
-from codedfedl.federate.runtime import Federation
-from codedfedl.federate.server import federate
+from codedfedl.federate.server import evidence, rounds, session
+from codedfedl.federate.server.rounds import Federation
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
 from codedfedl.report.html import render_report
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.results import outcomes
-from codedfedl.report.rows import outcome_rows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
@@ -300,7 +300,7 @@ def test_parity_that_comes_twice_is_refused(tmp_path: Path) -> None:
     experiment = experiment_of()
     ordinary = transport_of(experiment, tmp_path / "nodes")
     grid = Stammering(ordinary.folder, ordinary.shards)
-    real = runtime.Federation._ask
+    real = Federation._ask
 
     def remembering(self: Any, *arguments: Any) -> Any:
         asked = real(self, *arguments)
@@ -308,7 +308,7 @@ def test_parity_that_comes_twice_is_refused(tmp_path: Path) -> None:
         return asked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.Federation, "_ask", remembering)
+        patch.setattr(Federation, "_ask", remembering)
         said: list[str] = []
         federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
     assert "refused: node-000: parity arrived a second time" in said
@@ -420,7 +420,7 @@ def test_costly_checks_do_not_hold_a_deadline(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence.Evidence, "expects", slow)
-        patch.setattr(runtime, "Expecting", _OneEach)
+        patch.setattr(rounds, "Expecting", _OneEach)
         federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     real_wait.set()
     played = rounds_of(list(Journal(tmp_path / "run").exchanges()))
@@ -584,7 +584,7 @@ def test_who_is_gone_in_the_end_was_dropped_not_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine calls a killed node online for 45 s: only the farewell tells."""
-    monkeypatch.setattr(server, "_GOODBYE", 1.0)
+    monkeypatch.setattr(session, "_GOODBYE", 1.0)
 
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
         late = question == "gradient" and (client, facts["round"]) in ((0, 0), (1, 1), (1, 2))

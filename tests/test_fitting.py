@@ -16,11 +16,11 @@ from codedfedl import (
     plan,
 )
 from codedfedl.fitting.clients import FEWEST_TO_JUDGE
-from codedfedl.fitting.estimates import Missing, fit_link, fit_work
+from codedfedl.fitting.estimates import MissingReplies, fit_link, fit_work
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import Traces, read_traces
 from codedfedl.fleet.measured import MixedDelays, read_measured, rows_by_client
-from codedfedl.report.fit_figure import fit_figure
+from codedfedl.report.fleet_figures import fit_figure
 from tests.conftest import Run
 
 Floats = npt.NDArray[np.float64]
@@ -311,7 +311,7 @@ class TestEstimates:
     def test_the_line_against_all_lines_through_two_points(self) -> None:
         """The highest line at the harmonic mean load that has no point below it."""
         rng = np.random.default_rng(51)
-        nothing = Missing(np.empty(0), np.empty(0), np.empty(0))
+        nothing = MissingReplies(np.empty(0), np.empty(0), np.empty(0))
         for _ in range(200):
             load = rng.integers(1, 20, 7).astype(float)
             if len(np.unique(load)) == 1:
@@ -335,7 +335,7 @@ class TestEstimates:
         times = rng.exponential(1, 4000)
         came = times < 1.0
         late = int((~came).sum())
-        missing = Missing(np.ones(late), np.full(late, 2.0), np.ones(late))
+        missing = MissingReplies(np.ones(late), np.full(late, 2.0), np.ones(late))
         found = fit_work(np.ones(int(came.sum())), 1 + times[None, came], missing, "per point")
         at_risk = np.minimum(times, 1.0).sum() / came.sum()
         assert found.spread[0] * found.availability[0] == pytest.approx(at_risk, rel=0.12)

@@ -12,21 +12,21 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl.errors import InputError
-from codedfedl.report.run import load_run
+from codedfedl.report.loaded_run import load_run
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import modules_of, read_experiment
 from tests.conftest import Run
 from tests.growing import GrowingRun, finished_run
 
 MINE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
+from codedfedl import Info
 from codedfedl.schemes.uncoded import Uncoded
 
 @dataclass(frozen=True)
 class Mine(Uncoded):
-    name: ClassVar[str] = "mine"
-    baseline: ClassVar[str] = "my baseline"
+    info: ClassVar[Info] = replace(Uncoded.info, name="mine", baseline="my baseline")
 """
 EXPERIMENT = """
 seeds = [0]

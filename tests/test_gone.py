@@ -4,7 +4,6 @@ Shards are sorted by class, so that a client whose points no longer count takes 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.encoding import Parity as ParityWork
 from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Reply, Task
 from codedfedl.core.work import ArrayClient
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import Parity, point_weights
 from codedfedl.learning.optimisers import Schedule
@@ -124,30 +123,30 @@ class TestGradient:
         assert StandIns(a_plan(POINTS.tolist(), [0.5] * 4), {}).gradient(np.zeros((5, 2))) == 0.0
 
 
-def started(scheme: Coded) -> CodedState:
+def started(scheme: Coded, limits: Limits | None = None) -> CodedState:
     task = Task(Workload(FEATURES, LABELS), 10, POINTS[None], 9, Schedule(0.3), 0.0)
     rates = [20.0, 8.0, 4.0, 2.0]
     fleet = Fleet(points=POINTS, rate=rates, alpha=2.0, packet_time=0.1, erasure=0.1)
-    return scheme.start(task, fleet, np.zeros((FEATURES, LABELS)))
+    return scheme.start(task, fleet, np.zeros((FEATURES, LABELS)), limits)
 
 
 class TestScheme:
     def test_federations_keep_parity_apart_and_simulations_the_papers_composite(self) -> None:
-        assert Coded().within(LIMITS).stand_in
-        assert not replace(Coded(), stand_in=False).within(LIMITS).stand_in
+        assert started(Coded(), LIMITS).stand_in
+        assert not started(Coded(stand_in=False), LIMITS).stand_in
         ask = Coded().ask(started(Coded()))
         assert ask is not None
         assert ask.combine is SUM
-        ask = Coded().within(LIMITS).ask(started(Coded().within(LIMITS)))
+        ask = Coded().ask(started(Coded(), LIMITS))
         assert ask is not None
         assert isinstance(ask.work, ParityWork)
         assert ask.combine is EACH
         assert np.max(ask.work.return_probabilities) <= LARGEST_CHANCE
 
     def test_secure_sums_have_only_the_composite(self) -> None:
-        summed = on_sums(Coded()).within(LIMITS)
+        summed = on_sums(Coded())
         assert isinstance(summed, Coded)
-        assert summed.stand_in is False
+        assert not started(summed, LIMITS).stand_in
 
     @pytest.mark.parametrize(
         ("settings", "message"),

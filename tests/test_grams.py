@@ -1,6 +1,6 @@
 """How many Gram matrices a simulation computes and keeps, and sums that are fused with parity."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codedfedl.core.client import Gradient
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State
+from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State
 from codedfedl.core.waiting import Everyone
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.schemes.coded import Coded, CodedState
@@ -27,7 +27,7 @@ LONG: dict[str, Any] = {"training": {"epochs": 60, "step": 2.0, "ridge": 9e-6, "
 class Sampled(Scheme):
     """A random number of points of each client, drawn afresh in every round."""
 
-    name: ClassVar[str] = "sampled"
+    info: ClassVar[Info] = Info("sampled")
 
     def ask(self, state: State) -> Ask | None:
         if state.finished:
@@ -44,7 +44,7 @@ class Sampled(Scheme):
 class Few(Sampled):
     """One client in turn: the same loads come back after many others."""
 
-    name: ClassVar[str] = "few"
+    info: ClassVar[Info] = Info("few")
     distinct: int = 40
 
     def ask(self, state: State) -> Ask | None:
@@ -141,7 +141,7 @@ def test_what_a_scheme_adds_changes_no_result(
 class AtOldModel(Coded):
     """It adds the parity's gradient at the first model, wherever the clients' is."""
 
-    name: ClassVar[str] = "at-old-model"
+    info: ClassVar[Info] = replace(Coded.info, name="at-old-model")
 
     def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
         if not state.parity:

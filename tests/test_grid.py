@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl import Fleet, InputError
+from codedfedl.report.comparison import UNITS
 from codedfedl.report.figures import save_figure
+from codedfedl.report.grids import sweep_columns, sweep_figure, sweep_verdict
 from codedfedl.report.results import outcomes
-from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
-from codedfedl.report.units import UNITS
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import axis, cells

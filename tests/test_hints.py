@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from codedfedl.cli import app, following
+from codedfedl.cli.federate import ServerOptions
 from codedfedl.cli.following import (
     LOCAL,
     continue_hint,
@@ -23,7 +24,7 @@ from codedfedl.cli.following import (
     watch,
 )
 from codedfedl.errors import InputError
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
@@ -83,7 +84,7 @@ def test_a_run_can_be_followed_as_soon_as_it_is_submitted(
 ) -> None:
     """Its server has not begun: nothing is in the run directory but what the command wrote."""
     out, link = tmp_path / "my run", Link(tmp_path)
-    monkeypatch.setattr("codedfedl.cli.federate.link_of", lambda *_: link)
+    monkeypatch.setattr(ServerOptions, "link", lambda _self: link)
     done = CliRunner().invoke(app, ["federate", "run", str(written), "--out", str(out)])
     assert done.exit_code == 0, done.output
     [command] = commands_in(done.stderr)
@@ -125,7 +126,7 @@ def test_a_run_that_was_stopped_is_continued_with_the_printed_command(
         run_and_follow(stopping, written, out, None)  # type: ignore[arg-type]
     [command] = commands_in(capsys.readouterr().err)
     link.go.set()
-    monkeypatch.setattr("codedfedl.cli.federate.link_of", lambda *_: link)
+    monkeypatch.setattr(ServerOptions, "link", lambda _self: link)
     assert CliRunner().invoke(app, command).exit_code == 0
     link.server.join()
     status = RunDirectory(out).status.read()

@@ -19,15 +19,14 @@ import typer
 from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
-from codedfedl.federate.failures import nobody_arrived
-from codedfedl.federate.flower.registry import Entry, Registry
-from codedfedl.federate.flower.roles import BoundTransport
+from codedfedl.federate.deploy.registry import BoundTransport, RegisteredKey, Registry
 from codedfedl.federate.job import Job
-from codedfedl.federate.node import Node
-from codedfedl.federate.server import federate
+from codedfedl.federate.node.node import Node
+from codedfedl.federate.server.outcomes import nobody_arrived
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.io import files
-from codedfedl.report.federation import federation_figure
+from codedfedl.report.arrivals import federation_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
 from codedfedl.runs.chain import digest
@@ -423,8 +422,8 @@ def test_another_node_does_not_come_back_under_a_name(keys: bool, tmp_path: Path
     grid.delay = lambda *_: 0.05
     said: list[str] = []
     registry = Registry(tmp_path / "nodes.json")
-    registry.add(Entry("node-000", FIRST_NODE, "its key"))
-    registry.add(Entry("node-002", 2002, "another"))
+    registry.add(RegisteredKey("node-000", FIRST_NODE, "its key"))
+    registry.add(RegisteredKey("node-002", 2002, "another"))
     before = len(grid.asked)
     bound = BoundTransport(grid, registry) if keys else grid
     federate(bound, experiment, RunDirectory(tmp_path / "run"), said.append)

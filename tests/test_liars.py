@@ -9,9 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from codedfedl.core.record import REFUSED
-from codedfedl.federate.evidence import Measured, Metric
-from codedfedl.federate.failures import Watch
-from codedfedl.federate.judging import Judge, coherent, suspects_of
+from codedfedl.federate.server.evidence import Measured, Metric
+from codedfedl.federate.server.judging import Judge, Watch, coherent, suspects_of
 from codedfedl.federate.transport import Answered
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
@@ -71,7 +70,7 @@ def test_lies_below_the_tolerance_won_before_they_were_judged(
 ) -> None:
     """With the single tolerance alone, the same liars own the model."""
     monkeypatch.setattr(Judge, "hear", lambda _self, _distances: {})
-    monkeypatch.setattr("codedfedl.federate.runtime.coherent", lambda *_: {})
+    monkeypatch.setattr("codedfedl.federate.server.rounds.coherent", lambda *_: {})
     lie = fresh_lies()["swapped, steadily"]
     exchanges, said = lied_to(tmp_path, NEWTON, lie, rounds=10)
     assert last(exchanges) < 0.85
@@ -95,7 +94,7 @@ def test_honest_clients_with_unlike_data_lose_nothing(
     assert not any(e.excluded for e in exchanges)
     assert replay(RunDirectory(tmp_path / "run")).same
     monkeypatch.setattr(Judge, "hear", lambda _self, _distances: {})
-    monkeypatch.setattr("codedfedl.federate.runtime.coherent", lambda *_: {})
+    monkeypatch.setattr("codedfedl.federate.server.rounds.coherent", lambda *_: {})
     trusted, _ = lied_to(tmp_path / "trusted", scheme, None, **like)
     assert last(exchanges) >= last(trusted) - 1 / 360  # a test point
 
@@ -182,8 +181,8 @@ def test_distances_are_kept_and_survive_a_resume(tmp_path: Path) -> None:
             judges.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codedfedl.federate.runtime.Judge", Watching)
-        from codedfedl.federate.server import federate
+        patch.setattr("codedfedl.federate.server.rounds.Judge", Watching)
+        from codedfedl.federate.server.session import federate
 
         federate(grid, experiment_of(rounds=4), RunDirectory(tmp_path / "run"), lambda _: None)
     assert len(judges) == 3  # the set-up and two rounds
@@ -258,7 +257,7 @@ def test_errors_in_one_direction_are_refused_together() -> None:
 def test_a_metric_of_many_features_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.diag([1.0, 2.0, 3.0])
     whole = Metric.of([rows], 3, 0.1).whitened(np.ones((3, 1)))
-    monkeypatch.setattr("codedfedl.federate.evidence._LARGEST", 2)
+    monkeypatch.setattr("codedfedl.federate.server.evidence._LARGEST", 2)
     np.testing.assert_allclose(Metric.of([rows], 3, 0.1).whitened(np.ones((3, 1))), whole)
 
 

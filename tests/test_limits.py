@@ -32,11 +32,11 @@ from codedfedl.core.masked import Masked
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.helper import HelperNode
 from codedfedl.federate.job import Job
-from codedfedl.federate.limits import digest_of
-from codedfedl.federate.node import Node
-from codedfedl.federate.schema import Sizes, checked_work
+from codedfedl.federate.node.limits import digest_of
+from codedfedl.federate.node.node import Node
+from codedfedl.federate.node.schema import Sizes, checked_work
+from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.learning.codes import Code
 from codedfedl.privacy.accounting import Account, Release
 from codedfedl.privacy.contract import Contract, contract_of

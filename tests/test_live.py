@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,21 @@ from codedfedl.errors import InputError
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
 from codedfedl.report.live import LivePage, LiveView
-from codedfedl.report.metrics import metrics_text
+from codedfedl.report.prometheus import metrics_text
 from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.watching import Sight, look
+from codedfedl.runs.watching import look
 from tests.conftest import Run
-from tests.growing import DEADLINE, ROUNDS, SLOW_SECONDS, GrowingRun, finished_run
+from tests.growing import (
+    DEADLINE,
+    ROUNDS,
+    SLOW_SECONDS,
+    GrowingRun,
+    after_every_look,
+    finished_run,
+    samples,
+)
 
 SLOW_NAME = "node-003"
 OTHERS = ["node-000", "node-001", "node-002"]
@@ -182,30 +190,6 @@ class TestEvents:
         assert json.loads(line)["event"] == "message"
 
 
-SAMPLE = re.compile(r'(codedfedl_\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? ([-+.\deE]+)')
-
-
-def samples(text: str) -> dict[tuple[str, str], float]:
-    """Read Prometheus' text format strictly: help, type, then samples of that family alone."""
-    assert text.endswith("\n")
-    found, family = {}, ""
-    lines = iter(text.splitlines())
-    for line in lines:
-        if line.startswith("# HELP "):
-            family = line.split(" ")[2]
-            kind = next(lines)
-            assert re.fullmatch(rf"# TYPE {family} (gauge|counter)", kind)
-            assert kind.endswith("counter") == family.endswith("_total")
-            continue
-        match = SAMPLE.fullmatch(line)
-        assert match, line
-        name, labels, value = match.groups()
-        assert name == family
-        assert (name, labels or "") not in found
-        found[name, labels or ""] = float(value)
-    return found
-
-
 class TestMetrics:
     def test_they_count_what_is_in_the_journal(self, growing: GrowingRun) -> None:
         for _ in range(4):
@@ -348,18 +332,6 @@ class TestServer:
         status, _, text = get(served, "/state")
         assert status == 503
         assert "status.json" in text
-
-
-def after_every_look(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
-    """Let something happen each time that a command has looked at its run."""
-
-    def look_and_do(directory: RunDirectory) -> Sight:
-        sight = look(directory)
-        do()
-        return sight
-
-    monkeypatch.setattr(following, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(following, "look", look_and_do)
 
 
 class TestCommands:

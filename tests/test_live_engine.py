@@ -12,9 +12,9 @@ import pytest
 
 from codedfedl.federate.flower.programs import free_port
 from codedfedl.runs.directory import RunDirectory
+from tests.growing import samples
 from tests.loopback import experiment_of
 from tests.test_engine import Running
-from tests.test_live import samples
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]

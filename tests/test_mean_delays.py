@@ -29,8 +29,8 @@ DELAYS = MeasuredDelays(
 )
 
 
-def task_of(seed: int = 0) -> Task:
-    return Task(Workload(3, 1), 1, POINTS, 60, Schedule(), 0.0, seed=seed)
+def task_of() -> Task:
+    return Task(Workload(3, 1), 1, POINTS, 60, Schedule(), 0.0)
 
 
 def test_tiers_go_by_the_mean_of_the_measurements() -> None:
@@ -75,7 +75,7 @@ def test_tiers_are_drawn_for_each_seed() -> None:
     """Of 60 draws from 3 tiers, all are the same for two seeds with probability 3⁻⁶⁰."""
     scheme, drawn = TiFL(tiers=3), []
     for seed in (0, 1):
-        state = scheme.start(task_of(seed), DELAYS, None)
+        state = scheme.start(task_of(), DELAYS, None, rng=np.random.default_rng(seed))
         rows = []
         for round_ in range(60):
             ask = scheme.ask(_at(state, round_))
@@ -87,8 +87,12 @@ def test_tiers_are_drawn_for_each_seed() -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_simulation_tells_its_schemes_the_seed() -> None:
-    assert simulation_of({"tifl": TiFL()}, seed=5).settings[0].state.task.seed == 5
+def test_a_simulation_gives_its_schemes_a_stream_of_the_seed() -> None:
+    states: list[Any] = [
+        simulation_of({"tifl": TiFL()}, seed=s).settings[0].state for s in (5, 5, 6)
+    ]
+    first, same, other = (state.drawn.tolist() for state in states)
+    assert first == same != other
 
 
 def _at(state: Any, round_: int) -> Any:

@@ -64,7 +64,7 @@ def played(delays: DelayModel) -> dict[str, Setting]:
     run = Simulation(problem, entries(task, delays, experiment.build_schemes()), 0)
     for _ in run.run():
         pass
-    return {setting.scheme.name: setting for setting in run.settings}
+    return {setting.scheme.info.name: setting for setting in run.settings}
 
 
 @pytest.mark.parametrize("kind", ["measured", "mixed"])

@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from codedfedl import CodedFedLClassifier, CodedFedLRegressor, InputError, load_dataset, load_model
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.learning.features import FeatureMap, Tiles, feature_map
 from codedfedl.models import Model, save_model
 from codedfedl.models.files import FORMAT

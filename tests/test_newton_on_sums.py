@@ -217,7 +217,7 @@ class TestRuns:
         simulate(small(SECURE | {"rounds": 2}), directory)
         (outcome,) = outcomes(directory)
         assert outcome.disclosure == ["mixed", "sums"]
-        assert on_sums(CodedNewton()).disclosure == {Disclosure.MIXED, Disclosure.SUMS}
+        assert on_sums(CodedNewton()).info.disclosure == {Disclosure.MIXED, Disclosure.SUMS}
 
     def test_features_without_a_bound_are_refused(self) -> None:
         with pytest.raises(InputError, match="features with a bound"):

@@ -39,10 +39,10 @@ from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate import cache
 from codedfedl.federate.job import Job
-from codedfedl.federate.node import Node
-from codedfedl.federate.server import federate
+from codedfedl.federate.node import cache
+from codedfedl.federate.node.node import Node
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Arrays
 from codedfedl.fleet.costs import Cost
 from codedfedl.learning.codes import Code, encode, point_weights
@@ -461,7 +461,7 @@ def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
     said: list[str] = []
     if name in ("centralised", "gradient-coding"):
         with pytest.raises(InputError, match="which no node does: simulate it"):
-            make_scheme(name, {}).within(Limits(1.0, 1.0, 1, 1.0))
+            make_scheme(name, {}).check(limits=Limits(1.0, 1.0, 1, 1.0))
         return
     federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, said.append)
     assert not [sentence for sentence in said if "refused" in sentence]
@@ -544,7 +544,7 @@ from pathlib import Path
 import numpy as np
 from codedfedl.data.shards import read_shard
 from codedfedl.federate.job import Job
-from codedfedl.federate.node import Node
+from codedfedl.federate.node.node import Node
 
 folder = Path(sys.argv[1])
 job = asdict(Job("0" * 32, "fourier", 500, 2.0, 0, 1, columns=10))

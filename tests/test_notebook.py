@@ -24,7 +24,7 @@ from codedfedl import (
     simulate,
 )
 from codedfedl.io.notebook import html_table
-from codedfedl.report.fleet_figure import round_parts
+from codedfedl.report.fleet_figures import round_parts
 from codedfedl.runs.directory import RunDirectory
 from tests.virtual import small
 

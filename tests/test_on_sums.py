@@ -30,8 +30,8 @@ def test_who_waits_for_all_learns_the_same(settings: dict[str, Any], difference:
     plain, secure = played(experiment(settings, settings | {"secure": True}))
     before, after = np.asarray(plain.state.model), np.asarray(secure.state.model)
     assert np.abs(after - before).max() <= difference * np.abs(before).max()
-    assert secure.scheme.disclosure == {Disclosure.SUMS}
-    assert plain.scheme.disclosure != secure.scheme.disclosure
+    assert secure.scheme.info.disclosure == {Disclosure.SUMS}
+    assert plain.scheme.info.disclosure != secure.scheme.info.disclosure
     hours = [sum(one.seconds for one in setting.records) for setting in (plain, secure)]
     assert hours[1] > hours[0]  # the helper's message is charged
 
@@ -56,7 +56,7 @@ def test_a_federation_does_not_take_it_for_plain(name: str) -> None:
     """To run without sums would disclose more than was asked for."""
     federation = {"clients": 3, "rounds": 2, "deadline": 1.0}
     one = experiment({"name": name, "secure": True}, federation=federation)
-    assert needs_helper(scheme_of(one).disclosure)
+    assert needs_helper(scheme_of(one).info.disclosure)
 
 
 def test_a_sum_that_is_not_given_out_teaches_nothing() -> None:

@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 from examples.buffered import Buffered
 
-from codedfedl import Ask, Inbox, InputError, Scheme, State, Until
+from codedfedl import Ask, Inbox, Info, InputError, Scheme, State, Until
 from codedfedl.cli.options import known_schemes
 from codedfedl.core.client import Gradient
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
@@ -152,7 +152,7 @@ class TestFederation:
 class Impatient(Scheme):
     """It asks by a deadline of 0 seconds: nobody ever arrives."""
 
-    name: ClassVar[str] = "impatient"
+    info: ClassVar[Info] = Info("impatient")
 
     def ask(self, state: State) -> Ask | None:
         return None if state.finished else Ask(Gradient(0), Until(0.0))
@@ -166,7 +166,7 @@ class Impatient(Scheme):
 class Silent(Impatient):
     """After two rounds it asks for something that is no ask."""
 
-    name: ClassVar[str] = "silent"
+    info: ClassVar[Info] = Info("silent")
 
     def ask(self, state: State) -> Any:
         return super().ask(state) if state.round < 2 else "gradients, please"
@@ -176,7 +176,7 @@ class Silent(Impatient):
 class Endless(Impatient):
     """It never ends by itself."""
 
-    name: ClassVar[str] = "endless"
+    info: ClassVar[Info] = Info("endless")
 
     def ask(self, state: State) -> Ask:
         return Ask(Gradient(0), Until(0.0))
@@ -186,10 +186,32 @@ class Endless(Impatient):
 class Greedy(Impatient):
     """It asks for more points than there are in a mini-batch."""
 
-    name: ClassVar[str] = "greedier"
+    info: ClassVar[Info] = Info("greedier")
 
     def ask(self, state: State) -> Ask:
         return Ask(Gradient(0), Until(0.0), state.task.held)
+
+
+@dataclass(frozen=True)
+class Former(Impatient):
+    """It has a name, as schemes of version 0.2 had."""
+
+    name = "former"
+
+
+@dataclass(frozen=True)
+class Facts(Impatient):
+    """It has facts, as schemes of version 0.2 had."""
+
+    def facts(self, state: State) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Nameless(Scheme):
+    """It has no info."""
+
+    ask, receive = Impatient.ask, Impatient.receive
 
 
 class Careless(Scheme):
@@ -227,6 +249,9 @@ class TestRules:
         ("name", "message"),
         [
             ("tests.test_own_scheme:Careless", "is not a frozen dataclass"),
+            ("tests.test_own_scheme:Former", "defines 'name' as version 0.2 did: set info = Info"),
+            ("tests.test_own_scheme:Facts", "defines 'facts' as version 0.2 did: .* describe"),
+            ("tests.test_own_scheme:Nameless", "has no info: set info = Info"),
             ("tests.test_own_scheme:one", "is not a subclass of codedfedl.Scheme"),
             ("tests.test_own_scheme:Nobody", "is not a subclass of codedfedl.Scheme"),
             ("no_such_module:Scheme", "cannot be imported"),
@@ -255,19 +280,18 @@ def test_an_installed_package_names_its_schemes(
 ) -> None:
     """As pip would leave it: a module, and metadata with an entry point beside it."""
     (tmp_path / "outside.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from typing import ClassVar\n"
+        "from dataclasses import dataclass, replace\n"
         "from codedfedl import Greedy\n"
         "@dataclass(frozen=True)\n"
         "class Hasty(Greedy):\n"
-        "    name: ClassVar[str] = 'hasty'\n"
+        "    info = replace(Greedy.info, name='hasty')\n"
     )
     metadata = tmp_path / "outside-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[codedfedl.schemes]\nhasty = outside:Hasty\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert make_scheme("hasty", {"drop": 0.5}).name == "hasty"
+    assert make_scheme("hasty", {"drop": 0.5}).info.name == "hasty"
     assert known_schemes("ha") == ["hasty"]
     table = "title = 'x'\n[training]\nepochs = 2\n[[schemes]]\nname = 'hasty'\ndrop = 0.5\n"
     (tmp_path / "own.toml").write_text(table)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from codedfedl.cli.federate_local import local_results
 from codedfedl.core.record import PARTS
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
-from codedfedl.report.conduct import client_marks
+from codedfedl.report.arrivals import client_marks
 from codedfedl.report.live import LiveView
 from codedfedl.report.story import Story
 from codedfedl.runs.config import Experiment

@@ -12,7 +12,7 @@ from scipy.linalg import hadamard
 
 from codedfedl import CodedFedLClassifier, InputError, load_dataset
 from codedfedl.data import Dataset
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.learning.features import Patches, Tiles, feature_map, patches
 from codedfedl.learning.features.patches import Tiling
 from codedfedl.runs.directory import RunDirectory

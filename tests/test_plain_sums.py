@@ -14,22 +14,20 @@ import pytest
 from codedfedl.cli.federate_local import TrainingOptions
 from codedfedl.core.client import Gradient, WeightedGradient, work_from, work_to
 from codedfedl.core.clipped import ClippedGradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import Masked, masked
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task
+from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import ask_digest, in_one_row, taken_apart
-from codedfedl.federate.flower.client_app import node_from
-from codedfedl.federate.flower.supernode import NodeSettings
-from codedfedl.federate.helper import HelperNode
-from codedfedl.federate.job import Job
-from codedfedl.federate.node_config import NodeConfig
-from codedfedl.federate.server import federate
+from codedfedl.federate.flower.apps import node_from
+from codedfedl.federate.job import Job, ask_digest, in_one_row, taken_apart
+from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.secure.helper import HelperNode
+from codedfedl.federate.secure.vault import Vault
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.federate.vault import Vault
 from codedfedl.privacy.contract import PlainContract, contract_of, digest_of_keys
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.masks import Binding, mask, shared_seed
@@ -40,6 +38,7 @@ from codedfedl.runs.federation import scheme_of
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
+from tests.stock import as_flower_takes_it
 from tests.summing import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
 
 SCHEMES: list[dict[str, Any]] = [
@@ -272,10 +271,9 @@ class TwiceState(State):
 class Twice(Scheme):
     """Asks for two sums in its set-up, about two models, and for nothing else."""
 
-    name: ClassVar[str] = "twice"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.SUMS})
+    info: ClassVar[Info] = Info("twice", frozenset({Disclosure.SUMS}))
 
-    def start(self, task: Task, fleet: Any, model: Any) -> TwiceState:
+    def start(self, task: Task, fleet: Any, model: Any, *_: Any) -> TwiceState:
         return TwiceState(task, model)
 
     def ask(self, state: TwiceState) -> Ask | None:
@@ -520,8 +518,7 @@ class TestCommands:
         vault = node_from(config).vault
         assert vault is not None
         assert (vault.ledger.epsilon, vault.parity) == (inf, True)
-        settings = NodeSettings("127.0.0.1:1", config)
-        told = tomllib.loads(settings.stock_config().replace(" ", "\n"))
+        told = tomllib.loads(as_flower_takes_it(config).replace(" ", "\n"))
         assert (told["epsilon_cap"], told["parity"]) == (inf, True)
         assert NodeConfig.read(told, "1") == config
         command = ["federate", "node", "--superlink", "127.0.0.1:1", "--name", "ada"]

@@ -146,13 +146,13 @@ class TestWholeClients:
 
     def test_the_account_is_for_clients(self) -> None:
         (setting,) = played(experiment({"name": "private", "unit": "client", "hours": 0.5}))
-        account = setting.scheme.privacy(setting.state)
+        account = setting.scheme.describe(setting.state).account
         assert account is not None
         assert account.document()["unit"] == "client"
         assert account.epsilon == pytest.approx(3.0, rel=1e-6)
         assert not account.sampled
         (other,) = simulation(experiment({"name": "private", "hours": 0.5})).settings
-        records = other.scheme.privacy(other.state)
+        records = other.scheme.describe(other.state).account
         assert records is not None
         # A quarter of a client's 144 points is hidden, and not one of them alone.
         assert account.releases[0].sigma > 10 * records.releases[0].sigma
@@ -264,7 +264,7 @@ class TestAccount:
     def test_the_budget_is_spent_exactly_by_what_is_released(self, epsilon: float) -> None:
         (setting,) = played(experiment({"name": "private", "epsilon": epsilon, "hours": 0.5}))
         state, scheme = setting.state, setting.scheme
-        account = scheme.privacy(state)
+        account = scheme.describe(state).account
         assert account is not None
         assert 0.97 * epsilon < account.epsilon <= epsilon
         moments, gradients = account.releases
@@ -279,7 +279,7 @@ class TestAccount:
         run = simulation(experiment({"name": "private", "epsilon": 1.0, "hours": 0.5}))
         state = run.settings[0].state
         assert isinstance(state, PrivateState)
-        account = scheme.privacy(state)
+        account = scheme.describe(state).account
         assert account is not None
         for place, direction in enumerate([None, np.eye(len(state.model))[0]]):
             ask = scheme.ask(replace(state, direction=direction))

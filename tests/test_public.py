@@ -20,7 +20,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_a_node_of_a_federation_starts_without_what_it_does_not_need() -> None:
     """The engine starts a process for every message, so each import is paid again and again."""
-    text = "import sys, codedfedl.federate.node; print(*sys.modules)"
+    text = "import sys, codedfedl.federate.node.node; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"scipy", "sklearn", "matplotlib", "pydantic", "rich", "flwr"}

@@ -6,22 +6,22 @@ from typing import Any, NoReturn
 
 import pytest
 
+from codedfedl.federate.deploy.listener import QUIET_SECONDS, quietly
 from codedfedl.federate.flower import worker
-from codedfedl.federate.flower.quiet import QUIET, quietly
 
 ESCAPE = "\x1b[31m\x1b]0;title\x07"
 
 
 def test_one_sentence_a_minute_and_how_many_were_left_out() -> None:
     said: list[str] = []
-    times = iter([0.0, 0.0, 1.0, 2.0, QUIET, QUIET])
+    times = iter([0.0, 0.0, 1.0, 2.0, QUIET_SECONDS, QUIET_SECONDS])
     speak = quietly(said.append, lambda: next(times))
     for k in range(4):
         speak(f"refused {k}")
     assert said == ["refused 0", "refused 3, and 2 more since the last"]
 
 
-class FailingDesk(worker.Desk):
+class FailingClient(worker.TaskClient):
     """An API that answers every look for a task with somebody else's words."""
 
     def __init__(self) -> None:  # without a connection
@@ -40,12 +40,12 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_node_whose_supernode_fails_logs_one_line_a_minute(lines: Any) -> None:
     looks = iter([True] * 100)
-    worker.answer_tasks(FailingDesk(), lambda: NotImplemented, lambda: next(looks, False))
+    worker.answer_tasks(FailingClient(), lambda: NotImplemented, lambda: next(looks, False))
     assert lines() == ["a task was not done (ConnectionError: [31m]0;title second line)"]
 
 
 def test_a_server_whose_superlink_fails_logs_one_line_a_minute(lines: Any, tmp_path: Any) -> None:
-    apps = worker.ServerWorker(FailingDesk(), tmp_path, None)
+    apps = worker.ServerWorker(FailingClient(), tmp_path, None)
     for _ in range(100):
         apps.look()
     assert lines() == ["no task from the SuperLink (ConnectionError)"]

@@ -9,16 +9,15 @@ from matplotlib.colors import to_rgb
 
 from codedfedl import Fleet, InputError
 from codedfedl.planning.gains import gain_by_alpha
+from codedfedl.report.comparison import UNITS, verdict
 from codedfedl.report.curves import curve_figure
+from codedfedl.report.fleet_tables import duration
 from codedfedl.report.html import render_report
-from codedfedl.report.plan_table import duration
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import outcomes
-from codedfedl.report.rows import outcome_rows
 from codedfedl.report.story import Story
 from codedfedl.report.timeline import TIMELINE, timeline_figure
-from codedfedl.report.units import UNITS
-from codedfedl.report.verdict import verdict
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate
 from tests.virtual import simulation, small
@@ -103,7 +102,7 @@ def test_a_gain_names_whom_it_is_over(tmp_path: Path) -> None:
     told = " ".join(verdict(outcomes(directory)))
     assert "waiting for all" not in told
     assert "than fedavg local steps 2, step 0.5" in told
-    assert "A gain is over fedavg local steps 2" in render_report(directory)
+    assert "Gains are relative to fedavg local steps 2" in render_report(directory)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ def test_what_diverges_is_told_so(tmp_path: Path, step: float) -> None:
     simulate(experiment, directory)
     found = outcomes(directory)
     (told,) = verdict(found)
-    assert told.startswith("Every setting diverged, so no setting is called first")
+    assert told.startswith("Every setting diverged, so no winner is declared")
     assert "from chance to exact ridge regression" in render_report(directory)
     row = json.loads(json.dumps(outcome_rows(found), allow_nan=False))[0]
     assert row["target"] > 0.9

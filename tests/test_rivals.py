@@ -326,14 +326,14 @@ def test_more_stragglers_than_clients_are_refused() -> None:
 @pytest.mark.parametrize("name", ["centralised", "gradient-coding"])
 def test_what_no_node_does_is_refused_in_a_federation(name: str) -> None:
     with pytest.raises(InputError, match="which no node does: simulate it"):
-        make_scheme(name, {}).within(Limits(10.0, 10.0, 5, 1.0))
+        make_scheme(name, {}).check(limits=Limits(10.0, 10.0, 5, 1.0))
 
 
 class TestDisclosure:
     def test_every_scheme_says_what_leaves_a_client(self) -> None:
         for name, scheme in SCHEMES.items():
-            assert scheme.disclosure, name
-            assert scheme.disclosure <= set(Disclosure)
+            assert scheme.info.disclosure, name
+            assert scheme.info.disclosure <= set(Disclosure)
 
     def test_order(self) -> None:
         assert discloses_no_more({"sums"}, {"gradients"})

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +9,19 @@ import tomli_w
 
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.keys import make_node_key
-from codedfedl.federate.flower.registry import Entry, Registry, fingerprint_of
-from codedfedl.federate.flower.roles import BoundTransport
-from codedfedl.federate.flower.server_app import federate_on
-from codedfedl.federate.helper import HelperNode
+from codedfedl.federate.deploy.keys import make_node_key
+from codedfedl.federate.deploy.registry import (
+    BoundTransport,
+    RegisteredKey,
+    Registry,
+    fingerprint_of,
+)
+from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.memory import MemoryTransport
+from codedfedl.federate.secure.helper import HelperNode
+from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays, Arrival
-from codedfedl.federate.vault import Vault
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.journal import Journal
@@ -75,8 +78,7 @@ def play(tmp_path: Path, registry: Registry | None) -> str:
     path.write_text(tomli_w.dumps(experiment.model_dump(exclude_none=True)))
     config = {"experiment": str(path), "out": str(out)}
     config |= {} if registry is None else {"registry": str(registry.path)}
-    context: Any = SimpleNamespace(run_config=config)
-    federate_on(Summing(tmp_path / "nodes", shards), context)
+    federate_on(Summing(tmp_path / "nodes", shards), config)
     return (out / "server.log").read_text()
 
 
@@ -123,7 +125,7 @@ def greeted(facts: dict[str, Any], registry: Registry) -> Arrival:
 )
 def test_who_may_greet_as_what(registered: str, claimed: Any, status: str, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "nodes.json")
-    registry.add(Entry("ada", 7, "key", role=registered))
+    registry.add(RegisteredKey("ada", 7, "key", role=registered))
     facts = {"name": "ada"} if claimed is None else {"name": "ada", "role": claimed}
     assert greeted(facts, registry).status == status
 
@@ -131,8 +133,8 @@ def test_who_may_greet_as_what(registered: str, claimed: Any, status: str, tmp_p
 @pytest.mark.parametrize("name", ["bob", "", None, ["ada"]])
 def test_a_name_belongs_to_its_key(name: Any, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "nodes.json")
-    registry.add(Entry("ada", 7, "key of ada"))
-    registry.add(Entry("bob", 8, "key of bob"))
+    registry.add(RegisteredKey("ada", 7, "key of ada"))
+    registry.add(RegisteredKey("bob", 8, "key of bob"))
     arrival = greeted({"name": name}, registry)
     assert arrival.status == "problem"
     assert "has the key of ada: start it with --name ada" in arrival.reason
@@ -143,7 +145,7 @@ def test_a_key_that_is_not_registered_greets_in_vain(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "nodes.json")
     registry.begin()
     assert "the key of node 7 is not registered" in greeted({"name": "eve"}, registry).reason
-    registry.add(Entry("eve", 7, "key"))
+    registry.add(RegisteredKey("eve", 7, "key"))
     assert greeted({"name": "eve"}, registry).status == "answer"
     assert greeted({"name": "ada"}, registry).status == "problem"
     registry.revoke(registry.find("eve"))
@@ -174,7 +176,7 @@ class TestRegistry:
         monkeypatch.setenv("HOME", str(tmp_path))
         _, public = make_node_key(tmp_path, "mask")
         registry = Registry(tmp_path / ".cache/codedfedl/flower/127-0-0-1-1/nodes.json")
-        registry.add(Entry("mask", 1, fingerprint_of(public)))
+        registry.add(RegisteredKey("mask", 1, fingerprint_of(public)))
         command = ("federate", "register", public, "--superlink", "127.0.0.1:1")
         said = [run(*command, *more)[2].strip() for more in (("--role", "helper"), ())]
         assert said == ["registered mask as a helper", "mask is already registered"]

@@ -12,9 +12,9 @@ from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.core.waiting import Next
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.checks import Bounds, RefusedError, checked_answer
-from codedfedl.federate.recalled import Recalled
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.checks import Bounds, RefusedError, checked_answer
+from codedfedl.federate.server.outcomes import Recalled
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered, Arrival
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import GAUSSIAN

@@ -10,7 +10,7 @@ from codedfedl import load_model
 from codedfedl.data.scaling import UNSCALED, agreed_scaling, moments
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed

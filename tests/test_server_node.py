@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import binomtest, kstest
 
 from codedfedl import Coded, Fleet, InputError, Server, plan
-from codedfedl.core.protocol import Ask, Inbox, Task
+from codedfedl.core.protocol import Ask, Inbox, Info, Task
 from codedfedl.data import load_dataset
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.fleet.built_in import paper_fleet
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
@@ -36,7 +36,7 @@ FEATURES, LABELS, POINTS = 4, 2, 6
 class Timed(Uncoded):
     """A scheme of somebody's own that times the server."""
 
-    name: ClassVar[str] = "timed"
+    info: ClassVar[Info] = replace(Uncoded.info, name="timed")
 
     def ask(self, state: Any) -> Ask | None:
         ask = super().ask(state)

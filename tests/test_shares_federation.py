@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codedfedl.errors import InputError
-from codedfedl.federate.vault import own_noise
+from codedfedl.federate.secure.vault import own_noise
 from codedfedl.privacy.accounting import Account, Release
 from codedfedl.privacy.contract import Contract, contract_of
 from codedfedl.runs.directory import RunDirectory

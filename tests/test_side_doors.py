@@ -208,7 +208,7 @@ def first_sums(one: Experiment, inputs: np.ndarray) -> tuple[np.ndarray, float]:
     problem = embedded(unit.dataset, parts, unit.features, "cpu")
     run = Simulation(problem, entries_of(unit, parts), unit.seed, listen)
     next(run.run())
-    account = run.settings[0].scheme.privacy(run.settings[0].state)
+    account = run.settings[0].scheme.describe(run.settings[0].state).account
     assert account is not None
     sensitivity = account.releases[0].sensitivity
     return heard[0], float(np.max(sensitivity))

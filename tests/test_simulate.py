@@ -450,6 +450,6 @@ def test_pytorch_gives_the_same_models() -> None:
             pass
         found.append([np.asarray(setting.state.model) for setting in run.settings])
     for setting, one, other in zip(run.settings, *found, strict=True):
-        solves = setting.scheme.name in {"one-shot", "sketch-solve", "coded-newton"}
+        solves = setting.scheme.info.name in {"one-shot", "sketch-solve", "coded-newton"}
         tolerance = 1e-3 if solves else 1e-5
         np.testing.assert_allclose(other, one, rtol=0, atol=tolerance * np.abs(one).max())

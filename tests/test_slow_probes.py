@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codedfedl.fitting.minority import SLOWER, slow_minority, without_minority
-from codedfedl.fitting.traces import Traces
+from codedfedl.fitting.traces import MINORITY_SLOWDOWN, Traces, slow_minority, without_minority
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
@@ -84,7 +83,7 @@ def test_a_minority_is_as_slow_as_the_slowest_of_the_others() -> None:
 @pytest.mark.parametrize(
     "traces",
     [
-        traces_of([1.0] * 8 + [SLOWER, SLOWER]),
+        traces_of([1.0] * 8 + [MINORITY_SLOWDOWN, MINORITY_SLOWDOWN]),
         traces_of(0.8 ** -np.arange(30.0)),  # the speeds of the paper's fleet
         traces_of([1.0, 1.0, 1.0, 100.0]),  # no minority is a fifth of four
         traces_of([1.0] * 7 + [100.0] * 3),  # and none is three of ten

@@ -13,7 +13,7 @@ import tomli_w
 from codedfedl import InputError
 from codedfedl.cli import following
 from codedfedl.cli.following import submit
-from codedfedl.federate.server import federate
+from codedfedl.federate.server.session import federate
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.status import Status, StatusFile, reason

@@ -21,15 +21,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import guard
-from codedfedl.federate.flower.keys import make_node_key
-from codedfedl.federate.flower.local import HOST, LocalFederation, local_keys
-from codedfedl.federate.flower.programs import APP, Superlink, free_port, own_user
+from codedfedl.federate.deploy import guard
+from codedfedl.federate.deploy.keys import make_node_key
+from codedfedl.federate.deploy.local import HOST, LocalFederation, local_keys
+from codedfedl.federate.flower.programs import APP, free_port, own_user
+from codedfedl.federate.flower.superlink import Superlink
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
+from tests.stock import StockFederation
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
@@ -49,7 +51,7 @@ def evil_app(folder: Path, marker: Path) -> Path:
     """Return an app folder whose client code leaves a mark as soon as it is loaded."""
     folder.mkdir()
     text = (APP / "pyproject.toml").read_text("utf-8")
-    changed = text.replace("codedfedl.federate.flower.client_app:app", "evil:app")
+    changed = text.replace("codedfedl.federate.flower.apps:client", "evil:app")
     assert changed != text
     (folder / "pyproject.toml").write_text(changed, "utf-8")
     (folder / "evil.py").write_text(_EVIL.format(marker=str(marker)), "utf-8")
@@ -60,7 +62,12 @@ class Scene:
     """A federation of three nodes whose runs deliver another client's code."""
 
     def __init__(
-        self, folder: Path, *, clients: int = 3, tls: bool = True, stock: bool = False
+        self,
+        folder: Path,
+        *,
+        clients: int = 3,
+        tls: bool = True,
+        kind: type[LocalFederation] = LocalFederation,
     ) -> None:
         self.folder, self.marker = folder, folder / "evil-was-here"
         scheme = {"name": "uncoded"}
@@ -70,7 +77,7 @@ class Scene:
         shards = write_shards(self.experiment, load_dataset("digits"), folder / "data")
         keys = local_keys(folder / "keys", clients) if tls else None
         app = evil_app(folder / "app", self.marker)
-        self.local = LocalFederation(folder / "local", shards, keys=keys, app=app, stock=stock)
+        self.local = kind(folder / "local", shards, keys=keys, app=app)
 
     @property
     def tls(self) -> ssl.SSLContext:
@@ -185,7 +192,7 @@ def test_a_strangers_node_does_not_get_in(scene: Scene, tmp_path: Path) -> None:
     base += ["--root-certificates", str(scene.authority), "--max-wait-time", "20", "--host", HOST]
     tries = {"unknown": ["--auth-supernode-private-key", str(eve)], "none": []}
     for name, more in tries.items():
-        scene.local.start_program(name, [*base, "--port", str(free_port()), *more])
+        scene.local.run(name, [*base, "--port", str(free_port()), *more])
     logs = [scene.local.log(name) for name in tries]
     ended = lambda: all("Exit Code" in log.read_text() for log in logs)  # noqa: E731
     eventually(ended, 120, "they were not refused")
@@ -291,8 +298,7 @@ def test_a_revoked_key_is_over(scene: Scene) -> None:
     keys, j = scene.local.keys, 2
     assert keys is not None
     assert scene.local.superlink.revoke(node_name(j)) == node_name(j)
-    process = scene.local.nodes[j]
-    assert process is not None
+    process = scene.local.processes[node_name(j)]
     eventually(lambda: process.poll() is not None, 90, "the revoked node is still there")
     with pytest.raises(InputError, match="the key of node-002 was revoked"):
         scene.local.superlink.register(keys.node(node_name(j))[1], node_name(j))
@@ -301,8 +307,7 @@ def test_a_revoked_key_is_over(scene: Scene) -> None:
 
 def test_all_ends_with_the_server_and_with_a_node(scene: Scene) -> None:
     """A killed node command takes its SuperNode along, without a chance to clean up."""
-    process = scene.local.nodes[1]
-    assert process is not None
+    process = scene.local.processes[node_name(1)]
     before = len(scene.node_ports())
     os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: len(scene.node_ports()) < before, 20, "its SuperNode is still there")
@@ -356,7 +361,7 @@ def test_a_killed_node_leaves_no_secret_in_the_temporary_folder(tmp_path: Path) 
 
 def test_a_stock_node_loads_the_delivered_client(tmp_path: Path) -> None:
     """Flower's own nodes do, so that the test that ours do not can fail."""
-    scene = Scene(tmp_path, clients=1, tls=False, stock=True)
+    scene = Scene(tmp_path, clients=1, tls=False, kind=StockFederation)
     with scene.local:
         scene.submit()
         eventually(scene.marker.exists, 240, "the delivered client was not loaded")

@@ -22,9 +22,8 @@ from codedfedl.data import load_dataset
 from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate.asks import ask_digest
-from codedfedl.federate.helper import HelperNode
-from codedfedl.federate.job import Job
+from codedfedl.federate.job import Job, ask_digest
+from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.transport import Answered
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.planning.private import plan_private

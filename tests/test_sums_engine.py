@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED
+from codedfedl.federate.job import HELPER
+from codedfedl.federate.shards import node_name
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
@@ -81,18 +83,18 @@ def test_kills_of_node_helper_and_server_spend_nothing_twice(tmp_path: Path) -> 
         run = running.submit()
         running.wait_for_round(1, 300)
 
-        running.local.signal_node(2, signal.SIGKILL)
+        running.local.send(node_name(2), signal.SIGKILL)
         eventually(lambda: missed(running, 2), 120, "a dead node seems to answer")
 
-        running.local.kill_helper()
+        running.local.send(HELPER, signal.SIGKILL)
         sum_ = eventually(lambda: stuck(path), 120, "no sum was asked for")
         before = sum_.read_bytes()
         os.kill(running.server(), signal.SIGKILL)
         eventually(lambda: _failed(running.local, run), 60, "the engine did not notice")
         assert kept_without_answer(path) == sum_
 
-        running.local.start_helper()
-        running.local.start_node(2)
+        running.local.start(HELPER)
+        running.local.start(node_name(2))
         running.submit()
         _revived_until_done(running)
     exchanges = list(running.journal.exchanges())

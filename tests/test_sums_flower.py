@@ -12,11 +12,11 @@ import pytest
 from flwr.app import Message
 
 from codedfedl.data import load_dataset
-from codedfedl.federate.flower.client_app import node_from, respond
+from codedfedl.federate.flower.apps import node_from, respond
 from codedfedl.federate.flower.transport import FlowerTransport
-from codedfedl.federate.helper import HelperNode
-from codedfedl.federate.node_config import NodeConfig
-from codedfedl.federate.server import federate
+from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.secure.helper import HelperNode
+from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal

@@ -10,12 +10,11 @@ import pytest
 
 from codedfedl import InputError, load_run, simulate
 from codedfedl.core.record import PARTS
-from codedfedl.report.sending import Sender
+from codedfedl.report.sending import RoundSender
 from codedfedl.simulation.progress import Progress
 from codedfedl.tracking import Series, Tracker, open_tracker
 from tests.conftest import Run
-from tests.growing import ROUNDS, GrowingRun, finished_run
-from tests.test_live import after_every_look
+from tests.growing import ROUNDS, GrowingRun, after_every_look, finished_run
 from tests.virtual import small
 
 SCHEMES = [{"name": "coded", "redundancy": 0.1}, {"name": "coded-newton"}]
@@ -121,7 +120,7 @@ def test_a_federation_is_followed_round_by_round(tmp_path: Path) -> None:
     growing, kept = GrowingRun(source, tmp_path / "run"), Kept()
     beginning = (source.path / "beginning.json").read_bytes()  # written before the first round
     (growing.directory.path / "beginning.json").write_bytes(beginning)
-    sender = Sender(growing.directory, [kept], print)
+    sender = RoundSender(growing.directory, [kept], print)
     told = []
     with sender.broadcast.finished(tmp_path / "page.html"):
         sender.send()  # before the first round

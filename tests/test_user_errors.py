@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from codedfedl import Ask, Everyone, Inbox, InputError, Scheme, State
+from codedfedl import Ask, Everyone, Inbox, Info, InputError, Scheme, State
 from codedfedl.core.client import Gradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
@@ -23,7 +23,7 @@ from tests.virtual import experiment_of, play, simulation_of
 class Plain(Scheme):
     """Waiting for all."""
 
-    name: ClassVar[str] = "plain"
+    info: ClassVar[Info] = Info("plain")
 
     def ask(self, state: State) -> Any:
         return None if state.finished else Ask(Gradient(state.task.batch(state.round)), Everyone())
@@ -36,7 +36,7 @@ class Plain(Scheme):
 class Mute(Plain):
     """Its first ask is none."""
 
-    name: ClassVar[str] = "mute"
+    info: ClassVar[Info] = Info("mute")
 
     def ask(self, state: State) -> Any:
         return "gradients, please"
@@ -46,7 +46,7 @@ class Mute(Plain):
 class Forgetful(Plain):
     """It forgets to return its state."""
 
-    name: ClassVar[str] = "forgetful"
+    info: ClassVar[Info] = Info("forgetful")
 
     def receive(self, state: State, inbox: Inbox) -> Any:
         super().receive(state, inbox)
@@ -56,15 +56,14 @@ class Forgetful(Plain):
 class Boastful(Plain):
     """It claims a guarantee that it does not account for."""
 
-    name: ClassVar[str] = "boastful"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
+    info: ClassVar[Info] = Info("boastful", frozenset({Disclosure.DP}))
 
 
 @dataclass(frozen=True)
 class Noisy(Plain):
     """It asks for noise on gradients."""
 
-    name: ClassVar[str] = "noisy"
+    info: ClassVar[Info] = Info("noisy")
     integers: bool = False
     sigma: float = 1e3
 

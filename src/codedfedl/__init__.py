@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codedfedl.api import read_experiment, simulate
     from codedfedl.arrays import Array
-    from codedfedl.core.protocol import Ask, Inbox, Reply, Scheme, State, Task
+    from codedfedl.core.protocol import Ask, Description, Inbox, Info, Reply, Scheme, State, Task
     from codedfedl.core.waiting import Everyone, Fastest, Next, Until
     from codedfedl.core.work import Answer, Client, Work
     from codedfedl.data import Dataset, load_dataset
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
     from codedfedl.planning.hours import Training, cheapest_plan
     from codedfedl.planning.plan import Plan, plan
-    from codedfedl.report.run import Run, load_run
+    from codedfedl.report.loaded_run import Run, load_run
     from codedfedl.runs.config import Experiment
     from codedfedl.schemes.cfl import CFL
     from codedfedl.schemes.coded import Coded
@@ -67,6 +67,7 @@ __all__ = [
     "Dataset",
     "DelayModel",
     "DelayParameters",
+    "Description",
     "Devices",
     "Everyone",
     "Experiment",
@@ -76,6 +77,7 @@ __all__ = [
     "Fleet",
     "Greedy",
     "Inbox",
+    "Info",
     "InputError",
     "MeasuredDelays",
     "MixedDelays",
@@ -121,7 +123,7 @@ __all__ = [
 _MODULES = {
     "api": ("read_experiment", "simulate"),
     "arrays": ("Array",),
-    "core.protocol": ("Ask", "Inbox", "Reply", "Scheme", "State", "Task"),
+    "core.protocol": ("Ask", "Description", "Inbox", "Info", "Reply", "Scheme", "State", "Task"),
     "core.waiting": ("Everyone", "Fastest", "Next", "Until"),
     "core.work": ("Answer", "Client", "Work"),
     "data": ("Dataset", "load_dataset"),
@@ -141,7 +143,7 @@ _MODULES = {
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
     "planning.hours": ("Training", "cheapest_plan"),
     "planning.plan": ("Plan", "plan"),
-    "report.run": ("Run", "load_run"),
+    "report.loaded_run": ("Run", "load_run"),
     "runs.config": ("Experiment",),
     "schemes.cfl": ("CFL",),
     "schemes.coded": ("Coded",),

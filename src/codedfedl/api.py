@@ -115,8 +115,8 @@ def tracked(
 
     def watch(_what: str, progress: Progress | None) -> None:
         if broadcast.trackers and progress is not None:
-            for one in progress.played:
-                broadcast.log(one.setting, one.seed, one.round, one.values)
+            for played in progress.played:
+                broadcast.log(played.setting, played.seed, played.round, played.values)
 
     with broadcast.finished(directory.path / "report.html"):
         yield watch

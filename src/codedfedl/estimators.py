@@ -44,11 +44,12 @@ from codedfedl.learning.features import (
     Tiles,
     encoder_of,
     feature_map,
+    map_settings,
     typical_sigma,
 )
 from codedfedl.learning.features.encoder import names_encoder
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.models.files import map_settings, save_model
+from codedfedl.models.files import save_model
 from codedfedl.models.model import Model, fitted_temperature
 from codedfedl.planning.cold_start import ColdStart
 from codedfedl.planning.plan import Plan
@@ -61,8 +62,8 @@ from codedfedl.simulation.models import privacy_facts
 
 __all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
 
-_SCORED = 2000  # points on which every round is scored
-_ROWS_AT_ONCE = 4096
+SCORED_POINTS = 2000
+"""Training points on which every round is scored."""
 
 
 class _CodedFedL(BaseEstimator):  # type: ignore[misc]
@@ -110,7 +111,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         shifted = self._drawn(1.0, seed, tiles).shift_invariant and not self._is_private
         self.center_ = points.mean(axis=0) if shifted else np.zeros(points.shape[1])
         near = points - self.center_
-        scored = np.sort(stream(seed, "subset").permutation(len(points))[:_SCORED])
+        scored = np.sort(stream(seed, "subset").permutation(len(points))[:SCORED_POINTS])
         dataset = Dataset("X", near, labels, near[scored], labels[scored], classes)
         known = known_clients(self.fleet)
         names, shards = dealt(clients, dataset.labels, known, seed)
@@ -118,7 +119,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         scheme = self._scheme(max(len(shard) for shard in shards))
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
         given = self._drawn(self.sigma_, seed, tiles)
-        drawn = scheme.features or given
+        drawn = scheme.info.features or given
         self.feature_map_: FeatureMap = drawn if self.encoder_ is None else given
         schedule = Schedule(self.step, 1.0, ())
         task = task_of(
@@ -128,24 +129,27 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             epochs=self.epochs,
             schedule=schedule,
             ridge=self.ridge,
-            seed=seed,
         )
         fleet = fleet_of(known, names, task.workload, task.points[0], seed)
         scheme.check(fleet)
         problem = embedded(dataset, parts, self.feature_map_, "cpu")
-        simulation = Simulation(problem, entries(task, fleet, {scheme.name: scheme}), seed)
+        simulation = Simulation(problem, entries(task, fleet, {scheme.info.name: scheme}), seed)
         for _ in simulation.run():
             pass
         self._keep(simulation.settings[0], fleet)
-        self._calibrate(near[scored], labels[scored], classes)
+        self._points_seen = len(scored)
+        scores = np.asarray(self.feature_map_.transform(near[scored]) @ self.coef_)
+        # A private scheme is not calibrated: its budget does not cover this.
+        usable = classes is not None and np.isfinite(scores).all() and not self._is_private
+        self._temperature = fitted_temperature(scores, labels[scored]) if usable else None
 
     def _inputs(self, points: Any, labels: Any, **checks: Any) -> tuple[FloatArray, Any]:
         """Return points and labels, checked; points are embeddings where there is an encoder."""
         self.encoder_: Encoder | None = None
         named = isinstance(self.features, str)
         if named and not names_encoder(self.features):
-            found, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
-            return found, labels
+            points, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
+            return points, labels
         text = np.asarray(points).dtype.kind in "OUT"
         self.encoder_ = encoder_of(
             self.features, text=text, normalise=named, operations=self.operations
@@ -200,7 +204,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
     def _is_private(self) -> bool:
         """Whether nothing but the scheme's own sums may read the points."""
         scheme = scheme_class(self.scheme) if isinstance(self.scheme, str) else self.scheme
-        return only_private(getattr(scheme, "disclosure", ()))
+        return isinstance(scheme, type | Scheme) and only_private(scheme.info.disclosure)
 
     def _scheme(self, most_points: int) -> Scheme:
         """Return the scheme; one given by name mixes less if no client has many points."""
@@ -215,8 +219,9 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         state = setting.state
         self.coef_ = np.asarray(state.model, dtype=np.float64)
         self.fleet_ = fleet
-        self.plan_: Plan | ColdStart | PrivatePlan | None = setting.scheme.plan(state)
-        self.privacy_ = privacy_facts(setting.scheme.privacy(state))
+        described = setting.scheme.describe(state)
+        self.plan_: Plan | ColdStart | PrivatePlan | None = described.plan
+        self.privacy_ = privacy_facts(described.account)
         recorded = round_columns(setting.records)
         columns = ("round", "training_hours", "total_hours", "arrived")
         scores = {} if self._is_private else {"score": recorded["metric"]}
@@ -228,16 +233,6 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.total_hours_ = float(recorded["total_hours"][-1])
         self.n_iter_ = int(self.history_["round"][-1])
 
-    def _calibrate(self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None) -> None:
-        """Fit the temperature of probabilities to the points that every round is scored on.
-
-        There is none for a private scheme: its budget does not cover this.
-        """
-        scores = np.asarray(self.feature_map_.transform(points) @ self.coef_)
-        usable = classes is not None and np.isfinite(scores).all() and not self._is_private
-        self._temperature = fitted_temperature(scores, labels) if usable else None
-        self._points_seen = len(points)
-
     def to_model(self) -> Model:
         """Return what was learned as a model that stands alone."""
         check_is_fitted(self)
@@ -247,7 +242,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         features = self.feature_map_ if self.encoder_ is None else self.encoder_
         calibrated = f"{self._points_seen:,} of the training points"
         card = {
-            "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.name,
+            "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.info.name,
             "features": map_settings(features),
             "clients": len(self.fleet_.points),
             "rounds": self.n_iter_,
@@ -276,24 +271,13 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         """Write the model to an ``.npz`` file, which `codedfedl.load_model` reads."""
         save_model(self.to_model(), path)
 
-    def _outputs(self, points: Any) -> FloatArray:
-        """Return the model's numbers for raw points, shape (n, c), some rows at a time."""
+    def _scores(self, points: Any) -> FloatArray:
+        """Return the model's outputs for raw points, shape (n, c)."""
         check_is_fitted(self)
-        rows = self._checked(points)
-        outputs = np.empty((len(rows), self.coef_.shape[1]))
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            outputs[part] = self.feature_map_.transform(rows[part]) @ self.coef_
-        return outputs
-
-    def _checked(self, points: Any) -> FloatArray:
-        """Return points to predict for, as `feature_map_` takes them."""
         if self.encoder_ is not None and self.encoder_.text:
-            return self.encoder_.transform(_texts(points)).astype(np.float64)
+            return self.to_model().scores(_texts(points))
         raw = validate_data(self, points, reset=False, dtype=np.float64)
-        if self.encoder_ is not None:
-            return self.encoder_.transform(raw).astype(np.float64)
-        return np.asarray(raw - self.center_)
+        return self.to_model().scores(raw)
 
 
 def _texts(points: Any) -> npt.NDArray[np.str_]:
@@ -399,13 +383,13 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> FloatArray:  # noqa: N803
         """Return a score per class, shape (n, c); for two classes, the second minus the first."""
-        outputs = self._outputs(X)
-        return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class with the largest output, shape (n,)."""
-        outputs = self._outputs(X)
-        return np.asarray(self.classes_[outputs.argmax(axis=1)])
+        largest = self._scores(X).argmax(axis=1)
+        return np.asarray(self.classes_[largest])
 
 
 class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type: ignore[misc]
@@ -442,5 +426,5 @@ class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type:
 
     def predict(self, X: Any) -> FloatArray:  # noqa: N803
         """Return the predicted numbers, in the shape of the training targets."""
-        found: FloatArray = self._outputs(X) * self.scale_ + self.offset_
-        return found[:, 0] if self._flat else found
+        scores = self._scores(X)
+        return scores[:, 0] if self._flat else scores

@@ -6,7 +6,7 @@ __all__ = ["stream"]
 
 _PURPOSES = (
     *("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit"),
-    *("server", "tier"),  # new ones come last: a stream is known by its place
+    *("server", "scheme"),  # new ones come last: a stream is known by its place
 )
 
 

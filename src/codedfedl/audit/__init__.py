@@ -5,7 +5,7 @@
 | `records` | records that a coin flip includes: crafted canaries, and real records |
 | `messages` | what a server received, and what each record contributes to it |
 | `attacks` | membership scores, by an attacker who knows all else or only the population |
-| `run` | one run with coins, its scores, and the lower bound on ε that they prove |
+| `lower_bound` | one run with coins, its scores, and the lower bound on ε that they prove |
 
 The statistics are in `privacy.auditing`.
 """

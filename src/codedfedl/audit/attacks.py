@@ -13,16 +13,15 @@ import numpy as np
 from scipy import linalg
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
-from codedfedl.audit.messages import Mixed, Parts, Summed, factors, known_sum, parts
+from codedfedl.audit.messages import Contributions, Mixed, Summed, contributions, factors, known_sum
 from codedfedl.audit.records import Records, planted
-from codedfedl.learning.codes import Code
 from codedfedl.simulation.clients import Problem
 
 __all__ = ["KnowsAllElse", "KnowsThePopulation"]
 
-_ROUNDING = 1e-5  # relative error of sums in single precision, where there is no noise
-_RIDGE = 1e-6  # of the mean eigenvalue
-_SHRINKAGE = 0.05  # the same, for estimated covariances assumed to be a product
+_ROUNDING_ERROR = 1e-5  # Sums in single precision have about this relative error.
+_RIDGE_SHARE = 1e-6  # A covariance gets this share of its mean eigenvalue as a ridge.
+_PRODUCT_RIDGE_SHARE = 0.05  # So does one that is estimated and assumed to be a product.
 
 
 @dataclass(eq=False)
@@ -51,25 +50,25 @@ class _Attack(ABC):
     def observe(self, message: Summed | Mixed) -> None:
         """Update the scores from a message, if any record contributes to it."""
         if isinstance(message, Mixed):
-            place, weights = self._mixed_places(message)
-            if len(place):
-                self._observe_parity(message, place, weights)
+            which, weights = self._mixed_places(message)
+            if len(which):
+                self._observe_parity(message, which, weights)
             return
-        found = parts(message, self.records, self.held)
-        if len(found.place):
-            self._observe_sum(message, found)
+        added = contributions(message, self.records, self.held)
+        if len(added.which):
+            self._observe_sum(message, added)
 
     @abstractmethod
-    def _observe_sum(self, message: Summed, found: Parts) -> None:
+    def _observe_sum(self, message: Summed, added: Contributions) -> None:
         """Score the records that contribute to a sum."""
 
     @abstractmethod
-    def _observe_parity(self, message: Mixed, place: IntArray, weights: FloatArray) -> None:
+    def _observe_parity(self, message: Mixed, which: IntArray, weights: FloatArray) -> None:
         """Score the records behind some parity rows, which have these weights."""
 
-    def _add(self, place: IntArray, ratios: FloatArray) -> None:
-        self.scores[place] += ratios
-        self.touched[place] = True
+    def _add(self, which: IntArray, ratios: FloatArray) -> None:
+        self.scores[which] += ratios
+        self.touched[which] = True
 
     def result(self) -> FloatArray:
         """Return the scores after all messages."""
@@ -86,13 +85,13 @@ class _Attack(ABC):
         else:
             where = records.index
             here = (records.client == message.client) & (records.batch == message.batch)
-        place = np.flatnonzero(here & (where < len(message.weights)))
-        place = place[message.weights[where[place]] > 0]
-        return place, message.weights[where[place]]
+        which = np.flatnonzero(here & (where < len(message.weights)))
+        which = which[message.weights[where[which]] > 0]
+        return which, message.weights[where[which]]
 
-    def _joined(self, place: IntArray) -> FloatArray:
-        some = self.records.some(place)
-        return np.concatenate([some.features, some.targets], axis=1).astype(np.float64)
+    def _joined(self, which: IntArray) -> FloatArray:
+        chosen = self.records.take(which)
+        return np.concatenate([chosen.features, chosen.targets], axis=1).astype(np.float64)
 
 
 class KnowsAllElse(_Attack):
@@ -103,40 +102,40 @@ class KnowsAllElse(_Attack):
         nobody = np.zeros(len(self.records), dtype=bool)
         self.blank = planted(self.problem, self.records, nobody)
 
-    def _observe_sum(self, message: Summed, found: Parts) -> None:
+    def _observe_sum(self, message: Summed, added: Contributions) -> None:
         left = message.values - known_sum(message, self.blank, self.seed)
-        floor = _ROUNDING * float(np.abs(message.values).max())
+        floor = _ROUNDING_ERROR * float(np.abs(message.values).max())
         variance = message.sigma**2 + floor**2
-        self._add(found.place, _ratios_of_canaries(left, found, variance))
+        self._add(added.which, _ratios_of_canaries(left, added, variance))
 
-    def _observe_parity(self, message: Mixed, place: IntArray, weights: FloatArray) -> None:
-        joined = self._joined(place)
+    def _observe_parity(self, message: Mixed, which: IntArray, weights: FloatArray) -> None:
+        joined = self._joined(which)
         batches = self.blank.batches
-        which = range(len(batches)) if message.batch is None else [message.batch]
-        rows = [np.concatenate(batches[b].client(message.client), axis=1) for b in which]
+        numbers = range(len(batches)) if message.batch is None else [message.batch]
+        rows = [np.concatenate(batches[b].client(message.client), axis=1) for b in numbers]
         known = np.concatenate(rows)[: len(message.weights)].astype(np.float64)
         heavy = known * message.weights[:, None]
         unsure = joined * weights[:, None]
         covariance = heavy.T @ heavy + unsure.T @ unsure / 2
-        self._add(place, _ratios_of_parity(message, joined, weights, covariance))
+        self._add(which, _ratios_of_parity(message, joined, weights, covariance))
 
 
-def _ratios_of_canaries(values: FloatArray, found: Parts, variance: float) -> FloatArray:
+def _ratios_of_canaries(values: FloatArray, added: Contributions, variance: float) -> FloatArray:
     """Return the log-likelihood ratio of each canary in the unknown rest of a sum.
 
     Other canaries that are not orthogonal to it count as noise with their own variance.
     """
-    half = found.rate / 2
-    middle = (found.left * (half * found.weight)[:, None]).T @ found.right
-    along = found.weight * np.einsum("ka,ab,kb->k", found.left, values - middle, found.right)
-    products = (found.left @ found.left.T) * (found.right @ found.right.T)
-    products *= np.outer(found.weight, found.weight)
+    half = added.rate / 2
+    middle = (added.left * (half * added.weight)[:, None]).T @ added.right
+    along = added.weight * np.einsum("ka,ab,kb->k", added.left, values - middle, added.right)
+    products = (added.left @ added.left.T) * (added.right @ added.right.T)
+    products *= np.outer(added.weight, added.weight)
     squares = np.diag(products).copy()
     along += half * squares
     others = products**2 @ (half * (1 - half)) - squares**2 * half * (1 - half)
     noise = variance + others / np.maximum(squares, 1e-300)
     exponent = (along - squares / 2) / noise
-    return np.asarray(_mixture(exponent, found.rate))
+    return np.asarray(_mixture(exponent, added.rate))
 
 
 def _mixture(exponent: FloatArray, rate: FloatArray | float) -> FloatArray:
@@ -157,24 +156,19 @@ def _ratios_of_parity(
     """
     rows, code = message.values, message.code
     count = len(rows)
-    ridge = _RIDGE * np.trace(covariance) / len(covariance)
+    ridge = _RIDGE_SHARE * np.trace(covariance) / len(covariance)
     root = linalg.cho_factor(covariance / count + ridge * np.eye(len(covariance)) / count)
     towards = linalg.cho_solve(root, joined.T)  # (q + c, k)
-    chance, entry = _entries(code, count)
+    nonzeros = code.operations(count)  # points behind each row
+    chance, entry = nonzeros / count, nonzeros**-0.5
     along = rows @ towards * (weights * entry)
     square = (joined * towards.T).sum(1) * (weights * entry) ** 2
     if code.name == "gaussian":
-        one = along**2 / (2 * (1 + square)) - np.log1p(square) / 2
+        ratios = along**2 / (2 * (1 + square)) - np.log1p(square) / 2
     else:
         cosh = np.logaddexp(along, -along) - np.log(2)
-        one = _mixture(cosh - square / 2, chance)
-    return np.asarray(one.sum(0))
-
-
-def _entries(code: Code, rows: int) -> tuple[float, float]:
-    """Return the probability that a point enters a row, and the size of its entry."""
-    nonzeros = code.operations(rows)
-    return nonzeros / rows, nonzeros**-0.5
+        ratios = _mixture(cosh - square / 2, chance)
+    return np.asarray(ratios.sum(0))
 
 
 class KnowsThePopulation(_Attack):
@@ -192,25 +186,25 @@ class KnowsThePopulation(_Attack):
         self._known_axes: dict[str, tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._known: tuple[FloatArray, FloatArray] | None = None
 
-    def _observe_sum(self, message: Summed, found: Parts) -> None:
-        clients = self.records.client[found.place]
-        middle, spread = _expected(found, clients, message.loads)
+    def _observe_sum(self, message: Summed, added: Contributions) -> None:
+        clients = self.records.client[added.which]
+        middle, spread = _expected(added, clients, message.loads)
         values, basis, squares = self._axes(message)
-        within = found.right - _client_means(found.right, clients)
+        within = added.right - _client_means(added.right, clients)
         others, axes = linalg.eigh(within.T @ within / len(within))
         variance = spread * np.outer(np.maximum(values, 0), np.maximum(others, 0))
-        floor = _SHRINKAGE * float(variance.mean()) + 1e-300
+        floor = _PRODUCT_RIDGE_SHARE * float(variance.mean()) + 1e-300
         precision = 1 / (variance + message.sigma**2 + floor)
         left = basis.T @ (message.values - middle) @ axes
         # A message farther off than the population explains means that the model is too confident.
         precision /= max(float((left**2 * precision).mean()), 1.0)
-        right = (found.right @ axes) * found.weight[:, None]
-        along = (found.left @ (basis @ (left * precision)) * right).sum(1)
-        square = (squares[found.place] @ precision * right**2).sum(1)
-        ratios = found.rate * along - found.rate * square / 2
-        self._add(found.place, ratios * (message.sigma > 0))
-        self._plain[found.place] += ratios * (message.sigma == 0)
-        self._plain_count[found.place] += message.sigma == 0
+        right = (added.right @ axes) * added.weight[:, None]
+        along = (added.left @ (basis @ (left * precision)) * right).sum(1)
+        square = (squares[added.which] @ precision * right**2).sum(1)
+        ratios = added.rate * along - added.rate * square / 2
+        self._add(added.which, ratios * (message.sigma > 0))
+        self._plain[added.which] += ratios * (message.sigma == 0)
+        self._plain_count[added.which] += message.sigma == 0
 
     def result(self) -> FloatArray:
         """Return the scores after all messages."""
@@ -230,43 +224,43 @@ class KnowsThePopulation(_Attack):
             self._known_axes[kind] = values, basis, (left @ basis) ** 2
         return self._known_axes[kind]
 
-    def _observe_parity(self, message: Mixed, place: IntArray, weights: FloatArray) -> None:
+    def _observe_parity(self, message: Mixed, which: IntArray, weights: FloatArray) -> None:
         within, means = self._population()
         mean = means[message.client]
         covariance = (message.weights**2).sum() * (within + np.outer(mean, mean))
-        ratios = _ratios_of_parity(message, self._joined(place), weights, covariance)
-        self._add(place, ratios)
+        ratios = _ratios_of_parity(message, self._joined(which), weights, covariance)
+        self._add(which, ratios)
 
     def _population(self) -> tuple[FloatArray, FloatArray]:
         """Return the candidates' covariance within clients, and each client's mean."""
         if self._known is None:
             everybody, clients = self._joined(np.arange(len(self.records))), self.records.client
-            own = _client_means(everybody, clients)
-            spread = everybody - own
+            centres = _client_means(everybody, clients)
+            spread = everybody - centres
             means = np.zeros((len(self.held), everybody.shape[1]))
-            means[clients] = own
+            means[clients] = centres
             self._known = spread.T @ spread / len(spread), means
         return self._known
 
 
 def _client_means(values: FloatArray, clients: IntArray) -> FloatArray:
     """Return the mean over the same client's records, for every record."""
-    _, own = np.unique(clients, return_inverse=True)
-    sums = np.zeros((own.max() + 1, values.shape[1]))
-    np.add.at(sums, own, values)
-    return np.asarray((sums / np.bincount(own)[:, None])[own])
+    _, group = np.unique(clients, return_inverse=True)
+    sums = np.zeros((group.max() + 1, values.shape[1]))
+    np.add.at(sums, group, values)
+    return np.asarray((sums / np.bincount(group)[:, None])[group])
 
 
-def _expected(found: Parts, clients: IntArray, loads: IntArray) -> tuple[FloatArray, float]:
+def _expected(added: Contributions, clients: IntArray, loads: IntArray) -> tuple[FloatArray, float]:
     """Return the expected sum, and Σ w² of its points.
 
     Half of a client's candidates are missing from its points, on average.
     """
-    middle, spread = np.zeros((found.left.shape[1], found.right.shape[1])), 0.0
+    middle, spread = np.zeros((added.left.shape[1], added.right.shape[1])), 0.0
     for j in np.unique(clients).tolist():
         its = clients == j
-        present = max(float(loads[j]) - its.sum() / 2, 1.0) * float(found.rate[its][0])
-        weight = float(found.weight[its][0])
-        middle += present * weight / its.sum() * found.left[its].T @ found.right[its]
+        present = max(float(loads[j]) - its.sum() / 2, 1.0) * float(added.rate[its][0])
+        weight = float(added.weight[its][0])
+        middle += present * weight / its.sum() * added.left[its].T @ added.right[its]
         spread += present * weight**2
     return middle, spread

@@ -21,10 +21,19 @@ from codedfedl.simulation.clients import Problem, SimulatedClient
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
 
-__all__ = ["Mixed", "Parts", "Summed", "check_work", "factors", "known_sum", "messages", "parts"]
+__all__ = [
+    "Contributions",
+    "Mixed",
+    "Summed",
+    "check_work",
+    "contributions",
+    "factors",
+    "known_sum",
+    "messages",
+]
 
-_SILENT = Prepare | Embed
-_SUMMED = Gradient | Embedded | Gram | PrivateSum
+_WITHOUT_ANSWER = Prepare | Embed
+_SUMS = Gradient | Embedded | Gram | PrivateSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,19 +74,19 @@ class Mixed:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Contributions:
     """What records add to a sum: each included record adds ``weight · left ⊗ right``.
 
     Attributes
     ----------
-    place : array of shape (k,)
+    which : array of shape (k,)
         Indices of these records among all; the others do not contribute.
     weight, rate : arrays of shape (k,)
         Weight, and the probability of being drawn.
     left, right : arrays of shape (k, a) and (k, b)
     """
 
-    place: IntArray
+    which: IntArray
     weight: FloatArray
     rate: FloatArray
     left: FloatArray
@@ -87,7 +96,7 @@ class Parts:
 def check_work(work: Work) -> None:
     """Raise `InputError` for work that no attack here covers."""
     if type(work) is Masked:
-        if not isinstance(work.work, _SUMMED):
+        if not isinstance(work.work, _SUMS):
             raise InputError(
                 f"no attack on a secure sum of {work.work.kind!r} is known here: audit the scheme "
                 "without secure, where the server sees more"
@@ -97,7 +106,7 @@ def check_work(work: Work) -> None:
         raise InputError(
             f"raw points leave the clients for {work.kind!r}: there is nothing left to infer"
         )
-    if not isinstance(work, _SILENT | _SUMMED | Parity | BlockParity):
+    if not isinstance(work, _WITHOUT_ANSWER | _SUMS | Parity | BlockParity):
         raise InputError(
             f"no attack on {work.kind!r} is known here: audit a scheme of sums, gradients or parity"
         )
@@ -146,9 +155,9 @@ def _of_client(
         return
     check_work(work)
     if isinstance(work, Parity):
-        own = work.for_client(client)
-        plans = zip(np.asarray(own.loads), np.asarray(own.return_probabilities), strict=True)
-        for b, (planned, chance) in enumerate(plans):
+        its_work = work.for_client(client)
+        loads, chances = np.asarray(its_work.loads), np.asarray(its_work.return_probabilities)
+        for b, (planned, chance) in enumerate(zip(loads, chances, strict=True)):
             weights = point_weights(int(task.points[b, client]), int(planned), float(chance))
             yield Mixed(client, b, weights, work.code, _rows(arrays, b))
     elif isinstance(work, BlockParity):
@@ -189,19 +198,19 @@ def known_sum(message: Summed, problem: Problem, seed: int) -> FloatArray:
     return total
 
 
-def parts(message: Summed, records: Records, held: IntArray) -> Parts:
+def contributions(message: Summed, records: Records, held: IntArray) -> Contributions:
     """Return what each record adds to a sum if it is included."""
     work, loads = message.work, np.zeros(len(held), dtype=np.int64)
     loads[: len(message.loads)] = message.loads
     took = _took(work, records, loads)
-    place = np.flatnonzero(took)
-    some = records.some(place)
-    weight, rate = np.ones(len(place)), np.ones(len(place))
-    for j in np.unique(some.client).tolist():
-        own, its = work.for_client(j), some.client == j
-        weight[its], rate[its] = _weight_and_rate(own, int(held[j]), int(loads[j]))
-    left, right = factors(work, some, message.model)
-    return Parts(place, weight, rate, left.astype(np.float64), right.astype(np.float64))
+    which = np.flatnonzero(took)
+    chosen = records.take(which)
+    weight, rate = np.ones(len(which)), np.ones(len(which))
+    for j in np.unique(chosen.client).tolist():
+        its_work, its = work.for_client(j), chosen.client == j
+        weight[its], rate[its] = _weight_and_rate(its_work, int(held[j]), int(loads[j]))
+    left, right = factors(work, chosen, message.model)
+    return Contributions(which, weight, rate, left.astype(np.float64), right.astype(np.float64))
 
 
 def _took(work: Work, records: Records, loads: IntArray) -> Mask:

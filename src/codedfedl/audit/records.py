@@ -39,8 +39,8 @@ class Records:
     def __len__(self) -> int:
         return len(self.client)
 
-    def some(self, which: Mask | IntArray) -> "Records":
-        """Return some of them."""
+    def take(self, which: Mask | IntArray) -> "Records":
+        """Return some of the records."""
         return Records(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
 
@@ -107,7 +107,7 @@ def _records(
     batches: Sequence[Batch], slots: Slots, features: FloatArray, targets: FloatArray
 ) -> Records:
     client, batch, index = slots
-    sizes = np.array([np.diff(one.offsets) for one in batches])
+    sizes = np.array([np.diff(b.offsets) for b in batches])
     before = np.cumsum(sizes, axis=0) - sizes
     short = features.astype(np.float32), targets.astype(np.float32)
     return Records(client, batch, index, before[batch, client] + index, *short)

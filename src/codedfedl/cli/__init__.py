@@ -2,89 +2,42 @@
 
 import sys
 import traceback
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import click
 import typer
 
 from codedfedl import __version__
-from codedfedl.cli.lazy import LazyCommand, LazyGroup
+from codedfedl.cli.audit import audit_command
+from codedfedl.cli.federate import federate_app
+from codedfedl.cli.fit import fit_command
+from codedfedl.cli.fleet import fleet_command
+from codedfedl.cli.options import documented
+from codedfedl.cli.plan import plan_command
+from codedfedl.cli.predict import export_command, predict_command
+from codedfedl.cli.report import report_command
+from codedfedl.cli.reproduce import reproduce_command
+from codedfedl.cli.simulate import demo_command, simulate_command
+from codedfedl.cli.sweep import sweep_command
 from codedfedl.errors import InputError
 from codedfedl.io.names import printable
 
-__all__ = ["Commands", "app", "main"]
+__all__ = ["app", "main"]
 
-_START, _PLAN = "Start here", "Plan a fleet"
-_SIMULATE, _REAL = "Simulate, on a virtual clock", "Train on real clients"
-_USE = "Use a model"
-
-
-class Commands(LazyGroup):
-    """Every command, in the order in which people need them."""
-
-    lazy: ClassVar[dict[str, LazyCommand]] = {
-        "demo": LazyCommand(
-            "simulate:demo_command",
-            _START,
-            "Run all schemes on embedded data and ten unequal clients, and write a report.",
-        ),
-        "plan": LazyCommand(
-            "plan:plan_command",
-            _PLAN,
-            "Choose how long each round waits and how much each client does.",
-        ),
-        "fit": LazyCommand(
-            "fit:fit_command",
-            _PLAN,
-            "Estimate a fleet from measured times, with intervals, and test the fit.",
-        ),
-        "fleet": LazyCommand(
-            "fleet:fleet_command",
-            _PLAN,
-            "Draw a fleet of real devices from public traces: FedScale's, and mahimahi's.",
-        ),
-        "simulate": LazyCommand(
-            "simulate:simulate_command",
-            _SIMULATE,
-            "Run an experiment on a virtual clock: schemes, seeds, a fleet and data, from a TOML "
-            "file.",
-        ),
-        "sweep": LazyCommand(
-            "sweep:sweep_command",
-            _SIMULATE,
-            "Run every combination of some settings, and find the best.",
-        ),
-        "report": LazyCommand(
-            "report:report_command",
-            _SIMULATE,
-            "Write the report of a run again, or one report that compares several runs.",
-        ),
-        "reproduce": LazyCommand(
-            "reproduce:reproduce_command",
-            _SIMULATE,
-            "Reproduce the paper's figures and Table 1, and the experiments that go beyond them.",
-        ),
-        "audit": LazyCommand(
-            "audit:audit_command",
-            _SIMULATE,
-            "Attack what the server receives, to test whether a record was used.",
-        ),
-        "predict": LazyCommand(
-            "predict:predict_command",
-            _USE,
-            "Predict with a run's model, and score it if the data have labels.",
-        ),
-        "export": LazyCommand(
-            "predict:export_command",
-            _USE,
-            "Export a model to ONNX: a graph from points to scores.",
-        ),
-        "federate": LazyCommand("federate:federate", _REAL, "Train on real clients, on Flower."),
-    }
-
+_COMMANDS = {
+    "Start here": {"demo": demo_command},
+    "Plan a fleet": {"plan": plan_command, "fit": fit_command, "fleet": fleet_command},
+    "Simulate, on a virtual clock": {
+        "simulate": simulate_command,
+        "sweep": sweep_command,
+        "report": report_command,
+        "reproduce": reproduce_command,
+        "audit": audit_command,
+    },
+    "Use a model": {"predict": predict_command, "export": export_command},
+}
 
 app = typer.Typer(
-    cls=Commands,
     epilog="Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted. Commands take --json for "
     "scripts and print no colours when piped; NO_COLOR is respected.",
     no_args_is_help=True,
@@ -93,11 +46,15 @@ app = typer.Typer(
 )
 
 
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(federate_app, name="federate", rich_help_panel="Train on real clients")
+
+
 @app.callback(invoke_without_command=True)
-def tour(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
-    debug: bool = typer.Option(False, "--debug", help="Show a traceback with every error."),
-) -> None:
+@documented
+def tour(*, version: bool = False, debug: bool = False) -> None:
     r"""Straggler-proof federated learning at the edge: nobody waits for the slowest.
 
     \b
@@ -114,6 +71,13 @@ def tour(
       codedfedl predict MODEL DATA        predictions with a run's model
       codedfedl reproduce table1          the paper's Table 1 beside ours
       codedfedl federate local            real processes and sockets, here
+
+    Parameters
+    ----------
+    version
+        Print the version and stop.
+    debug
+        Show a traceback with every error.
     """
     if version:
         typer.echo(f"codedfedl {__version__}")

@@ -11,14 +11,16 @@ from codedfedl.cli.output import progress, say, show
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from codedfedl.audit.run import Audit
+    from codedfedl.audit.lower_bound import Audit
     from codedfedl.runs.config import Experiment
     from codedfedl.simulation.clients import Problem
     from codedfedl.simulation.engine import Entry
 
 __all__ = ["audit_command"]
+
+_CAPTION = (
+    "Lower bounds hold at 95%; zero-out adjacency, against anyone who sees what the server received"
+)
 
 
 @documented
@@ -57,7 +59,7 @@ def audit_command(
     records
         Number of real records to test.
     """
-    from codedfedl.audit.run import LEAST_CANARIES, LEAST_NON_MEMBERS, audit
+    from codedfedl.audit.lower_bound import LEAST_CANARIES, LEAST_NON_MEMBERS, audit
     from codedfedl.runs.documents import parse_overrides
 
     if canaries < LEAST_CANARIES:
@@ -79,7 +81,8 @@ def audit_command(
     if not audits:
         raise InputError("; ".join(f"{row['setting']}: {row['reason']}" for row in skipped))
     rows = [result.document() for result in audits]
-    show(as_json, {"audited": audited, "rows": rows, "skipped": skipped}, _table(audits))
+    document = {"audited": audited, "rows": rows, "skipped": skipped}
+    show(as_json, document, [_row(result) for result in audits], _CAPTION)
     for row in [] if as_json else skipped:
         say(f"skipped {row['setting']}: {row['reason']}")
     if any(result.refuted for result in audits):
@@ -148,32 +151,15 @@ def _settings(
             yield problem, entry, unit.seed
 
 
-def _table(audits: "list[Audit]") -> "Table":
-    from rich.table import Table
-
-    table = Table(
-        "setting",
-        "claimed ε",
-        "lower bound on ε",
-        "canaries: right",
-        "records: area",
-        "detected at 0.1% false",
-        "claim",
-        caption="lower bounds hold at 95%; zero-out adjacency, against anyone who sees what the "
-        "server received",
-    )
-    for result in audits:
-        best = max(result.canaries.guesses, key=lambda guess: guess.right / max(guess.made, 1))
-        is_private = result.document()["claimed"] is not None
-        claimed = f"{result.claimed:.3g}, δ {result.delta:g}" if is_private else "none"
-        verdict = "refuted" if result.refuted else "stands" if is_private else "–"
-        table.add_row(
-            result.setting,
-            claimed,
-            f"{result.epsilon:.2f}",
-            f"{best.right} of {best.made}",
-            f"{result.membership.area:.3f}",
-            f"{result.membership.true_positives:.2%}",
-            verdict,
-        )
-    return table
+def _row(result: "Audit") -> dict[str, Any]:
+    best = max(result.canaries.guesses, key=lambda guess: guess.right / max(guess.made, 1))
+    is_private = result.document()["claimed"] is not None
+    return {
+        "setting": result.setting,
+        "claimed ε": f"{result.claimed:.3g}, δ {result.delta:g}" if is_private else "none",
+        "lower bound on ε": f"{result.epsilon:.2f}",
+        "canaries: right": f"{best.right} of {best.made}",
+        "records: area": f"{result.membership.area:.3f}",
+        "detected at 0.1% false": f"{result.membership.true_positives:.2%}",
+        "claim": "refuted" if result.refuted else "stands" if is_private else "–",
+    }

@@ -1,27 +1,25 @@
 """Plans that charge the set-up: `codedfedl plan --excess`, `--within` and `--rounds`."""
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from rich.console import Group, RenderableType
-from rich.text import Text
-
-from codedfedl.arrays import IntArray
-from codedfedl.cli.output import plain_table
+from codedfedl.cli.output import View
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup
-from codedfedl.fleet.devices import Fleet, Workload
+from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Patches, Structured, Tiles
-from codedfedl.planning.cold_start import ColdStart, best_cold_start
+from codedfedl.planning.cold_start import best_cold_start
 from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
-from codedfedl.planning.maps import MapCost, MapPlan, best_map, plan_maps
-from codedfedl.report.plan_table import duration
+from codedfedl.planning.maps import MapCost, best_map, plan_maps
+from codedfedl.planning.plan import Plan
+from codedfedl.report.fleet_tables import duration
 
 if TYPE_CHECKING:
     from codedfedl.cli.plan import WorkOptions
 
-__all__ = ["charged_plans", "charged_view", "plan_cold_start", "plan_feature_map"]
+__all__ = ["charged_views", "plan_cold_start", "plan_feature_map", "plan_for_rounds"]
 
 SHOWN_CLIENTS = 12
 MIN_PATCH_SIDE = 16
@@ -40,14 +38,22 @@ _IMAGES = (
 
 def plan_cold_start(
     clients: Fleet, work: "WorkOptions", excess: float
-) -> tuple[dict[str, Any], RenderableType]:
+) -> tuple[dict[str, Any], list[View]]:
     """Plan `coded-newton` with structured features and ten points a parity row, and show it."""
     points = clients.points * work.batches
     macs = Structured(work.features).macs(work.inputs)
     ways = BlockSetup(work.workload, macs, 1, LEAST_MIXING, bits=16).ways()
     chosen, setup = best_cold_start(clients, points, ways, excess)
     parity_rows = setup.rows(chosen.points)
-    columns = (clients.client.tolist(), points, chosen.points, parity_rows)
+    rows = [
+        {
+            "client": client,
+            "points": int(points[j]),
+            "embedded": int(chosen.points[j]),
+            "parity_rows": int(parity_rows[j]),
+        }
+        for j, client in enumerate(clients.client.tolist())
+    ]
     document = {
         "setup_deadline_s": chosen.setup_deadline,
         "round_deadline_s": chosen.round_deadline,
@@ -56,48 +62,18 @@ def plan_cold_start(
         "predicted_excess": chosen.excess,
         "parity_rows": int(parity_rows.sum()),
         "unrepresented_points": int(points[chosen.points == 0].sum()),
-        "clients": [
-            {
-                "client": client,
-                "points": int(held),
-                "embedded": int(embedded),
-                "parity_rows": int(rows),
-            }
-            for client, held, embedded, rows in zip(*columns, strict=True)
-        ],
+        "clients": rows,
     }
-    return document, Group(
-        _sentence(chosen, points, parity_rows), _clients(chosen, clients, points, parity_rows)
-    )
-
-
-def _sentence(chosen: ColdStart, points: np.ndarray, parity_rows: IntArray) -> Text:
     embedded = float(chosen.points.sum()) / float(points.sum())
-    return Text.assemble(
-        ("set-up ", "dim"),
-        (f"{chosen.setup_deadline:,.0f} s", "bold"),
-        (", then ", "dim"),
-        (f"{chosen.rounds} rounds of {chosen.round_deadline:,.0f} s", "bold"),
-        (": ", "dim"),
-        (f"{chosen.seconds / 3600:.2f} h", "bold"),
-        (f" to an objective {chosen.excess:.0%} above its optimum, as predicted;\n", "dim"),
-        (f"{embedded:.0%} of the points are embedded when the set-up ends, ", "dim"),
-        (f"{int(parity_rows.sum()):,} parity rows of ten points each\n", "dim"),
+    sentence = (
+        f"set-up {chosen.setup_deadline:,.0f} s, then {chosen.rounds} rounds of "
+        f"{chosen.round_deadline:,.0f} s: {chosen.seconds / 3600:.2f} h to an objective "
+        f"{chosen.excess:.0%} above its optimum, as predicted;\n{embedded:.0%} of the points are "
+        f"embedded when the set-up ends, {int(parity_rows.sum()):,} parity rows of ten points each"
     )
-
-
-def _clients(
-    chosen: ColdStart, clients: Fleet, points: np.ndarray, parity_rows: IntArray
-) -> RenderableType:
-    shares = chosen.points / np.maximum(points, 1)
-    order = np.argsort(shares, kind="stable")[:SHOWN_CLIENTS]
-    title = f"The {len(order)} of {len(clients):,} clients that embed the smallest share"
-    table = plain_table(["client"], ["points", "embedded", "parity rows"], title)
-    for j in order:
-        embedded = int(chosen.points[j])
-        rows = f"{parity_rows[j]:,}" if embedded else "–"
-        table.add_row(Text(str(clients.client[j])), f"{points[j]:,.0f}", f"{embedded:,}", rows)
-    return table
+    least = sorted(rows, key=lambda row: row["embedded"] / max(row["points"], 1))[:SHOWN_CLIENTS]
+    title = f"The {len(least)} of {len(clients):,} clients that embed the smallest share"
+    return document, [sentence, f"\n{title}:", least]
 
 
 def plan_feature_map(
@@ -106,7 +82,7 @@ def plan_feature_map(
     image: tuple[int, int, int] | None,
     excess: float,
     hours: float,
-) -> tuple[dict[str, Any], RenderableType]:
+) -> tuple[dict[str, Any], list[View]]:
     """Choose the most accurate feature map that is trained in time, and show what others take."""
     maps = _feature_maps(work.inputs, image)
     points = clients.points * work.batches
@@ -125,8 +101,24 @@ def plan_feature_map(
         }
         for plan in plans
     ]
-    view = Group(_maps(plans, chosen, hours), _snippet(chosen.map, image))
-    return {"chosen": described[plans.index(chosen)], "maps": described}, view
+    rows = [
+        {
+            "features": plan.map.kind,
+            "number": plan.map.features,
+            "stride": plan.map.stride or "",
+            "operations a point": plan.map.macs,
+            "predicted, h": round(plan.hours, 2),
+            "": "chosen" if plan is chosen else "" if plan.hours <= hours else "too long",
+        }
+        for plan in plans
+    ]
+    title = f"Feature maps, the most accurate last; to be trained within {hours:g} h:"
+    snippet = ["", "[features]", f'kind = "{chosen.map.kind}"']
+    snippet += [f"n_components = {chosen.map.features}"]
+    if chosen.map.stride is not None and image is not None:
+        snippet += [f"image = {list(image)}", f"stride = {chosen.map.stride}"]
+    document = {"chosen": described[plans.index(chosen)], "maps": described}
+    return document, [title, rows, "\n".join(snippet)]
 
 
 def _feature_maps(inputs: int, image: tuple[int, int, int] | None) -> list[MapCost]:
@@ -142,78 +134,60 @@ def _feature_maps(inputs: int, image: tuple[int, int, int] | None) -> list[MapCo
     return maps
 
 
-def _maps(plans: list[MapPlan], chosen: MapPlan, hours: float) -> RenderableType:
-    title = f"Feature maps, the most accurate last; to be trained within {hours:g} h"
-    numbers = ["number", "stride", "operations a point", "predicted, h", ""]
-    table = plain_table(["features"], numbers, title)
-    for plan in plans:
-        cost, stride = plan.map, "" if plan.map.stride is None else str(plan.map.stride)
-        verdict = "chosen" if plan is chosen else "" if plan.hours <= hours else "too long"
-        cells = (f"{cost.features:,}", stride, f"{cost.macs:,}", f"{plan.hours:.2f}", verdict)
-        style = "bold" if plan is chosen else "dim" if plan.hours > hours else ""
-        table.add_row(cost.kind, *cells, style=style)
-    return table
+def plan_for_rounds(
+    clients: Fleet, work: "WorkOptions", rounds: int
+) -> tuple[Plan, dict[str, Any]]:
+    """Minimise the time of set-up and all rounds; compare the paper's rule with a free deadline.
 
-
-def _snippet(chosen: MapCost, image: tuple[int, int, int] | None) -> Text:
-    """Return the lines for an experiment."""
-    lines = ["", "[features]", f'kind = "{chosen.kind}"', f"n_components = {chosen.features}"]
-    if chosen.stride is not None and image is not None:
-        lines += [f"image = {list(image)}", f"stride = {chosen.stride}"]
-    return Text("\n".join(lines))
-
-
-def charged_plans(
-    clients: Fleet, workload: Workload, inputs: int, batches: int, rounds: int, step: float
-) -> dict[str, Any]:
-    """Plan the same training twice: by E[return] = m − u, and with the deadline free.
-
-    Structured features, and a sparse code with ten points of a client behind every parity row.
+    The plan is for a dense code on random features. The comparison plans the same training by
+    E[return] = m − u and with the deadline free: structured features, and a sparse code with ten
+    points of a client behind every parity row.
     """
-    macs = Structured(workload.features).macs(inputs)
-    training = Training(workload, macs, batches, rounds, step, LEAST_MIXING)
-    rule, seconds = cheapest_plan(
-        clients, rounds, lambda rows: training.setup_seconds(clients, rows)
-    )
-    document: dict[str, Any] = {
-        "rule": {
-            "deadline_s": rule.deadline,
-            "parity_rows": rule.parity_rows,
-            "setup_s": training.setup_seconds(clients, rule.parity_rows),
-            "total_s": seconds,
-        },
+    macs = work.inputs * work.features
+    dense = Training(work.workload, macs, work.batches, rounds, work.step, mixing=0)
+    chosen, _ = cheapest_plan(clients, rounds, partial(dense.setup_seconds, clients))
+    structured = Structured(work.features).macs(work.inputs)
+    sparse = replace(dense, feature_macs=structured, mixing=LEAST_MIXING)
+    rule, seconds = cheapest_plan(clients, rounds, partial(sparse.setup_seconds, clients))
+    setup_seconds = sparse.setup_seconds(clients, rule.parity_rows)
+    charged: dict[str, Any] = {
+        "rule": _times(rule, setup_seconds, seconds),
         "hours": None,
         "rule_costs": None,
     }
     try:
-        free = plan_hours(clients, training, EXCESS_BOUND)
+        free = plan_hours(clients, sparse, EXCESS_BOUND)
     except InputError:  # some clients are rarely available: only the rule has a plan
-        return document
-    document["hours"] = {
-        "deadline_s": free.plan.deadline,
-        "parity_rows": free.plan.parity_rows,
-        "setup_s": free.setup_seconds,
-        "total_s": free.seconds,
-        "excess_bound": free.excess,
+        return chosen, charged
+    times = _times(free.plan, free.setup_seconds, free.seconds)
+    charged["hours"] = {**times, "excess_bound": free.excess}
+    charged["rule_costs"] = seconds / free.seconds
+    return chosen, charged
+
+
+def _times(plan: Plan, setup_seconds: float, seconds: float) -> dict[str, Any]:
+    return {
+        "deadline_s": plan.deadline,
+        "parity_rows": plan.parity_rows,
+        "setup_s": setup_seconds,
+        "total_s": seconds,
     }
-    document["rule_costs"] = seconds / free.seconds
-    return document
 
 
-def charged_view(charged: dict[str, Any], rounds: int) -> Group:
+def charged_views(charged: dict[str, Any], rounds: int) -> list[View]:
     """Return both plans as a table, and what the rule costs as a sentence."""
-    table = plain_table(["deadline from"], ["parity rows", "deadline", "set-up", "in all"])
+    rows = []
     for name, words in (("rule", "the paper's rule"), ("hours", "charged hours")):
         if (plan := charged[name]) is not None:
-            seconds = [duration(plan[key]) for key in ("deadline_s", "setup_s", "total_s")]
-            table.add_row(words, f"{plan['parity_rows']:,}", *seconds)
-    title = f"\nSet-up and {rounds:,} rounds, structured features, ten points per parity row"
-    parts: list[RenderableType] = [Text(title, style="bold"), table]
-    if charged["rule_costs"] is not None:
-        sentence = (
-            f"The rule takes {charged['rule_costs']:.1f} times as long; the other leaves an "
-            f"excess of at most {charged['hours']['excess_bound']:.2g} of the objective "
-            '(coded, planned = "hours").'
-        )
-        parts.append(Text(sentence))
-    return Group(*parts)
+            row = {"deadline from": words, "parity rows": plan["parity_rows"]}
+            times = {"deadline": "deadline_s", "set-up": "setup_s", "in all": "total_s"}
+            rows.append(row | {heading: duration(plan[key]) for heading, key in times.items()})
+    title = f"\nSet-up and {rounds:,} rounds, structured features, ten points per parity row:"
+    if charged["rule_costs"] is None:
+        return [title, rows]
+    sentence = (
+        f"The rule takes {charged['rule_costs']:.1f} times as long; the other leaves an "
+        f"excess of at most {charged['hours']['excess_bound']:.2g} of the objective "
+        '(coded, planned = "hours").'
+    )
+    return [title, rows, sentence]

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,35 +15,94 @@ from codedfedl.cli.output import say, wrote
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.programs import Superlink
+    from codedfedl.federate.flower.superlink import Superlink
 
-__all__ = ["federate"]
+__all__ = ["federate_app"]
 
 SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
 
 Home = Annotated[Path, typer.Option(help="The server's folder, as given to federate serve.")]
-LinkAddress = Annotated[
-    str | None,
-    typer.Option(help="A SuperLink of your own, as host:port, instead of --home."),
-]
 
 
-def link_of(home: Path, superlink: str | None, authority: Path | None) -> "Superlink":
-    """Return the SuperLink that a command is for: the server's in a folder, or one by address."""
-    from codedfedl.federate.flower.programs import Superlink, check_engine
+@dataclass(frozen=True)
+class ServerOptions:
+    """Which server.
+
+    Attributes
+    ----------
+    superlink
+        A SuperLink of your own, as host:port, instead of --home.
+    """
+
+    home: Home = SERVER_HOME
+    superlink: str | None = None
+    authority: Authority = None
+
+    def link(self) -> "Superlink":
+        """Return the SuperLink: the server's in a folder, or one by address."""
+        from codedfedl.federate.flower.programs import check_engine
+        from codedfedl.federate.flower.superlink import Superlink, running
+
+        check_engine()
+        if self.superlink is None:
+            return running(self.home.resolve())
+        if self.authority is not None and not self.authority.is_file():
+            raise InputError(
+                f"--ca {self.authority} does not exist: give the authority's certificate"
+            )
+        folder = "".join(c if c.isalnum() else "-" for c in self.superlink)
+        cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
+        return Superlink(self.superlink, cache, self.authority and self.authority.resolve())
+
+
+federate_app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
+)
+_OPERATOR, _OWNER = "The server's operator", "Owners of nodes and helpers"
+federate_app.command("local", rich_help_panel="Try it")(local_command)
+
+
+@federate_app.command("keys", rich_help_panel=_OPERATOR)
+@documented
+def keys_command(
+    folder: Path,
+    *,
+    host: list[str],
+    nodes: str = "",
+    days: float = 365.0,
+) -> None:
+    """Make an authority, the server's certificate and, if asked, keys for nodes.
+
+    Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
+    node makes its own key with `codedfedl federate key`; with --nodes the keys are made here, and
+    each node's .key must be copied to it.
+
+    Parameters
+    ----------
+    folder
+        Folder for certificates and keys.
+    host
+        The server's name or address; may be repeated.
+    nodes
+        Nodes' names, separated by commas; better, let nodes make their own keys.
+    days
+        Validity of the certificates, in days.
+    """
+    from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    if superlink is None:
-        from codedfedl.federate.flower.superlink import running
+    from codedfedl.federate.deploy.keys import make_keys
 
-        return running(home.resolve())
-    if authority is not None and not authority.is_file():
-        raise InputError(f"--ca {authority} does not exist: give the authority's certificate")
-    folder = "".join(c if c.isalnum() else "-" for c in superlink)
-    cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
-    return Superlink(superlink, cache, None if authority is None else authority.resolve())
+    if not 0 < days < math.inf:
+        raise InputError(f"--days is {days:g}: must be above 0")
+    names = [name.strip() for name in nodes.split(",")] if nodes else []
+    if len(set(names)) < len(names):
+        raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
+    make_keys(folder, host, names, days=days)
+    wrote(folder)
 
 
+@federate_app.command("serve", rich_help_panel=_OPERATOR)
 @documented
 def serve_command(
     *,
@@ -73,7 +133,7 @@ def serve_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.deploy.keys import Keys
     from codedfedl.federate.flower.superlink import ServerSettings, serve
 
     if (keys is None) != insecure:
@@ -84,35 +144,14 @@ def serve_command(
     raise typer.Exit(serve(ServerSettings(home.resolve(), host, port, held, database), say))
 
 
-@documented
-def key_command(name: str, *, folder: Path = Path()) -> None:
-    """Make a node's key pair, on the node; only the .pub goes to the operator.
-
-    Parameters
-    ----------
-    name
-        The node's name.
-    folder
-        Folder for the key pair.
-    """
-    from codedfedl.federate.flower.programs import check_engine
-
-    check_engine()
-    from codedfedl.federate.flower.keys import make_node_key
-
-    private, public = make_node_key(folder, name)
-    say(f"{private} stays here; give {public} to the operator")
-
-
+@federate_app.command("register", rich_help_panel=_OPERATOR)
 @documented
 def register_command(
     keys: list[Path],
     *,
     name: str | None = None,
     role: str | None = None,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """Admit nodes by their public keys; each name and role then belongs to its key.
 
@@ -128,8 +167,8 @@ def register_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
-    from codedfedl.federate.flower.registry import ROLES
+    from codedfedl.federate.deploy.keys import check_name
+    from codedfedl.federate.deploy.registry import ROLES
 
     if name is not None and len(keys) > 1:
         raise InputError(
@@ -141,7 +180,7 @@ def register_command(
             raise InputError(f"{key} does not exist: make it with codedfedl federate key")
     if role is not None and role not in ROLES:
         raise InputError(f"--role is {role!r}: must be {' or '.join(ROLES)}")
-    link = link_of(home, superlink, authority)
+    link = server.link()
     for key in keys:
         node = name or key.stem
         if link.register(key, node, role):
@@ -150,13 +189,12 @@ def register_command(
             say(f"{node} is already registered")
 
 
+@federate_app.command("revoke", rich_help_panel=_OPERATOR)
 @documented
 def revoke_command(
     who: str,
     *,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
 ) -> None:
     """Revoke a node's key: it is refused, and cannot be registered again.
 
@@ -165,53 +203,18 @@ def revoke_command(
     who
         A node's name, or the file of its public key.
     """
-    from codedfedl.federate.flower.registry import fingerprint_of
+    from codedfedl.federate.deploy.registry import fingerprint_of
 
     node = fingerprint_of(Path(who)) if Path(who).is_file() else who
-    say(f"revoked {link_of(home, superlink, authority).revoke(node)}")
+    say(f"revoked {server.link().revoke(node)}")
 
 
-@documented
-def stop_command(
-    run: Path | None = None,
-    *,
-    number: Annotated[int | None, typer.Option("--run")] = None,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
-) -> None:
-    """End a run after its current round, or at once by its number.
-
-    Finished rounds stay, and the nodes keep their caches: `federate run` with the same --out
-    continues it.
-
-    Parameters
-    ----------
-    run
-        The run directory.
-    number
-        Instead: the number of the run, which ends at once.
-    """
-    if (run is None) == (number is None):
-        raise InputError("give a run directory, or --run with a number")
-    if run is not None:
-        from codedfedl.runs.directory import RunDirectory
-
-        RunDirectory(run).stop()
-        say(f"{run} ends after its current round; see {run / 'server.log'}")
-    else:
-        assert number is not None
-        link_of(home, superlink, authority).stop(number)
-        say(f"run {number} is stopped")
-
-
+@federate_app.command("run", rich_help_panel=_OPERATOR)
 @documented
 def run_command(
     experiment: Path,
     *,
-    home: Home = SERVER_HOME,
-    superlink: LinkAddress = None,
-    authority: Authority = None,
+    server: ServerOptions,
     out: Path = Path("runs/fed"),
     follow: bool = False,
     serve: Serve = None,
@@ -236,7 +239,7 @@ def run_command(
     from codedfedl.runs.federation import scheme_of
 
     scheme_of(read_experiment(experiment))
-    link = link_of(home, superlink, authority)
+    link = server.link()
     from codedfedl.cli.following import how_to_follow, run_and_follow, submit
 
     if follow or serve is not None:
@@ -246,6 +249,7 @@ def run_command(
     say(f"run {number} started; follow it with {how_to_follow(out)}")
 
 
+@federate_app.command("follow", rich_help_panel=_OPERATOR)
 @documented
 def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None:
     """Show a run in progress, every round as it happens, until it ends.
@@ -263,45 +267,40 @@ def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None
     follow_run(run.resolve(), serve, track)
 
 
+@federate_app.command("stop", rich_help_panel=_OPERATOR)
 @documented
-def keys_command(
-    folder: Path,
+def stop_command(
+    run: Path | None = None,
     *,
-    host: list[str],
-    nodes: str = "",
-    days: float = 365.0,
+    number: Annotated[int | None, typer.Option("--run")] = None,
+    server: ServerOptions,
 ) -> None:
-    """Make an authority, the server's certificate and, if asked, keys for nodes.
+    """End a run after its current round, or at once by its number.
 
-    Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
-    node makes its own key with `codedfedl federate key`; with --nodes the keys are made here, and
-    each node's .key must be copied to it.
+    Finished rounds stay, and the nodes keep their caches: `federate run` with the same --out
+    continues it.
 
     Parameters
     ----------
-    folder
-        Folder for certificates and keys.
-    host
-        The server's name or address; may be repeated.
-    nodes
-        Nodes' names, separated by commas; better, let nodes make their own keys.
-    days
-        Validity of the certificates, in days.
+    run
+        The run directory.
+    number
+        Instead: the number of the run, which ends at once.
     """
-    from codedfedl.federate.flower.programs import check_engine
+    if (run is None) == (number is None):
+        raise InputError("give a run directory, or --run with a number")
+    if run is not None:
+        from codedfedl.runs.directory import RunDirectory
 
-    check_engine()
-    from codedfedl.federate.flower.keys import make_keys
-
-    if not 0 < days < math.inf:
-        raise InputError(f"--days is {days:g}: must be above 0")
-    names = [name.strip() for name in nodes.split(",")] if nodes else []
-    if len(set(names)) < len(names):
-        raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
-    make_keys(folder, host, names, days=days)
-    wrote(folder)
+        RunDirectory(run).stop()
+        say(f"{run} ends after its current round; see {run / 'server.log'}")
+    else:
+        assert number is not None
+        server.link().stop(number)
+        say(f"run {number} is stopped")
 
 
+@federate_app.command("app", rich_help_panel=_OPERATOR)
 def app_command() -> None:
     """Print the folder of the Flower app, for `flwr run $(codedfedl federate app)`."""
     from codedfedl.federate.flower.programs import APP
@@ -309,28 +308,27 @@ def app_command() -> None:
     typer.echo(APP)
 
 
-federate = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
-)
-_COMMANDS = {
-    "Try it": {"local": local_command},
-    "The server's operator": {
-        "keys": keys_command,
-        "serve": serve_command,
-        "register": register_command,
-        "revoke": revoke_command,
-        "run": run_command,
-        "follow": follow_command,
-        "stop": stop_command,
-        "app": app_command,
-    },
-    "Owners of nodes and helpers": {
-        "key": key_command,
-        "node": node_command,
-        "helper": helper_command,
-        "ledger": ledger_command,
-    },
-}
-for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        federate.command(_name, rich_help_panel=_panel)(_command)
+@federate_app.command("key", rich_help_panel=_OWNER)
+@documented
+def key_command(name: str, *, folder: Path = Path()) -> None:
+    """Make a node's key pair, on the node; only the .pub goes to the operator.
+
+    Parameters
+    ----------
+    name
+        The node's name.
+    folder
+        Folder for the key pair.
+    """
+    from codedfedl.federate.flower.programs import check_engine
+
+    check_engine()
+    from codedfedl.federate.deploy.keys import make_node_key
+
+    private, public = make_node_key(folder, name)
+    say(f"{private} stays here; give {public} to the operator")
+
+
+federate_app.command("node", rich_help_panel=_OWNER)(node_command)
+federate_app.command("helper", rich_help_panel=_OWNER)(helper_command)
+federate_app.command("ledger", rich_help_panel=_OWNER)(ledger_command)

@@ -18,14 +18,14 @@ from codedfedl.cli.options import (
     Serve,
     documented,
 )
-from codedfedl.cli.output import blaming, json_number, say, show, with_resume_hint
+from codedfedl.cli.output import blaming, exit_on_signals, json_number, say, show, with_resume_hint
 from codedfedl.errors import InputError
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 
 if TYPE_CHECKING:
     from codedfedl.core.protocol import Scheme
     from codedfedl.data import Dataset
-    from codedfedl.federate.flower.keys import Keys
+    from codedfedl.federate.deploy.keys import Keys
     from codedfedl.runs.config import Experiment
     from codedfedl.runs.directory import RunDirectory
 
@@ -95,7 +95,7 @@ class TrainingOptions:
         Sums without noise have no ε: asking for them here allows any.
         """
         from codedfedl.core.disclosure import Disclosure, needs_helper, only_private
-        from codedfedl.federate.vault import EPSILON_CAP
+        from codedfedl.federate.secure.vault import EPSILON_CAP
 
         module, colon, _ = self.scheme.partition(":")
         config = NodeConfig(
@@ -104,11 +104,11 @@ class TrainingOptions:
             encoder=encoder,
             works=module if colon else None,
         )
-        if not needs_helper(scheme.disclosure):
+        if not needs_helper(scheme.info.disclosure):
             return config
-        private = only_private(scheme.disclosure)
+        private = only_private(scheme.info.disclosure)
         cap = max(EPSILON_CAP, self.epsilon or 0.0) if private else inf
-        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
+        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.info.disclosure
         return replace(config, epsilon_cap=cap, parity=parity)
 
 
@@ -143,8 +143,8 @@ class SecurityOptions:
 
     def held(self, folder: Path, clients: int, *, helper: bool) -> "Keys | None":
         """Return the keys of --keys, or with --tls new ones in a folder."""
-        from codedfedl.federate.flower.keys import Keys
-        from codedfedl.federate.flower.local import local_keys
+        from codedfedl.federate.deploy.keys import Keys
+        from codedfedl.federate.deploy.local import local_keys
 
         if self.keys is not None:
             return Keys(self.keys)
@@ -191,8 +191,8 @@ def local_command(
 
     check_engine()
     from codedfedl.cli.following import served, write_report
+    from codedfedl.report.outcome_tables import rounds_view
     from codedfedl.report.reading import RunTables
-    from codedfedl.report.tables import rounds_view
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
 
@@ -225,10 +225,10 @@ def _train(
     resume: bool,
 ) -> dict[str, int]:
     """Run the federation; return which nodes were killed, and after which round."""
-    from codedfedl.cli.following import LOCAL, ended_by_signals, follow_local
+    from codedfedl.cli.following import LOCAL, follow_local
     from codedfedl.core.disclosure import only_private
-    from codedfedl.federate.flower.keys import Keys
-    from codedfedl.federate.flower.local import LocalFederation, check_port, local_names
+    from codedfedl.federate.deploy.keys import Keys
+    from codedfedl.federate.deploy.local import LocalFederation, check_port, local_names
     from codedfedl.federate.shards import write_shards
     from codedfedl.runs.federation import scheme_of
     from codedfedl.simulation.units import refuse_own_scale
@@ -238,8 +238,8 @@ def _train(
     loaded = experiment.data.load(data)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
-    if only_private(scheme.disclosure):
-        refuse_own_scale(loaded, scheme.name)
+    if only_private(scheme.info.disclosure):
+        refuse_own_scale(loaded, scheme.info.name)
     is_text = experiment.data.text is not None
     node = training.node(scheme, experiment.features.encoder, text=is_text)
     has_helper = node.epsilon_cap is not None
@@ -255,7 +255,7 @@ def _train(
         keys = security.held(folder / "keys", training.clients, helper=has_helper)
         with (
             directory.failures_noted(),
-            ended_by_signals(),
+            exit_on_signals(),
             LocalFederation(folder, shards, keys=keys, port=port, node=node) as running,
         ):
             killed = follow_local(running, directory, security.kill)

@@ -1,17 +1,16 @@
 """`codedfedl federate node`, `helper` and `ledger`: what the owners of nodes and helpers run."""
 
-import signal
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from codedfedl.cli.options import Authority, Json, documented
-from codedfedl.cli.output import json_number, say, show
+from codedfedl.cli.output import exit_on_signals, json_number, say, show
 from codedfedl.errors import InputError
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig
 
 __all__ = ["Access", "helper_command", "ledger_command", "node_command"]
 
@@ -69,7 +68,7 @@ def node_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.deploy.keys import check_name
     from codedfedl.federate.flower.supernode import NodeSettings, run_node
 
     check_name(config.name)
@@ -79,8 +78,9 @@ def node_command(
             "--vault, --epsilon-cap and --parity are for secure sums: give --helper too"
         )
     config = replace(config.resolved(), settings=dict(_pair(text) for text in settings))
-    _exit_on_signals()
-    raise typer.Exit(run_node(NodeSettings(config=config, **asdict(access)), say))
+    with exit_on_signals():
+        code = run_node(NodeSettings(config=config, **asdict(access)), say)
+    raise typer.Exit(code)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -116,9 +116,9 @@ def helper_command(
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.flower.keys import check_name
+    from codedfedl.federate.deploy.keys import check_name
     from codedfedl.federate.flower.supernode import NodeSettings, run_answerer
-    from codedfedl.federate.helper import HelperNode
+    from codedfedl.federate.secure.helper import HelperNode
 
     check_name(name)
     access.check()
@@ -126,9 +126,10 @@ def helper_command(
         raise InputError(f"--clients {clients} is not a folder: put every NAME.pub into one")
     node = HelperNode(name, home.resolve(), clients)
     say(f"clients pin {home / 'masks.pub'}")
-    _exit_on_signals()
     settings = NodeSettings(config=NodeConfig(name), **asdict(access))
-    raise typer.Exit(run_answerer(settings, node, node.home, say))
+    with exit_on_signals():
+        code = run_answerer(settings, node, node.home, say)
+    raise typer.Exit(code)
 
 
 @documented
@@ -173,13 +174,3 @@ def ledger_command(vault: Path, *, delta: float = 1e-5, as_json: Json = False) -
             f"{row['sums']} sums of {row['federations']} federations"
         )
     show(as_json, {"vault": str(vault), "data_sets": rows}, *sentences)
-
-
-def _exit_on_signals() -> None:
-    """End on SIGTERM and SIGHUP as on an exception, so that everything is ended."""
-
-    def leave(number: int, _frame: Any) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)

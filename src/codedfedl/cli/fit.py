@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from codedfedl.cli.options import Json, documented
-from codedfedl.cli.output import progress, say, show, wrote
-from codedfedl.errors import InputError
-from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
+from codedfedl.cli.output import check_outputs, progress, say, show, wrote
 
 __all__ = ["fit_command"]
 
@@ -46,9 +44,10 @@ def fit_command(
     """
     from codedfedl.fitting.fit import fit
     from codedfedl.fitting.traces import read_traces
-    from codedfedl.report.fit_table import fit_view
+    from codedfedl.report.fleet_tables import fit_view
 
-    _check_destinations(traces, out, measured, figure)
+    taken = {traces: "the file of measured times itself"}
+    check_outputs(taken, out=out, measured=measured, figure=figure)
     times = read_traces(traces)
     with progress("fitting"):
         fitted = fit(times, points)
@@ -58,7 +57,7 @@ def fit_command(
             wrote(path)
     if figure is not None:
         from codedfedl.report.figures import save_figure
-        from codedfedl.report.fit_figure import fit_figure
+        from codedfedl.report.fleet_figures import fit_figure
 
         save_figure(fit_figure(fitted), figure)
         wrote(figure)
@@ -66,17 +65,3 @@ def fit_command(
     for kind, sentences in (("note", fitted.notes), ("warning", fitted.warnings)):
         for sentence in sentences:
             say(f"{kind}: {sentence}")
-
-
-def _check_destinations(
-    traces: Path, out: Path | None, measured: Path | None, figure: Path | None
-) -> None:
-    """Refuse files that could not be written, or that another would overwrite."""
-    taken = {traces.resolve(): "the file of measured times itself"}
-    for option, path in (("--out", out), ("--measured", measured), ("--figure", figure)):
-        if path is None:
-            continue
-        check_destination(path, FIGURE_SUFFIXES if option == "--figure" else TABLE_SUFFIXES)
-        if path.resolve() in taken:
-            raise InputError(f"{option} {path} is {taken[path.resolve()]}: choose another")
-        taken[path.resolve()] = f"{option}'s file too"

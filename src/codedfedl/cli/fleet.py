@@ -5,9 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from codedfedl.cli.options import Json, documented
-from codedfedl.cli.output import progress, show, wrote
-from codedfedl.errors import InputError
-from codedfedl.io.files import TABLE_SUFFIXES, check_destination
+from codedfedl.cli.output import check_outputs, progress, show, wrote
 
 __all__ = ["fleet_command"]
 
@@ -77,10 +75,8 @@ def fleet_command(
     """
     from codedfedl.fleet.traces import TraceFiles, traced_devices
 
-    check_destination(out, TABLE_SUFFIXES)
     files = asdict(traces)
-    if out.resolve() in [path.resolve() for path in files.values() if path is not None]:
-        raise InputError(f"--out {out} is one of the traces: choose another")
+    check_outputs({path: "one of the traces" for path in files.values() if path}, out=out)
     with progress("reading traces"):
         devices = traced_devices(
             TraceFiles(**files),
@@ -94,10 +90,8 @@ def fleet_command(
     devices.write(out)
     wrote(out)
     spreads = {name: _spread(getattr(devices, name).tolist()) for name in _QUANTITIES}
-    lines = [f"{f'{clients} clients':<14}{'smallest':>10}{'median':>10}{'largest':>10}"]
-    for name, spread in spreads.items():
-        lines.append(f"{name:<14}" + "".join(f"{value:>10.3g}" for value in spread.values()))
-    show(as_json, {"devices": str(out), "clients": clients, **spreads}, "\n".join(lines))
+    rows = [{f"{clients} clients": name, **spread} for name, spread in spreads.items()]
+    show(as_json, {"devices": str(out), "clients": clients, **spreads}, rows)
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from codedfedl.cli.output import messages, say, wrote
 from codedfedl.errors import InputError
-from codedfedl.federate.failures import nobody_arrived
+from codedfedl.federate.server.outcomes import nobody_arrived
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
 from codedfedl.report.live import LivePage
-from codedfedl.report.sending import Sender
+from codedfedl.report.sending import RoundSender
 from codedfedl.runs.advice import advice
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
@@ -27,13 +27,12 @@ from codedfedl.runs.watching import Sight, look
 from codedfedl.tracking import open_tracker
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.local import LocalFederation
-    from codedfedl.federate.flower.programs import Superlink
+    from codedfedl.federate.deploy.local import LocalFederation
+    from codedfedl.federate.flower.superlink import Superlink
 
 __all__ = [
     "LOCAL",
     "continue_hint",
-    "ended_by_signals",
     "engine_check",
     "finish",
     "follow_local",
@@ -103,7 +102,7 @@ def follow_run(run: Path, serve: int | None, track: Sequence[str]) -> None:
         raise InputError(f"{run} is not the directory of a run in progress: it has no status.json")
     if status.state != "running":
         raise InputError(f"{run} is {status}: see {shlex.join(['codedfedl', 'report', str(run)])}")
-    sender = Sender(directory, [open_tracker(text, run) for text in track], messages.print)
+    sender = RoundSender(directory, [open_tracker(text, run) for text in track], messages.print)
     with sender.broadcast.finished(run / "report.html"):
         with served(directory, serve):
             _follow(directory, server_check(directory), 0, sender.send)
@@ -160,8 +159,8 @@ def follow_local(running: "LocalFederation", directory: RunDirectory, kill: int)
     def look_after_nodes() -> bool:
         rounds = journal.rounds()
         if len(killed) < min(kill, rounds):
-            last = len(running.nodes) - 1 - len(killed)
-            running.signal_node(last, signal.SIGKILL)
+            last = len(running.shards) - 1 - len(killed)
+            running.send(running.names[last], signal.SIGKILL)
             killed[last] = rounds
         return ended()
 
@@ -331,18 +330,3 @@ def _display() -> Iterator[Callable[[str, bool], None]]:
             last = sentence
 
     yield print_changes
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that all processes are ended."""
-
-    def stop(number: int, _frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

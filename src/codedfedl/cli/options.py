@@ -24,11 +24,11 @@ __all__ = [
     "Overrides",
     "Port",
     "Resume",
+    "RunOptions",
     "SchemeName",
     "Serve",
     "Track",
     "Trust",
-    "Workers",
     "documented",
     "known_experiments",
     "known_schemes",
@@ -37,7 +37,7 @@ __all__ = [
 _REPEATED = list[str] | None
 _SECTION = re.compile(r"^(?:Parameters|Attributes)\n-+\n", re.MULTILINE)
 _ENTRY = re.compile(r"(\w+)(?: : (.+))?")
-_SCHEME_NAME = re.compile(r'^    name: ClassVar\[str\] = "(.+)"$', re.MULTILINE)
+_SCHEME_NAME = re.compile(r'(?:Info\(\s*|\.info,\s*name=)"([a-z-]+)"')
 
 
 def known_experiments(prefix: str) -> list[str]:
@@ -95,7 +95,7 @@ Track = Annotated[
 Trust = Annotated[
     bool,
     typer.Option(
-        help="Import and run the Python code that the run directory names (module:Class).",
+        help="Import and run the Python code that the run directory or the model names.",
     ),
 ]
 Authority = Annotated[
@@ -111,8 +111,8 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 
 @dataclass(frozen=True)
-class Workers:
-    """Where the seeds are computed.
+class RunOptions:
+    """How the run is computed and followed.
 
     Attributes
     ----------
@@ -126,9 +126,13 @@ class Workers:
         there are, divided by --jobs, and 1 with --dask.
     """
 
+    data: Data = None
+    device: Device = "cpu"
     jobs: Count = 1
     dask: str | None = None
     threads: Annotated[int | None, typer.Option(min=1)] = None
+    resume: Resume = False
+    track: Track = ()
 
 
 def documented(command: Callable[..., None]) -> Callable[..., None]:
@@ -208,6 +212,7 @@ def _declared(
 def _sections(documented: Any) -> tuple[str, dict[str, tuple[str | None, str]]]:
     """Return the text of a docstring, and the word and the help of each of its parameters."""
     text, *sections = _SECTION.split(inspect.getdoc(documented) or "")
+    paragraphs = text.rstrip().split("\n\n")
     entries: dict[str, tuple[str | None, str]] = {}
     name = ""
     for line in "\n".join(sections).splitlines():
@@ -217,4 +222,11 @@ def _sections(documented: Any) -> tuple[str, dict[str, tuple[str | None, str]]]:
         elif line.strip():
             word, before = entries[name]
             entries[name] = (word, f"{before} {line.strip()}".lstrip())
-    return text.rstrip(), entries
+    return "\n\n".join(_unwrapped(paragraph) for paragraph in paragraphs), entries
+
+
+def _unwrapped(paragraph: str) -> str:
+    r"""Join lines, which the terminal wraps again, but below a ``\b``; brackets are no markup."""
+    if paragraph.startswith("\\b\n"):
+        return paragraph.removeprefix("\\b\n")
+    return " ".join(paragraph.split()).replace("[", r"\[")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,24 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from codedfedl.errors import InputError
+from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 from codedfedl.io.names import printable
 
 __all__ = [
     "Printing",
     "blaming",
+    "check_outputs",
+    "exit_on_signals",
     "json_number",
     "messages",
-    "plain_table",
     "print_json",
     "print_views",
     "progress",
     "results",
+    "rows_table",
     "say",
     "show",
     "with_resume_hint",
@@ -37,6 +41,10 @@ __all__ = [
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
 _LONG_SECONDS = 1.0
 """From this time on, a step says how long it took where no terminal shows it."""
+
+
+View = RenderableType | list[dict[str, Any]]
+"""What people read: anything that rich prints, or rows by the names of their columns."""
 
 
 class Printing(Console):
@@ -70,6 +78,26 @@ def blaming(option: str) -> Iterator[None]:
         raise InputError(f"{option}: {error}") from None
 
 
+def check_outputs(taken: Mapping[Path, str], **outputs: Path | None) -> None:
+    """Refuse files that could not be written, or that overwrite an input or another output.
+
+    Parameters
+    ----------
+    taken
+        What each input is, in words.
+    outputs
+        Paths by the name of their option: a picture for `figure`, and tables for all others.
+    """
+    names = {path.resolve(): name for path, name in taken.items()}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_destination(path, FIGURE_SUFFIXES if option == "figure" else TABLE_SUFFIXES)
+        if path.resolve() in names:
+            raise InputError(f"--{option} {path} is {names[path.resolve()]}: choose another")
+        names[path.resolve()] = f"--{option}'s file too"
+
+
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """Show that something is under way; piped, say afterwards how long it took, if it was long."""
@@ -88,7 +116,7 @@ def print_json(document: Mapping[str, Any]) -> None:
     print(json.dumps(document, allow_nan=False))
 
 
-def show(as_json: bool, document: Mapping[str, Any], *views: RenderableType) -> None:
+def show(as_json: bool, document: Mapping[str, Any], *views: View) -> None:
     """Print the results of a command: one JSON document, or what people read."""
     if as_json:
         print_json(document)
@@ -96,22 +124,32 @@ def show(as_json: bool, document: Mapping[str, Any], *views: RenderableType) -> 
         print_views(*views)
 
 
-def print_views(*views: RenderableType) -> None:
-    """Print what people read on stdout; sentences are not wrapped."""
+def print_views(*views: View) -> None:
+    """Print what people read on stdout: sentences, which are not wrapped, rows, and tables."""
     for view in views:
-        results.print(view, soft_wrap=isinstance(view, str))
+        shown = rows_table(view) if isinstance(view, list) else view
+        results.print(shown, soft_wrap=isinstance(view, str))
 
 
-def plain_table(texts: Sequence[str], numbers: Sequence[str] = (), title: str = "") -> Table:
-    """Return a table without lines: columns of texts, then columns of numbers."""
+def rows_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
+    """Return rows as a table without lines, with the numbers at the right of their columns."""
     table = Table(
         title=title or None, title_justify="left", box=None, padding=(0, 2), header_style="bold"
     )
-    for heading in texts:
-        table.add_column(heading)
-    for heading in numbers:
-        table.add_column(heading, justify="right")
+    for name, value in rows[0].items():
+        justify: JustifyMethod = "right" if isinstance(value, int | float) else "left"
+        table.add_column(name.replace("_", " "), justify=justify)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
     return table
+
+
+def _cell(value: Any) -> Text:
+    if value is None:
+        return Text("–")
+    if isinstance(value, int | float):
+        return Text(f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+    return Text(printable(str(value)))
 
 
 def json_number(value: float) -> float | None:
@@ -129,6 +167,21 @@ def with_resume_hint(run: Path, resumes: bool) -> Iterator[None]:
             again = "the same command" if resumes else "the same command and --resume"
             say(f"stopped: {run} is kept; continue with {again}")
         raise
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, so that all processes are ended."""
+
+    def leave(number: int, _frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def say(sentence: str) -> None:

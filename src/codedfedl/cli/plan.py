@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codedfedl.cli.options import Json, documented
-from codedfedl.cli.output import json_number, progress, say, show, wrote
+from codedfedl.cli.output import View, check_outputs, json_number, progress, say, show, wrote
 from codedfedl.errors import InputError
-from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from codedfedl.fleet.devices import Fleet, Workload
     from codedfedl.fleet.measured import MeasuredDelays
     from codedfedl.fleet.server import Server
@@ -180,15 +177,6 @@ class OutputOptions:
     figure: Path | None = None
     as_json: Json = False
 
-    def check(self, fleet: str) -> None:
-        """Refuse files that could not be written, and the fleet file itself."""
-        if self.out is not None:
-            check_destination(self.out, TABLE_SUFFIXES)
-            if self.out.resolve() == Path(fleet).resolve():
-                raise InputError(f"--out {self.out} is the fleet file itself: choose another")
-        if self.figure is not None:
-            check_destination(self.figure, FIGURE_SUFFIXES)
-
 
 @documented
 def plan_command(
@@ -220,7 +208,7 @@ def plan_command(
     from codedfedl.fleet.built_in import BUILT_IN, check_fleet_name
     from codedfedl.fleet.measured import is_measured, read_measured
 
-    output.check(fleet)
+    check_outputs({Path(fleet): "the fleet file itself"}, out=output.out, figure=output.figure)
     check_fleet_name(fleet)
     if fleet not in BUILT_IN and is_measured(fleet):
         measured = f"the measured delays of {fleet}"
@@ -233,7 +221,14 @@ def plan_command(
     if parity.within is not None or parity.excess is not None:
         _plan_cold_start(clients, parity, work, output)
     elif parity.rounds is not None:
-        _plan_for_rounds(clients, parity, work, output)
+        from codedfedl.cli.charged_plans import charged_views, plan_for_rounds
+
+        parity.server(clients)  # refuses --max-rows alone
+        parity.refuse("--rounds", "redundancy", "rows", "server_rate")
+        with progress("planning"):
+            chosen, charged = plan_for_rounds(clients, work, parity.rounds)
+        views = charged_views(charged, parity.rounds)
+        _show(clients, chosen, output, {"charged": charged}, *views)
     else:
         server = parity.server(clients)
         with progress("planning"):
@@ -266,31 +261,10 @@ def _plan_cold_start(
     image = None if parity.within is None else work.image_shape
     with progress("planning"):
         if parity.within is None:
-            document, view = plan_cold_start(clients, work, excess)
+            document, views = plan_cold_start(clients, work, excess)
         else:
-            document, view = plan_feature_map(clients, work, image, excess, parity.within)
-    show(output.as_json, document, view)
-
-
-def _plan_for_rounds(
-    clients: "Fleet", parity: ParityOptions, work: WorkOptions, output: OutputOptions
-) -> None:
-    """Minimise the time of set-up and all rounds; show what the paper's rule costs."""
-    from codedfedl.cli.charged_plans import charged_plans, charged_view
-    from codedfedl.planning.hours import Training, cheapest_plan
-
-    rounds, workload = parity.rounds, work.workload
-    assert rounds is not None
-    parity.server(clients)  # refuses --max-rows alone
-    parity.refuse("--rounds", "redundancy", "rows", "server_rate")
-    macs = work.inputs * workload.features
-    training = Training(workload, macs, work.batches, rounds, work.step, mixing=0)
-    with progress("planning"):
-        chosen, _ = cheapest_plan(
-            clients, rounds, lambda rows: training.setup_seconds(clients, rows)
-        )
-        charged = charged_plans(clients, workload, work.inputs, work.batches, rounds, work.step)
-    _show(clients, chosen, output, {"charged": charged}, charged_view(charged, rounds))
+            document, views = plan_feature_map(clients, work, image, excess, parity.within)
+    show(output.as_json, document, *views)
 
 
 def _show(
@@ -298,11 +272,11 @@ def _show(
     chosen: "Plan",
     output: OutputOptions,
     more: dict[str, Any] | None = None,
-    *views: "RenderableType",
+    *views: View,
 ) -> None:
     """Write, draw and print a plan; in JSON with more fields, and for people with more views."""
     from codedfedl.fleet.maximum import expected_maximum
-    from codedfedl.report.plan_table import plan_view
+    from codedfedl.report.fleet_tables import plan_view
 
     with progress("planning"):
         waiting = expected_maximum(clients, chosen.points)
@@ -315,7 +289,8 @@ def _show(
         chosen.write(output.out)
         wrote(output.out)
     if output.figure is not None:
-        from codedfedl.report.figures import plan_figure, save_figure
+        from codedfedl.report.figures import save_figure
+        from codedfedl.report.fleet_figures import plan_figure
 
         save_figure(plan_figure(chosen, clients), output.figure)
         wrote(output.figure)

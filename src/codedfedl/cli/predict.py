@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import Data, Json, documented
-from codedfedl.cli.output import json_number, plain_table, print_json, results, show, wrote
-from codedfedl.io.files import TABLE_SUFFIXES, check_destination
+from codedfedl.cli.options import Data, Json, Trust, documented
+from codedfedl.cli.output import View, check_outputs, json_number, show, wrote
+from codedfedl.io.files import check_destination
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_command", "predict_command"]
 
-_SHOWN_POINTS = 10
+SHOWN_POINTS = 10
 
 EncoderName = Annotated[
     str | None,
@@ -36,6 +36,7 @@ def predict_command(
     out: Path | None = None,
     probabilities: bool = False,
     encoder: EncoderName = None,
+    trust: Trust = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -62,9 +63,8 @@ def predict_command(
     from codedfedl.io.tables import write_table
     from codedfedl.models import load_model
 
-    if out is not None:
-        check_destination(out, TABLE_SUFFIXES)
-    known = load_model(model, encoder)
+    check_outputs({}, out=out)
+    known = load_model(model, encoder, trust=trust)
     given = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
     inputs = given.inputs if given.scaled else known.raw(given.inputs)
     predicted = known.predict(inputs)
@@ -84,10 +84,7 @@ def predict_command(
         }
     if out is not None:
         write_table(out, _columns(known, predicted, likely))
-    if as_json:
-        print_json(document)
-    else:
-        _print(known, predicted, score)
+    show(as_json, document, *_views(known, predicted, score))
     if out is not None:
         wrote(out)
 
@@ -112,18 +109,17 @@ def _columns(model: "Model", predicted: "Array", likely: "Array | None") -> dict
     return columns
 
 
-def _print(model: "Model", predicted: "Array", score: float | None) -> None:
+def _views(model: "Model", predicted: "Array", score: float | None) -> list[View]:
     import numpy as np
 
-    table = plain_table(["point", "prediction"])
-    for row, value in enumerate(predicted[:_SHOWN_POINTS]):
-        table.add_row(str(row), np.array2string(np.asarray(value), precision=4))
-    results.print(table)
-    if len(predicted) > _SHOWN_POINTS:
-        results.print(f"… and {len(predicted) - _SHOWN_POINTS:,} more: use --out FILE, or --json")
+    first = [np.array2string(np.asarray(value), precision=4) for value in predicted[:SHOWN_POINTS]]
+    views: list[View] = [[{"point": k, "prediction": text} for k, text in enumerate(first)]]
+    if len(predicted) > SHOWN_POINTS:
+        views.append(f"… and {len(predicted) - SHOWN_POINTS:,} more: use --out FILE, or --json")
     if score is not None:
         quality = f"accuracy {score:.2%}" if model.is_classifier else f"R² {score:.4f}"
-        results.print(f"{quality} on {len(predicted):,} points")
+        views.append(f"{quality} on {len(predicted):,} points")
+    return views
 
 
 @documented
@@ -132,6 +128,7 @@ def export_command(
     *,
     out: Path = Path("model.onnx"),
     encoder: EncoderName = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX: a graph from points to scores.
@@ -150,7 +147,7 @@ def export_command(
     from codedfedl.models.onnx import export_onnx
 
     check_destination(out, (".onnx",))
-    known = load_model(model, encoder)
+    known = load_model(model, encoder, trust=trust)
     export_onnx(known, out)
     show(as_json, {"model": str(model), "onnx": str(out), "inputs": known.inputs})
     wrote(out)

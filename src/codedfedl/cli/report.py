@@ -40,10 +40,10 @@ def report_command(
         Save a run's main figure (.png, .svg or .pdf).
     """
     from codedfedl.io.files import replacing
-    from codedfedl.report.compare import configuration_diff
+    from codedfedl.report.comparison import configuration_diff
     from codedfedl.report.html import main_figure, render_report
+    from codedfedl.report.outcome_tables import outcome_rows
     from codedfedl.report.results import outcomes
-    from codedfedl.report.rows import outcome_rows
     from codedfedl.report.sending import send_run
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.tracking import open_tracker
@@ -84,8 +84,8 @@ def _print(by_run: "Mapping[str, list[Outcome]]", differences: Sequence[Mapping[
     """Print the results of each run; for several, the differences first and their effect last."""
     from rich.text import Text
 
-    from codedfedl.report.compare import change, changes_sentence
-    from codedfedl.report.tables import outcome_view
+    from codedfedl.report.comparison import change, changes_sentence
+    from codedfedl.report.outcome_tables import outcome_view
 
     first, *_ = by_run.values()
     if len(by_run) == 1:

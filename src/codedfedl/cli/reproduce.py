@@ -1,8 +1,7 @@
 """`codedfedl reproduce`: the paper's figures and tables, and the experiments beyond them."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from codedfedl.cli.options import Data, Device, Json, documented
 from codedfedl.cli.output import print_json, print_views, results, say, with_resume_hint
@@ -11,20 +10,10 @@ from codedfedl.errors import InputError
 __all__ = ["reproduce_command"]
 
 
-class Item(StrEnum):
-    """What can be reproduced."""
-
-    FIG1 = "fig1"
-    FIG2 = "fig2"
-    FIG3 = "fig3"
-    TABLE1 = "table1"
-    ALL = "all"
-    COLDSTART = "coldstart"
-    ROBUSTNESS = "robustness"
-    QUALITY = "quality"
-    SETTINGS = "settings"
-    FRONTIER = "frontier"
-    PRIVATE = "private"
+Item = Literal[
+    "fig1", "fig2", "fig3", "table1", "all",
+    "coldstart", "robustness", "quality", "settings", "frontier", "private",
+]  # fmt: skip
 
 
 @documented
@@ -76,30 +65,22 @@ def reproduce_command(
         one of the first two.
     """
     if seeds is None:
-        seeds = 5 if item is Item.COLDSTART else 3
+        seeds = 5 if item == "coldstart" else 3
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: must be at least 1")
-    if item is not Item.FRONTIER and (fleet or (dataset and item is not Item.ROBUSTNESS)):
+    if item != "frontier" and (fleet or (dataset and item != "robustness")):
         raise InputError("--fleet and --dataset select a part of frontier: leave them out")
-    if item is Item.ROBUSTNESS and dataset not in (None, "mnist", "fashion-mnist"):
+    if item == "robustness" and dataset not in (None, "mnist", "fashion-mnist"):
         raise InputError(f"--dataset is {dataset!r}: robustness has mnist and fashion-mnist")
     from codedfedl.cli.running import watched
-    from codedfedl.reproduce.charged_hours import (
-        cold_start,
-        private,
-        quality,
-        robustness,
-        settings,
-    )
-    from codedfedl.reproduce.frontiers import frontier
-    from codedfedl.reproduce.job import Reproduction
-    from codedfedl.reproduce.paper_results import figure_1, table_1
+    from codedfedl.reproduce import REPRODUCTIONS, Reproduction
 
     job = Reproduction(
         out,
         seeds,
         data,
         device,
+        alpha,
         fleet,
         dataset,
         show=(lambda _: None) if as_json else print_views,
@@ -107,20 +88,7 @@ def reproduce_command(
         width=results.width,
         watched=watched,
     )
-    reproductions = {
-        Item.FIG1: lambda: figure_1(job, alpha),
-        Item.FIG2: lambda: table_1(job, ("mnist",)),
-        Item.FIG3: lambda: table_1(job, ("fashion-mnist",)),
-        Item.TABLE1: lambda: table_1(job),
-        Item.ALL: lambda: figure_1(job, alpha) | table_1(job),
-        Item.COLDSTART: lambda: cold_start(job),
-        Item.ROBUSTNESS: lambda: robustness(job),
-        Item.QUALITY: lambda: quality(job),
-        Item.SETTINGS: lambda: settings(job),
-        Item.FRONTIER: lambda: frontier(job),
-        Item.PRIVATE: lambda: private(job),
-    }
     with with_resume_hint(out, resumes=True):
-        document: dict[str, Any] = reproductions[item]()
+        document = REPRODUCTIONS[item](job)
     if as_json:
         print_json(document)

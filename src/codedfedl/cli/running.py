@@ -11,7 +11,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from codedfedl.api import tracked
-from codedfedl.cli.options import Workers
+from codedfedl.cli.options import RunOptions
 from codedfedl.cli.output import messages, say, with_resume_hint
 from codedfedl.experiments import named_experiment
 from codedfedl.report.html import render_report
@@ -41,13 +41,8 @@ def chosen_experiment(name: str, overrides: Sequence[str] = (), trust: bool = Fa
 def run_experiment(
     experiment: Experiment,
     out: Path,
-    *,
-    data: str | None = None,
-    device: str = "cpu",
-    resume: bool = False,
+    options: RunOptions,
     model: str | None = None,
-    workers: Workers = Workers(),  # noqa: B008
-    track: Sequence[str] = (),
     write_more: Callable[[list[Outcome]], None] = lambda _: None,
 ) -> list[Outcome]:
     """Run an experiment with its progress shown, write its report and return its results.
@@ -57,10 +52,10 @@ def run_experiment(
     write_more
         Writes the command's own files, before trackers get the report.
     """
-    directory = RunDirectory(out)
-    trackers = [open_tracker(text, out) for text in track]
+    directory, settings = RunDirectory(out), asdict(options)
+    trackers = [open_tracker(text, out) for text in settings.pop("track")]
     with (
-        with_resume_hint(out, resume),
+        with_resume_hint(out, options.resume),
         tracked(experiment, directory, trackers, messages.print) as track_progress,
     ):
         with watched() as show_progress:
@@ -69,16 +64,7 @@ def run_experiment(
                 show_progress(what, progress)
                 track_progress(what, progress)
 
-            simulate(
-                experiment,
-                directory,
-                data=data,
-                device=device,
-                resume=resume,
-                model=model,
-                watch=watch,
-                **asdict(workers),
-            )
+            simulate(experiment, directory, model=model, watch=watch, **settings)
         results = outcomes(directory)
         write_more(results)
         directory.write_text("report.html", render_report(directory))

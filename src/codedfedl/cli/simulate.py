@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codedfedl.cli.options import (
-    Data,
-    Device,
     Json,
     Overrides,
     Resume,
-    Track,
+    RunOptions,
     Trust,
-    Workers,
     documented,
     known_experiments,
 )
@@ -31,15 +28,11 @@ __all__ = ["demo_command", "simulate_command"]
 def simulate_command(
     experiment: Annotated[str | None, typer.Argument(autocompletion=known_experiments)] = None,
     *,
-    workers: Workers,
+    run: RunOptions,
     out: Path = Path("runs/run"),
     replay: Path | None = None,
     overrides: Overrides = (),
-    data: Data = None,
-    device: Device = "cpu",
-    resume: Resume = False,
     model: str | None = None,
-    track: Track = (),
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -67,7 +60,7 @@ def simulate_command(
         training objective.
     """
     if replay is not None:
-        _replay(replay, data, trust, as_json)
+        _replay(replay, run.data, trust, as_json)
         return
     if experiment is None:
         raise InputError(
@@ -77,17 +70,7 @@ def simulate_command(
     from codedfedl.cli.running import chosen_experiment, run_experiment
 
     chosen = chosen_experiment(experiment, overrides, trust)
-    run = run_experiment(
-        chosen,
-        out,
-        data=data,
-        device=device,
-        resume=resume,
-        model=model,
-        workers=workers,
-        track=track,
-    )
-    _show(run, out, as_json)
+    _show(run_experiment(chosen, out, run, model), out, as_json)
 
 
 @documented
@@ -103,13 +86,13 @@ def demo_command(
     """
     from codedfedl.cli.running import chosen_experiment, run_experiment
 
-    _show(run_experiment(chosen_experiment("demo"), out, resume=resume), out, as_json)
+    run = RunOptions(resume=resume)
+    _show(run_experiment(chosen_experiment("demo"), out, run), out, as_json)
 
 
 def _show(outcomes: "list[Outcome]", out: Path, as_json: bool) -> None:
-    from codedfedl.report.rows import outcome_rows
-    from codedfedl.report.tables import outcome_view
-    from codedfedl.report.verdict import verdict
+    from codedfedl.report.comparison import verdict
+    from codedfedl.report.outcome_tables import outcome_rows, outcome_view
 
     document = {"run": str(out), "rows": outcome_rows(outcomes)}
     sentences = "\n" + "\n".join(verdict(outcomes))

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codedfedl.cli.options import (
-    Data,
-    Device,
     ExperimentName,
     Json,
     Overrides,
-    Resume,
-    Track,
+    RunOptions,
     Trust,
-    Workers,
     documented,
 )
 from codedfedl.cli.output import results, show, wrote
@@ -32,16 +28,12 @@ __all__ = ["sweep_command"]
 def sweep_command(
     experiment: ExperimentName = "redundancy",
     *,
-    workers: Workers,
+    run: RunOptions,
     fleet: Path | None = None,
     vary: Annotated[tuple[str, ...], typer.Option(metavar="KEY=V1,V2")] = (),
     seeds: int | None = None,
     out: Path = Path("runs/sweep"),
     overrides: Overrides = (),
-    data: Data = None,
-    device: Device = "cpu",
-    resume: Resume = False,
-    track: Track = (),
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -73,11 +65,10 @@ def sweep_command(
     """
     from codedfedl.cli.running import run_experiment
     from codedfedl.experiments import named_experiment
+    from codedfedl.report.comparison import CLOCKS, best, races
     from codedfedl.report.figures import save_figure
-    from codedfedl.report.rows import outcome_rows
-    from codedfedl.report.sweep import sweep_columns, sweep_figure, sweep_verdict
-    from codedfedl.report.tables import outcome_view
-    from codedfedl.report.verdict import CLOCKS, best, races
+    from codedfedl.report.grids import sweep_columns, sweep_figure, sweep_verdict
+    from codedfedl.report.outcome_tables import outcome_rows, outcome_view
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
 
@@ -88,16 +79,7 @@ def sweep_command(
     changes = parse_overrides(overrides)
     named = named_experiment(experiment, changes, trust=trust)
     chosen = _with_grid(_for_table(named, experiment, changes), vary, seeds, fleet)
-    outcomes = run_experiment(
-        chosen,
-        out,
-        data=data,
-        device=device,
-        resume=resume,
-        workers=workers,
-        track=track,
-        write_more=write_table_and_picture,
-    )
+    outcomes = run_experiment(chosen, out, run, write_more=write_table_and_picture)
     race = outcomes if len(races(outcomes)) == 1 else []  # none where targets differ
     fastest = {clock: best(race, clock) for clock in CLOCKS}
     winners = {clock: winner and winner.setting for clock, winner in fastest.items()}

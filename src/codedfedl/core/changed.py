@@ -52,7 +52,7 @@ class Changed(Masked):
     Notes
     -----
     A device keeps the gradients that it has sent until one of them is counted, and is told the
-    round of that one (`federate.answers`). The simulator keeps nothing and recomputes the old
+    round of that one (`federate.secure.vault`). The simulator keeps nothing and recomputes the old
     gradient. The c numbers beside the gradient are 1/q of a packet, and are not charged.
     """
 

@@ -73,7 +73,8 @@ class Driver:
             state = self.scheme.receive(self.state, inbox)
             if not isinstance(state, State):
                 raise InputError(
-                    f"scheme {self.scheme.name!r} returned {state!r} from receive: return a State"
+                    f"scheme {self.scheme.info.name!r} returned {state!r} from receive: "
+                    "return a State"
                 )
             self.state = state
         self.played += not ask.setup
@@ -89,15 +90,16 @@ def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
 
 def check_ask(scheme: Scheme, ask: Ask) -> None:
     """Refuse an ask that no runtime could answer: an invalid one must not stall a run."""
+    scheme_name = scheme.info.name
     if not isinstance(ask, Ask):
-        raise InputError(f"scheme {scheme.name!r} returned {ask!r}: return an Ask, or None")
+        raise InputError(f"scheme {scheme_name!r} returned {ask!r}: return an Ask, or None")
     if not isinstance(ask.work, Work):
         raise InputError(
-            f"scheme {scheme.name!r} asks for {ask.work!r}: give a Work, with answer and cost"
+            f"scheme {scheme_name!r} asks for {ask.work!r}: give a Work, with answer and cost"
         )
     if not hasattr(ask.wait, "enough") or not hasattr(ask.wait, "deadline"):
         raise InputError(
-            f"scheme {scheme.name!r} waits with {ask.wait!r}: give a Wait, with deadline and enough"
+            f"scheme {scheme_name!r} waits with {ask.wait!r}: give a Wait, with deadline and enough"
         )
 
 

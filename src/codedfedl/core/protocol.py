@@ -10,36 +10,46 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+
 from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.disclosure import Disclosed
 from codedfedl.core.task import State, Task
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work
-    from codedfedl.fleet.delays import DelayModel
     from codedfedl.learning.features import FeatureMap
     from codedfedl.privacy.accounting import Account
 
 __all__ = [
     "EACH",
     "SUM",
+    "AnyLimits",
     "Ask",
     "Combine",
+    "Description",
     "Inbox",
+    "Info",
     "Limits",
     "Reply",
+    "Rng",
     "Runtime",
     "Scheme",
     "State",
     "Task",
     "refuse_absent",
 ]
+
+
+Rng = np.random.Generator | None
+"""Randomness for what a scheme itself draws."""
 
 
 class Combine(Enum):
@@ -174,12 +184,83 @@ class Limits:
     rounds
     availability
         No client is assumed to answer in a larger share of the rounds.
+    first_deadline : seconds, optional
+        Of the first rounds, where an earlier plan of the scheme has chosen it; a plan that follows
+        the clients may choose another.
     """
 
     deadline: float | None
     setup_deadline: float
     rounds: int
     availability: float
+    first_deadline: float | None = None
+
+
+AnyLimits = Limits | None
+"""An operator's limits; None in a simulation, which has none."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is known of a scheme before it starts.
+
+    Attributes
+    ----------
+    name
+        What it is called in experiments and tables.
+    disclosure
+        What leaves a client, to the server or to peers.
+    solver
+        How it minimises the objective, unless a setting `optimiser` says so.
+    solves
+        Whether it aims at the exact minimum: a simulator then tracks the excess over it.
+    descends
+        Whether it takes steps of the task's schedule; otherwise `training.step` is ignored.
+    features
+        The feature map, where the scheme itself decides it.
+    any_delays
+        Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`.
+    featured
+        Whether a report shows its clients and first rounds one by one, not its results alone.
+    baseline
+        What reports call it as a baseline of gains; empty if it is not one.
+    waits
+        Where it waits for answers without a deadline: what it waits for, in the words of an error.
+    """
+
+    name: str
+    disclosure: Disclosed = frozenset()
+    solver: str = "gd"
+    solves: bool = False
+    descends: bool = True
+    features: "FeatureMap | None" = None
+    any_delays: bool = False
+    featured: bool = False
+    baseline: str = ""
+    waits: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """What a scheme says of a run.
+
+    Attributes
+    ----------
+    plan
+        The plan that the rounds follow, if there is one.
+    facts
+        Numbers for tables and reports, by name. Those of `core.columns.FACTS` have columns of their
+        own in a report; others are shown by their names.
+    account
+        What a run releases under a guarantee; None if there is no guarantee.
+    planned_deadline : seconds, optional
+        Of a round, where the scheme's own plan chose it.
+    """
+
+    plan: Any = None
+    facts: Mapping[str, float] = field(default_factory=dict)
+    account: "Account | None" = None
+    planned_deadline: float | None = None
 
 
 class Scheme(ABC):
@@ -188,49 +269,37 @@ class Scheme(ABC):
     It holds no state: everything that it learns is in the `State` that it returns.
     """
 
-    name: ClassVar[str]
+    info: ClassVar[Info]
 
-    solves: ClassVar[bool] = False
-    """Whether it aims at the exact minimum: a simulator then tracks the excess over it."""
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
+        """Refuse what would fail later, before any work.
 
-    descends: ClassVar[bool] = True
-    """Whether it takes steps of the task's schedule; otherwise `training.step` is ignored."""
+        Parameters
+        ----------
+        fleet
+            Of a simulation: refused if waiting for its clients might never end.
+        limits
+            Of a real federation, which limits every wait: refused if they do not suffice.
+        """
+        if fleet is not None and self.info.waits:
+            refuse_absent(fleet, f"{self.info.name} {self.info.waits}")
 
-    features: ClassVar["FeatureMap | None"] = None
-    """The feature map, where the scheme itself decides it."""
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> State:
+        """Plan, and return the state before the first ask.
 
-    baseline: ClassVar[str] = ""
-    """What reports call this scheme as a baseline of gains; empty if it is not one."""
-
-    solver: ClassVar[str] = "gd"
-    """How it minimises the objective, unless a setting `optimiser` says so."""
-
-    disclosure: ClassVar[Disclosed] = frozenset()
-    """What leaves a client, to the server or to peers."""
-
-    featured: ClassVar[bool] = False
-    """Whether a report shows its clients and first rounds one by one, not its results alone."""
-
-    takes_any_delays: ClassVar[bool] = False
-    """Whether `start` plans with any `DelayModel`; otherwise it is given a `Fleet`."""
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Former names of settings, with the current ones, for error messages."""
-
-    def check(self, fleet: "DelayModel") -> None:  # noqa: B027
-        """Refuse a fleet for which waiting might never end; real federations limit every wait."""
-
-    def within(self, limits: Limits) -> "Scheme":
-        """Return the scheme with an operator's limits for settings that are not given."""
-        return self
-
-    @property
-    def plans_deadline(self) -> bool:
-        """Whether its rounds end at a deadline that it plans itself."""
-        return False
-
-    def start(self, task: Task, fleet: "DelayModel", model: Array) -> State:
-        """Plan, and return the state before the first ask."""
+        Parameters
+        ----------
+        fleet
+            The clients as they are known to be.
+        model
+            The first model.
+        limits
+            What the operator of a real federation sets, for settings that are not given.
+        rng
+            For what the scheme itself draws; the same in every repetition of a run.
+        """
         return State(task, model)
 
     @abstractmethod
@@ -241,21 +310,9 @@ class Scheme(ABC):
     def receive(self, state: Any, inbox: Inbox) -> State:
         """Learn from the answers."""
 
-    def plan(self, state: Any) -> Any:
-        """Return the plan that the rounds follow, if there is one."""
-        return None
-
-    def privacy(self, state: Any) -> "Account | None":
-        """Return what a run releases under a guarantee; None if there is no guarantee."""
-        return None
-
-    def facts(self, state: Any) -> dict[str, float]:
-        """Return numbers for tables and reports, by name.
-
-        Those of `core.columns.FACTS` have columns of their own in a report; others are shown by
-        their names.
-        """
-        return {}
+    def describe(self, state: Any) -> Description:
+        """Return what tables and reports say of a run: its plan, facts and guarantee."""
+        return Description()
 
 
 class Runtime(Protocol):
@@ -265,7 +322,7 @@ class Runtime(Protocol):
         """Ask the clients for work on a model, wait, and return the answers."""
 
 
-def refuse_absent(fleet: "DelayModel", waiting: str) -> None:
+def refuse_absent(fleet: DelayModel, waiting: str) -> None:
     """Refuse a fleet for which waiting might never end, in the words of who would wait."""
     availability = getattr(fleet, "availability", None)
     if availability is not None and (availability < 1).any():

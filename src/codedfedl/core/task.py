@@ -29,8 +29,6 @@ class Task:
         Bits of a raw point on a client, with its label; 0 if no scheme asks for it.
     largest_square
         Bound on the squared norm of a point's features; ∞ if there is none.
-    seed
-        Of the run: for what a scheme itself draws.
     """
 
     workload: Workload
@@ -41,7 +39,6 @@ class Task:
     ridge: float
     raw_bits: int = 0
     largest_square: float = np.inf
-    seed: int = 0
 
     @property
     def model_shape(self) -> tuple[int, int]:

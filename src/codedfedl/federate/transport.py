@@ -1,13 +1,16 @@
 """What a federation needs of an engine: to ask nodes, and to gather answers until a deadline."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Answered", "Answerer", "Arrays", "Arrival", "Status", "Transport", "printable"]
+__all__ = ["Answered", "Answerer", "Arrays", "Arrival", "Say", "Status", "Transport", "printable"]
+
+Say = Callable[[str], None]
+"""Tells the operator a sentence."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 Answered = tuple[dict[str, Any], Arrays]

@@ -8,15 +8,16 @@ from scipy import stats
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fitting.estimates import (
     CONFIDENCE,
-    Link,
-    Missing,
+    LinkFit,
+    MissingReplies,
     Shape,
-    Work,
+    WorkFit,
     fit_work,
     ks_distance,
+    measured_link,
+    note_hidden,
     replied_interval,
 )
-from codedfedl.fitting.separation import measured_link, note_hidden, reply_limits, shape_of
 from codedfedl.fitting.traces import Traces
 from codedfedl.fleet.delays import DelayParameters
 
@@ -35,10 +36,10 @@ QUANTITIES = (
     "overhead",
     "availability",
 )
-_SAMPLES = 999  # of the bootstrap
-_LEAST_COMPUTE = 1e-3  # of a time: a fleet has a finite rate, whatever was measured
-_LARGEST_ALPHA = 1e4  # likewise
-_ROUNDING = 1e-9  # of a time: what a difference of times may be off by
+_BOOTSTRAP_SAMPLES = 999
+_LEAST_COMPUTE_SHARE = 1e-3  # of a time: a fleet has a finite rate, whatever was measured
+_MAX_ALPHA = 1e4  # likewise
+_ROUNDING_SHARE = 1e-9  # of a time: what a difference of times may be off by
 _TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 _WAYS = ("down", "up")
 
@@ -67,11 +68,11 @@ class ClientTimes:
     work: FloatArray  # compute; without it, T less what is known of the link
     rest: FloatArray
     limit: FloatArray  # when the server stopped waiting
-    down: Link
-    up: Link
-    missing: Missing  # limits are those of T
+    down: LinkFit
+    up: LinkFit
+    missing: MissingReplies  # limits are those of T
     shape: Shape
-    told_apart: bool  # a fixed time from one that grows with the load
+    separable: bool  # a fixed time from one that grows with the load
     notes: list[str]
 
     @staticmethod
@@ -91,10 +92,12 @@ class ClientTimes:
             measured_link(known(name), known(f"retries_{name}"), name, notes) for name in _WAYS
         ]
         on_link = sum((values for values, _ in links), np.zeros(len(came)))
-        work = np.maximum(seconds - on_link, _ROUNDING * seconds) if compute is None else compute
+        work = (
+            np.maximum(seconds - on_link, _ROUNDING_SHARE * seconds) if compute is None else compute
+        )
         rest = seconds - on_link - work
         load = traces.load[came]
-        shape, told_apart = shape_of(load, compute is not None, points, notes)
+        shape, separable = _shape_of(load, compute is not None, points, notes)
         note_hidden(links[0][1], links[1][1], notes)
         waited = traces.waited[never]
         if len(never) and np.isnan(waited).any() and len(came):
@@ -107,13 +110,13 @@ class ClientTimes:
             load=load,
             seconds=seconds,
             work=work,
-            rest=np.where(rest > _ROUNDING * seconds, rest, 0.0),
-            limit=reply_limits(seconds, traces.waited[came], waited),
+            rest=np.where(rest > _ROUNDING_SHARE * seconds, rest, 0.0),
+            limit=_reply_limits(seconds, traces.waited[came], waited),
             down=links[0][1],
             up=links[1][1],
-            missing=Missing(traces.load[never], last_look, np.ones(len(never))),
+            missing=MissingReplies(traces.load[never], last_look, np.ones(len(never))),
             shape=shape,
-            told_apart=told_apart,
+            separable=separable,
             notes=notes,
         )
 
@@ -164,23 +167,23 @@ class ClientTimes:
 
     def _fit_work(
         self, work: FloatArray, times: FloatArray | None = None, *, bounded: bool = True
-    ) -> Work:
+    ) -> WorkFit:
         """Fit samples of the work; `times` says how often each missing measurement counts."""
         counted = self.missing.times if times is None else times
         limit = self.missing.limit - (self.seconds - self.work).mean()
-        missing = Missing(self.missing.load, limit, counted)
+        missing = MissingReplies(self.missing.load, limit, counted)
         return fit_work(self.load, np.atleast_2d(work), missing, self.shape, bounded=bounded)
 
-    def _estimate(self, work: Work, erasure: FloatArray) -> dict[str, FloatArray]:
+    def _estimate(self, work: WorkFit, erasure: FloatArray) -> dict[str, FloatArray]:
         """Return a fleet's columns, an entry for each sample; `erasure` has shape (…, 2)."""
         middle = 1 / np.mean(1 / self.load)
-        least = _LEAST_COMPUTE * (work.fixed / middle + work.per_point + work.spread)
+        least = _LEAST_COMPUTE_SHARE * (work.fixed / middle + work.per_point + work.spread)
         per_point = np.maximum(work.per_point, least)
         fixed = np.maximum(work.fixed - (per_point - work.per_point) * middle, 0.0)
         samples = np.ones(len(per_point))
         return {
             "rate": 1 / per_point,
-            "alpha": np.minimum(per_point / work.spread, _LARGEST_ALPHA),
+            "alpha": np.minimum(per_point / work.spread, _MAX_ALPHA),
             "packet_time": self.down.packet_time * samples,
             "erasure": erasure[:, 0] * samples,
             "packet_time_up": self.up.packet_time * samples,
@@ -198,18 +201,18 @@ class ClientTimes:
         error = self.rest.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
         reach = error * stats.t.ppf(_TAILS, max(n - 1, 1)) + self.rest.mean()
         with np.errstate(divide="ignore"):
-            found = {
+            intervals = {
                 "rate": 1 / per_point[::-1],
                 "alpha": alpha,
                 "overhead": np.maximum(fixed + reach, 0.0),
             }
-        for name, values in found.items():
+        for name, values in intervals.items():
             at = estimate[name][0]
-            found[name] = np.array([min(values[0], at), max(values[1], at)])
+            intervals[name] = np.array([min(values[0], at), max(values[1], at)])
         for suffix, link in (("", self.down), ("_up", self.up)):
-            found[f"packet_time{suffix}"] = link.packet_time_interval
-            found[f"erasure{suffix}"] = link.erasure_interval
-        return found | {"availability": replied_interval(n, most_late, n + gone)}
+            intervals[f"packet_time{suffix}"] = link.packet_time_interval
+            intervals[f"erasure{suffix}"] = link.erasure_interval
+        return intervals | {"availability": replied_interval(n, most_late, n + gone)}
 
     def _work_intervals(self, rng: np.random.Generator) -> tuple[FloatArray, ...]:
         """Return intervals for c, a, α and how many were late, from estimates of simulated times.
@@ -221,15 +224,15 @@ class ClientTimes:
         """
         base = self._fit_work(self.work, bounded=False)
         if base.freedom[0] <= 0:
-            proportional = self.shape == "per point" and self.told_apart
+            proportional = self.shape == "per point" and self.separable
             fixed = np.array([0.0, 0.0 if proportional else self.work.min()])
             per_point = np.array([0.0, (self.work / self.load).min()])
             return fixed, per_point, np.array([0.0, np.inf]), np.zeros(2)
         n = len(self.load)
-        drawn = base.draw(self.load, self._work_limit, rng.random((_SAMPLES, n)))
+        drawn = base.draw(self.load, self._work_limit, rng.random((_BOOTSTRAP_SAMPLES, n)))
         # As many replies are missing as would be between n replies (negative binomial).
-        shape = (_SAMPLES, len(self.missing.load))
-        times = rng.poisson(rng.gamma(n, 1 / n, (_SAMPLES, 1)), shape).astype(np.float64)
+        shape = (_BOOTSTRAP_SAMPLES, len(self.missing.load))
+        times = rng.poisson(rng.gamma(n, 1 / n, (_BOOTSTRAP_SAMPLES, 1)), shape).astype(np.float64)
         again = self._fit_work(drawn, times, bounded=False)
         spread = base.spread**2 / again.spread
         unit = spread / base.spread
@@ -243,18 +246,18 @@ class ClientTimes:
         if np.isfinite(self.missing.limit).any():
             draws.append(self._possible(again.fixed, again.per_point, again.spread))
         ends = np.quantile(draws, _TAILS, axis=-1)  # (2, ways, 3)
-        found = np.stack([ends[0].min(0), ends[1].max(0)], axis=-1)
-        if not self.told_apart:
-            found[:, 0] = 0.0
+        intervals = np.stack([ends[0].min(0), ends[1].max(0)], axis=-1)
+        if not self.separable:
+            intervals[:, 0] = 0.0
         late = again.availability * (n + times.sum(-1)) - n
-        return (*found, np.quantile(late, _TAILS))
+        return (*intervals, np.quantile(late, _TAILS))
 
     def _possible(
         self, fixed: FloatArray, per_point: FloatArray, spread: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return c, a and α; if they cannot be separated, each with all of the time."""
         fixed, per_point = np.maximum(fixed, 0.0), np.maximum(per_point, 0.0)
-        if not self.told_apart:
+        if not self.separable:
             fixed = fixed + per_point * self.load[0]
             per_point = fixed / self.load[0]
         return fixed, per_point, per_point / spread
@@ -265,20 +268,59 @@ class ClientTimes:
         return self.limit - (self.seconds - self.work)
 
     def _p_value(
-        self, work: Work, estimate: dict[str, FloatArray], rng: np.random.Generator
+        self, work: WorkFit, estimate: dict[str, FloatArray], rng: np.random.Generator
     ) -> float:
         """Return how often times drawn from the fit lie further from their own fit."""
         n = len(self.load)
-        found = self._distance(estimate, self.seconds[None])
-        luck = rng.random((_SAMPLES, n))
+        distance = self._distance(estimate, self.seconds[None])
+        luck = rng.random((_BOOTSTRAP_SAMPLES, n))
         drawn = work.draw(self.load, self._work_limit, luck)
-        sent = [rng.geometric(1 - link.erasure, (_SAMPLES, n)) for link in (self.down, self.up)]
+        sent = [
+            rng.geometric(1 - link.erasure, (_BOOTSTRAP_SAMPLES, n))
+            for link in (self.down, self.up)
+        ]
         erasure = np.stack([1 - n / count.sum(-1) for count in sent], axis=-1)
         seconds = drawn + self.rest.mean()
         seconds = seconds + self.down.packet_time * sent[0] + self.up.packet_time * sent[1]
         again = self._distance(self._estimate(self._fit_work(drawn), erasure), seconds)
-        return float((1 + (again >= found[0]).sum()) / (1 + _SAMPLES))
+        return float((1 + (again >= distance[0]).sum()) / (1 + _BOOTSTRAP_SAMPLES))
 
     def _distance(self, estimate: dict[str, FloatArray], seconds: FloatArray) -> FloatArray:
         parameters = DelayParameters(**estimate)
         return ks_distance(parameters, self.load, seconds, self.limit)
+
+
+def _shape_of(
+    load: FloatArray, computed: bool, points: float, notes: list[str]
+) -> tuple[Shape, bool]:
+    """Choose the form of the deterministic part, and note what cannot be identified."""
+    if len(np.unique(load)) != 1:
+        return "line", True
+    if computed:
+        notes.append(
+            "compute was measured at a single load: a fixed part cannot be identified; measure at "
+            "two or more loads"
+        )
+        return "per point", True
+    why = "totals at a single load do not separate compute from link and overhead: "
+    if points > load[0]:
+        notes.append(
+            f"{why}all of it is assumed to grow with the load, since more points are planned than "
+            "were measured; measure at two or more loads"
+        )
+        return "per point", False
+    notes.append(
+        f"{why}the deterministic part is assumed to be overhead, so that no smaller load is "
+        "promised to be faster than measured; measure at two or more loads"
+    )
+    return "fixed", False
+
+
+def _reply_limits(seconds: FloatArray, waited: FloatArray, never_waited: FloatArray) -> FloatArray:
+    """Return when the server stopped waiting for each reply; ∞ where it waited for ever.
+
+    Where a reply has no such time, it is taken to be the longest of those that never came.
+    """
+    longest = np.nanmax(np.append(never_waited, 0.0))
+    limit = np.where(np.isnan(waited), longest, waited)
+    return np.where(seconds <= limit, limit, np.inf)

@@ -31,12 +31,12 @@ __all__ = ["SLOWDOWNS", "Drift", "Timings", "check_replan"]
 SLOWDOWNS: FloatArray = 2.0 ** (np.arange(-12, 31) / 6)
 """The slow-downs that are told apart: from 1/4 to 32, 12% from one to the next."""
 
-_ONE = 12  # where the grid has 1
+_AS_PLANNED = 12  # where the grid has 1
 _EDGES: FloatArray = 2.0 ** (np.arange(-12.5, 31) / 6)  # halfway between them
-_OUTLIER = 1e-4  # probability of a time that no slow-down explains
-_NEGLIGIBLE = 1e-4  # of the likeliest slow-down
-_SURE = 6.0  # log-likelihood that another slow-down must gain over 1
-_FADING = 0.98  # what a question leaves of earlier evidence: the last 50 of a client count
+_OUTLIER_PROBABILITY = 1e-4  # of a time that no slow-down explains
+_NEGLIGIBLE_SHARE = 1e-4  # of the likeliest slow-down's probability
+_SURE_GAIN = 6.0  # of log-likelihood, which another slow-down must have over 1
+_FADING_SHARE = 0.98  # of earlier evidence that a question leaves: a client's last 50 count
 _PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2
 
 
@@ -94,8 +94,8 @@ class Drift:
         late = 1 - (by_then[:-1] + by_then[1:]) / 2
         likelihood = np.where(timings.answered[seen], by_then[:-1] - by_then[1:], late)
         evidence = self.evidence.copy()
-        evidence[:, seen] *= _FADING
-        evidence[:, seen] += np.log(np.maximum(likelihood, 0) + _OUTLIER)
+        evidence[:, seen] *= _FADING_SHARE
+        evidence[:, seen] += np.log(np.maximum(likelihood, 0) + _OUTLIER_PROBABILITY)
         return Drift(self.planned, evidence)
 
     @property
@@ -108,10 +108,12 @@ class Drift:
         """The probability of each slow-down, shape (slow-downs, n)."""
         likely = self.evidence + _PRIOR[:, None]
         best = likely.max(axis=0)
-        found = np.exp(likely - best)
-        found[found < _NEGLIGIBLE] = 0.0
-        found[:, best - likely[_ONE] <= _SURE] = np.arange(len(SLOWDOWNS))[:, None] == _ONE
-        return np.asarray(found / found.sum(axis=0))
+        chances = np.exp(likely - best)
+        chances[chances < _NEGLIGIBLE_SHARE] = 0.0
+        chances[:, best - likely[_AS_PLANNED] <= _SURE_GAIN] = (
+            np.arange(len(SLOWDOWNS))[:, None] == _AS_PLANNED
+        )
+        return np.asarray(chances / chances.sum(axis=0))
 
     @property
     def common(self) -> float:
@@ -156,7 +158,7 @@ class _Mixture(DelayModel):
 
 
 def check_replan(scheme: str, rounds: int) -> None:
-    """Refuse a number of rounds that is none."""
+    """Raise unless `rounds` is a non-negative integer."""
     if rounds < 0 or rounds != int(rounds):
         raise InputError(
             f"{scheme}.replan is {rounds}: must be a whole number of rounds, or 0 to keep the plan"

@@ -15,13 +15,15 @@ from codedfedl.fleet.delays import DelayParameters
 
 __all__ = [
     "CONFIDENCE",
-    "Link",
-    "Missing",
+    "LinkFit",
+    "MissingReplies",
     "Shape",
-    "Work",
+    "WorkFit",
     "fit_link",
     "fit_work",
     "ks_distance",
+    "measured_link",
+    "note_hidden",
     "replied_interval",
 ]
 
@@ -30,16 +32,16 @@ Shape = Literal["line", "per point", "fixed"]
 """What the certain part of the work may be: c + a·ℓ̃, or a·ℓ̃ alone, or c alone."""
 
 _ASSUMED_ALPHA = 2.0  # the paper's, where the measurements say nothing of the spread
-_OFF_THE_LATTICE = 0.02  # of a packet's time: how far a link's seconds may be from a multiple
-_EM_STEPS = 100
-_EM_CONVERGED = 1e-6
-_SURELY = 1 - 1e-12
-_LEAST_SPREAD = 1e-9  # of the time, where all times are the same
+_LATTICE_TOLERANCE = 0.02  # of a packet's time: how far a link's seconds may be from a multiple
+_MAX_EM_STEPS = 100
+_EM_TOLERANCE = 1e-6
+_MAX_AVAILABILITY = 1 - 1e-12
+_LEAST_SPREAD_SHARE = 1e-9  # of the time, where all times are the same
 _TAILS = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
 
 
 @dataclass(frozen=True, eq=False)
-class Missing:
+class MissingReplies:
     """Measurements that never came back, m of them.
 
     Attributes
@@ -56,7 +58,7 @@ class Missing:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class WorkFit:
     """Y = fixed + per_point·ℓ̃ + Exp(mean spread·ℓ̃), and the probability that the client answers.
 
     All arrays have the shape of the samples' leading axes.
@@ -87,8 +89,13 @@ class Work:
 
 
 def fit_work(
-    load: FloatArray, seconds: FloatArray, missing: Missing, shape: Shape, *, bounded: bool = True
-) -> Work:
+    load: FloatArray,
+    seconds: FloatArray,
+    missing: MissingReplies,
+    shape: Shape,
+    *,
+    bounded: bool = True,
+) -> WorkFit:
     """Fit Y = c + a·ℓ̃ + Exp(mean θ·ℓ̃) to samples of n measurements each.
 
     Whatever θ is, the likelihood is largest for the line below all points that is highest at the
@@ -111,17 +118,17 @@ def fit_work(
     height = fixed * inverse + per_point  # of the line, seconds per point
     above = (seconds / load).sum(-1) - len(load) * height
     freedom = len(load) - touched
-    told = freedom > 0
+    identified = freedom > 0
     spread, availability = _with_missing(
         above / np.maximum(freedom, 1), np.maximum(freedom, 1), len(load), fixed, per_point, missing
     )
-    spread = np.where(told, spread, height / (1 + _ASSUMED_ALPHA))
-    spread = np.maximum(spread, _LEAST_SPREAD * np.abs(height))
+    spread = np.where(identified, spread, height / (1 + _ASSUMED_ALPHA))
+    spread = np.maximum(spread, _LEAST_SPREAD_SHARE * np.abs(height))
     if bounded:
-        lower = np.where(told, spread * touched / len(load), spread)
+        lower = np.where(identified, spread * touched / len(load), spread)
         keep = np.maximum(1 - lower / height, 0.0)
         fixed, per_point = fixed * keep, per_point * keep
-    return Work(fixed, per_point, spread, availability, freedom)
+    return WorkFit(fixed, per_point, spread, availability, freedom)
 
 
 def _highest_line(
@@ -131,17 +138,17 @@ def _highest_line(
 
     Beside them, how many points it touches: one for each of c and a that is free.
     """
-    none, one = np.zeros(seconds.shape[:-1]), np.ones(seconds.shape[:-1])
+    none, single = np.zeros(seconds.shape[:-1]), np.ones(seconds.shape[:-1])
     flat = seconds.min(-1)
     steep = (seconds / load).min(-1)
     if shape == "fixed":
-        return flat, none, one
+        return flat, none, single
     if shape == "per point":
-        return none, steep, one
+        return none, steep, single
     per_point = _slope(load, seconds)
     fixed = (seconds - per_point[..., None] * load).min(-1)
     if not bounded:
-        return fixed, per_point, 2 * one
+        return fixed, per_point, 2 * single
     falls, negative = per_point < 0, fixed < 0
     touched = np.where(falls | negative, 1.0, 2.0)
     fixed = np.where(falls, flat, np.where(negative, 0.0, fixed))
@@ -180,31 +187,31 @@ def _with_missing(
     came: int,
     fixed: FloatArray,
     per_point: FloatArray,
-    missing: Missing,
+    missing: MissingReplies,
 ) -> tuple[FloatArray, FloatArray]:
     """Return θ and the availability, with what never came back as absent or late."""
     total = came + missing.times.sum(-1)
     known = np.isfinite(missing.limit)
     (load, limit), times = _alike(missing, known)
-    availability = np.broadcast_to(np.minimum(came / total, _SURELY), spread.shape)
+    availability = np.broadcast_to(np.minimum(came / total, _MAX_AVAILABILITY), spread.shape)
     if not known.any():
         return spread, np.broadcast_to(came / total, spread.shape)
     above = spread * freedom
     line = fixed[..., None] + per_point[..., None] * load
     waited = np.maximum(limit - line, 0.0) / load  # seconds per point beyond the certain part
-    for _ in range(_EM_STEPS):
+    for _ in range(_MAX_EM_STEPS):
         before = spread
         late = np.exp(-waited / np.maximum(spread, 1e-300)[..., None])
         there = availability[..., None] * late
         late = times * there / (1 - availability[..., None] + there)  # given that nothing came
-        availability = np.minimum((came + late.sum(-1)) / total, _SURELY)
+        availability = np.minimum((came + late.sum(-1)) / total, _MAX_AVAILABILITY)
         spread = (above + (late * waited).sum(-1)) / freedom
-        if np.all(np.abs(spread - before) <= _EM_CONVERGED * spread):
+        if np.all(np.abs(spread - before) <= _EM_TOLERANCE * spread):
             break
     return spread, availability
 
 
-def _alike(missing: Missing, known: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+def _alike(missing: MissingReplies, known: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
     """Return the different pairs of load and limit, and how often each counts: (2, k), (…, k)."""
     pairs = np.stack([missing.load[known], missing.limit[known]])
     different, group = np.unique(pairs, axis=1, return_inverse=True)
@@ -213,7 +220,7 @@ def _alike(missing: Missing, known: npt.NDArray[np.bool_]) -> tuple[FloatArray, 
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class LinkFit:
     """One direction of a link: τ, p and their intervals; `hidden` where no retry can be seen."""
 
     packet_time: float
@@ -223,7 +230,7 @@ class Link:
     hidden: bool
 
 
-def fit_link(seconds: FloatArray, retries: FloatArray | None) -> Link:
+def fit_link(seconds: FloatArray, retries: FloatArray | None) -> LinkFit:
     """Fit τ and p to the seconds that one direction took, shape (n,).
 
     Where retries are not known, the seconds must lie on the multiples of the smallest of them.
@@ -233,7 +240,7 @@ def fit_link(seconds: FloatArray, retries: FloatArray | None) -> Link:
     if sent is None and seconds.min() > 0:
         near = np.round(seconds / seconds.min())
         tau = seconds.sum() / near.sum()
-        sent = near if np.all(np.abs(seconds - tau * near) <= _OFF_THE_LATTICE * tau) else None
+        sent = near if np.all(np.abs(seconds - tau * near) <= _LATTICE_TOLERANCE * tau) else None
     hidden = sent is None
     counts = np.ones(n) if sent is None else sent
     tau = float(seconds.sum() / counts.sum())
@@ -243,13 +250,46 @@ def fit_link(seconds: FloatArray, retries: FloatArray | None) -> Link:
     # Of n + lost packets n came through; the last of them did (negative binomial).
     low = float(stats.beta.ppf(_TAILS[0], n, lost + 1))
     high = float(stats.beta.ppf(_TAILS[1], n, lost)) if lost else 1.0
-    return Link(
+    return LinkFit(
         tau,
         lost / (n + lost),
         np.maximum(tau + reach, 0.0),
         np.full(2, np.nan) if hidden else np.array([1 - high, 1 - low]),
         hidden,
     )
+
+
+UNMEASURED_LINK = LinkFit(0.0, 0.0, np.full(2, np.nan), np.full(2, np.nan), hidden=True)
+"""A link of which no seconds were measured."""
+
+
+def measured_link(
+    seconds: FloatArray | None, retries: FloatArray | None, name: str, notes: list[str]
+) -> tuple[FloatArray | float, LinkFit]:
+    """Return the seconds on a link, 0 if they were not measured, and the link fitted to them."""
+    if seconds is not None:
+        return seconds, fit_link(seconds, retries)
+    if retries is not None:
+        notes.append(f"retries_{name} are not usable without the seconds {name}: measure those too")
+    return 0.0, UNMEASURED_LINK
+
+
+def note_hidden(down: LinkFit, up: LinkFit, notes: list[str]) -> None:
+    """Note which parts of the link cannot be identified."""
+    if down is UNMEASURED_LINK and up is UNMEASURED_LINK:
+        notes.append(
+            "retransmissions are hidden in the times, as with TCP: the link counts as overhead, "
+            "with erasure 0; measure the seconds down and up to separate them"
+        )
+        return
+    for name, link in (("down", down), ("up", up)):
+        if link is UNMEASURED_LINK:
+            notes.append(f"the seconds {name} were not measured: they count as overhead")
+        elif link.hidden:
+            notes.append(
+                f"the seconds {name} are not multiples of a packet time: retransmissions are "
+                "hidden, as with TCP; packet_time is their mean, with erasure 0"
+            )
 
 
 def replied_interval(came: float, late: float, total: int) -> FloatArray:

@@ -19,14 +19,14 @@ from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, rows_by_client
 from codedfedl.io.notebook import drawn, html_table
 
 if TYPE_CHECKING:
-    from codedfedl.report.picture import Picture
+    from codedfedl.report.figures import Picture
 
 __all__ = ["DOES_NOT_FIT", "FEWEST_TO_JUDGE", "Fit", "fit"]
 
 DOES_NOT_FIT = 0.01
 """p-value below which a client's times are said not to follow the model."""
 
-_NAMED = 5  # clients in a sentence
+_MAX_NAMES = 5  # clients in a sentence
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +84,15 @@ class Fit:
             for quantity in QUANTITIES:
                 low, high = self.intervals[quantity][j].tolist()
                 row[quantity] = float(getattr(self.fleet, quantity)[j])
-                told = [low, high if isfinite(high) else None]
-                row[f"{quantity}_interval"] = None if isnan(low) else told
+                interval = [low, high if isfinite(high) else None]
+                row[f"{quantity}_interval"] = None if isnan(low) else interval
             p = float(self.p_value[j])
             clients.append(row | {"p_value": None if isnan(p) else p, "fits": bool(self.fits[j])})
         return {"clients": clients, "notes": list(self.notes), "warnings": list(self.warnings)}
 
     def plot(self) -> "Picture":
         """Draw what was measured against what the model says, client by client."""
-        return drawn("fit_figure:fit_figure", self)
+        return drawn("fleet_figures:fit_figure", self)
 
     def _repr_html_(self) -> str:
         known = [name for name in QUANTITIES if not np.isnan(self.intervals[name]).all()]
@@ -138,12 +138,12 @@ def fit(
         ClientTimes.of(traces, which, float(most)).fitted(rng)
         for which, most, rng in zip(rows, held, streams, strict=True)
     ]
-    columns = {name: [one.estimate[name] for one in fitted] for name in QUANTITIES}
-    p_value = np.array([one.p_value for one in fitted])
-    replies = np.array([one.replies for one in fitted])
+    columns = {name: [client.estimate[name] for client in fitted] for name in QUANTITIES}
+    p_value = np.array([client.p_value for client in fitted])
+    replies = np.array([client.replies for client in fitted])
     counts = np.array([len(which) for which in rows])
     fits = ~(p_value < DOES_NOT_FIT)
-    per_point, fixed = zip(*(one.as_measured for one in fitted), strict=True)
+    per_point, fixed = zip(*(client.as_measured for client in fitted), strict=True)
     return Fit(
         traces=traces,
         fleet=Fleet(points=held, client=names, **columns),
@@ -152,9 +152,11 @@ def fit(
         p_value=p_value,
         n=counts,
         never_came=counts - replies,
-        intervals={name: np.array([one.interval[name] for one in fitted]) for name in QUANTITIES},
-        notes=_sentences(names, [one.notes for one in fitted]),
-        warnings=_sentences(names, [_warnings(one) for one in fitted]),
+        intervals={
+            name: np.array([client.interval[name] for client in fitted]) for name in QUANTITIES
+        },
+        notes=_sentences(names, [client.notes for client in fitted]),
+        warnings=_sentences(names, [_warnings(client) for client in fitted]),
     )
 
 
@@ -185,10 +187,10 @@ def _points(
     return checked_points(points, names)
 
 
-def _warnings(one: Fitted) -> list[str]:
-    if not one.replies:
+def _warnings(client: Fitted) -> list[str]:
+    if not client.replies:
         return ["never answered: it is assumed to be always absent; measure it again, for longer"]
-    if one.p_value < DOES_NOT_FIT:
+    if client.p_value < DOES_NOT_FIT:
         return [
             f"its times do not follow the model (p < {DOES_NOT_FIT:g}): plan with the measured "
             "delays instead of the fleet's"
@@ -208,5 +210,5 @@ def _sentences(names: npt.NDArray[Any], said: list[list[str]]) -> tuple[str, ...
 def _list(who: list[str], everybody: int) -> str:
     if len(who) == everybody > 1:
         return "every client"
-    more = f" and {len(who) - _NAMED} more" if len(who) > _NAMED else ""
-    return f"client{'s' if len(who) > 1 else ''} {', '.join(who[:_NAMED])}{more}"
+    more = f" and {len(who) - _MAX_NAMES} more" if len(who) > _MAX_NAMES else ""
+    return f"client{'s' if len(who) > 1 else ''} {', '.join(who[:_MAX_NAMES])}{more}"

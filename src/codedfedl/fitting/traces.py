@@ -1,4 +1,12 @@
-"""Measured times: what a client took, each time that it was asked."""
+"""Measured times: what a client took, each time that it was asked.
+
+Probes of a slow minority decide what its clients do, never how long the others wait. A client that
+delays its probes, or claims that they took long, would otherwise set the deadline of every round.
+So a deadline is planned as if the slowest fifth of the clients were no slower than the slowest of
+the others, as far as they stand out (`without_minority`). For that deadline loads and return
+probabilities follow from what was measured. The points of a client that is really so slow are then
+represented by parity, where there is some.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,13 +18,19 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
+from codedfedl.fleet.measured import rows_by_client
 
-__all__ = ["Traces", "read_traces"]
+__all__ = ["MINORITY_SLOWDOWN", "Traces", "read_traces", "slow_minority", "without_minority"]
 
+MINORITY_SLOWDOWN = 4.0
+"""Clients of a minority that need so many times as long as all others do not set a deadline."""
+
+_CLIENTS_PER_MINORITY = 5
+_TIME_COLUMNS = ("down", "compute", "up", "total", "waited")
 _PARTS = ("down", "compute", "up")
 _REQUIRED = ("client", "load")
 _OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited")
-_CLOCKS_DIFFER = 0.01  # relative: how far parts measured by another clock may exceed a total
+_CLOCK_TOLERANCE = 0.01  # of a total, by which parts measured by another clock may exceed it
 _ABOVE_0 = "must be finite and above 0; leave it empty if it was not measured"
 _DURATION = "must be finite and at least 0; leave it empty if it was not measured"
 _WHOLE = "must be a whole number from 0; leave it empty if it was not counted"
@@ -133,19 +147,19 @@ class Traces:
     def _check_rows(self) -> None:
         """Refuse rows that contradict themselves."""
         parts = np.stack([getattr(self, name) for name in _PARTS])
-        some, every = ~np.isnan(parts).all(0), ~np.isnan(parts).any(0)
+        any_part, every = ~np.isnan(parts).all(0), ~np.isnan(parts).any(0)
         sum_ = np.nansum(parts, axis=0)
         for wrong, sentence in (
             (
-                np.isinf(self.total) & some,
+                np.isinf(self.total) & any_part,
                 "total is inf beside other times: a measurement without a reply has none",
             ),
             (
-                np.isnan(self.total) & some & ~every,
+                np.isnan(self.total) & any_part & ~every,
                 "total is empty: give it, or all of 'down', 'compute' and 'up'",
             ),
             (
-                sum_ > self.total * (1 + _CLOCKS_DIFFER),
+                sum_ > self.total * (1 + _CLOCK_TOLERANCE),
                 "total is below the sum of down, compute and up: write all of them in seconds",
             ),
         ):
@@ -200,3 +214,43 @@ def _valid(name: str, array: FloatArray) -> npt.NDArray[np.bool_]:
     low = array > 0 if name in ("compute", "waited") else array >= 0
     whole = not name.startswith("retries") or array == np.floor(array)
     return np.isnan(array) | (low & np.isfinite(array) & whole)
+
+
+def slow_minority(traces: Traces) -> dict[str, float]:
+    """Return the clients that stand out, and how many times as long as all others they take."""
+    names, rows = rows_by_client(traces.client)
+    seconds = _for_equal_work(traces)
+    each = np.array([np.median(came) if len(came := _finite(seconds[r])) else 0.0 for r in rows])
+    order = np.argsort(-each)
+    slowest = order[: len(names) // _CLIENTS_PER_MINORITY]
+    others = float(each[order[len(slowest) :]].max(initial=0.0))
+    if others <= 0:
+        return {}
+    return {
+        str(names[j]): float(each[j] / others)
+        for j in slowest
+        if each[j] > MINORITY_SLOWDOWN * others
+    }
+
+
+def without_minority(traces: Traces) -> Traces:
+    """Return the measurements as if those who stand out were as slow as the slowest of the others.
+
+    The same object if nobody stands out.
+    """
+    slower = slow_minority(traces)
+    if not slower:
+        return traces
+    factor = np.array([1 / slower.get(str(name), 1.0) for name in traces.client])
+    columns = {column.name: getattr(traces, column.name) for column in fields(traces)}
+    return Traces(**columns | {name: factor * columns[name] for name in _TIME_COLUMNS})
+
+
+def _for_equal_work(traces: Traces) -> FloatArray:
+    """Return how long each measurement would have taken with the median load."""
+    compute = np.nan_to_num(traces.compute, nan=0.0)
+    return np.asarray(traces.seconds + compute * (np.median(traces.load) / traces.load - 1))
+
+
+def _finite(seconds: FloatArray) -> FloatArray:
+    return seconds[np.isfinite(seconds)]

@@ -19,7 +19,7 @@ from codedfedl.fleet.delays import DelayParameters
 from codedfedl.io.notebook import drawn
 
 if TYPE_CHECKING:
-    from codedfedl.report.picture import Picture
+    from codedfedl.report.figures import Picture
 
 __all__ = [
     "Devices",
@@ -112,7 +112,7 @@ class Fleet(DelayParameters):
 
     def plot(self) -> "Picture":
         """Draw where the time of a round goes, client by client."""
-        return drawn("fleet_figure:fleet_figure", self)
+        return drawn("fleet_figures:fleet_figure", self)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from codedfedl.errors import InputError
+
 __all__ = ["listed", "member_of", "nearest", "printable", "shortened"]
 
 MAX_NAMES = 20  # in a sentence
@@ -56,17 +58,21 @@ def printable(text: str) -> str:
     return _OBEYED.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def member_of(name: str) -> Any:
+def member_of(name: str, what: str) -> Any:
     """Return what ``module:member`` names, or None where the module has no such member.
 
-    The module lies in the current folder or is installed; one that cannot be imported raises
-    ImportError or ValueError.
+    The module lies in the current folder or is installed; `what` is named by it, for the error.
     """
     module, _, member = name.partition(":")
     here = str(Path.cwd())
     sys.path.insert(0, here)  # a file beside the experiment need not be installed
     try:
         return getattr(importlib.import_module(module), member, None)
+    except (ImportError, ValueError) as error:
+        raise InputError(
+            f"{what} {name!r} cannot be imported ({error}): write module:name, with the module in "
+            "this folder or installed"
+        ) from None
     finally:
         with suppress(ValueError):
             sys.path.remove(here)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from codedfedl.report.picture import Picture
+    from codedfedl.report.figures import Picture
 
 __all__ = ["drawn", "html_table"]
 
@@ -63,5 +63,5 @@ def drawn(figure: str, *given: Any) -> "Picture":
     """
     module, _, function = figure.partition(":")
     draw = getattr(import_module(f"codedfedl.report.{module}"), function)
-    picture: Picture = import_module("codedfedl.report.picture").Picture(draw(*given))
+    picture: Picture = import_module("codedfedl.report.figures").Picture(draw(*given))
     return picture

@@ -13,7 +13,7 @@ from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.errors import InputError
-from codedfedl.io.names import nearest
+from codedfedl.io.names import member_of, nearest
 
 __all__ = [
     "OPTIMISERS",
@@ -278,17 +278,32 @@ OPTIMISERS: dict[str, Optimiser] = {
 def optimiser(scheme: str, name: str, *, same_points: bool) -> Optimiser:
     """Return an optimiser for a scheme, or say why it cannot have it.
 
+    A name is one of `OPTIMISERS`, or ``module:Class`` of a user's own.
+
     Parameters
     ----------
     same_points
         Whether every gradient of the scheme can be over the same points.
     """
-    if name not in OPTIMISERS:
-        hint = nearest(name, list(OPTIMISERS))
-        raise InputError(f"{scheme}.optimiser is {name!r}: {hint}")
-    if OPTIMISERS[name].same_points and not same_points:
+    chosen = _by_name(scheme, name)
+    if chosen.same_points and not same_points:
         raise InputError(
             f"{scheme}.optimiser is {name!r}, which needs everybody's answer in every round: use "
             "nesterov, or a scheme that waits for all, such as balanced"
         )
-    return OPTIMISERS[name]
+    return chosen
+
+
+def _by_name(scheme: str, name: str) -> Optimiser:
+    if name in OPTIMISERS:
+        return OPTIMISERS[name]
+    if not isinstance(name, str) or ":" not in name:
+        hint = nearest(str(name), list(OPTIMISERS))
+        raise InputError(f"{scheme}.optimiser is {name!r}: {hint}")
+    made = member_of(name, f"{scheme}.optimiser")
+    if not isinstance(made, type) or not issubclass(made, Optimiser):
+        raise InputError(
+            f"{scheme}.optimiser {name!r} is not a subclass of "
+            "codedfedl.learning.optimisers.Optimiser: derive it"
+        )
+    return made()

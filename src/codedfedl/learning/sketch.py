@@ -99,9 +99,9 @@ class Sketch:
         """Return what a model predicts for some rows, X̃·V·vector, of a vector in the basis."""
         return _product(self.features[rows], vector)
 
-    def rmatvec(self, errors: FloatArray) -> FloatArray:
-        """Return Vᵀ·X̃ᵀ·errors, in the basis."""
-        return _product(self.features.T, errors)
+    def rmatvec(self, errors: FloatArray, rows: slice = _ALL) -> FloatArray:
+        """Return Vᵀ·X̃ᵀ·errors of some rows, in the basis."""
+        return _product(self.features[rows].T, errors)
 
     def apply_hessian(self, vector: FloatArray) -> FloatArray:
         """Return X̃ᵀX̃·vector of a vector in the basis, in that basis."""

@@ -3,7 +3,6 @@
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,13 @@ from codedfedl.learning.features import (
     encoder_of,
     feature_map,
     fingerprint,
+    map_settings,
     same_map,
 )
 from codedfedl.models.facts import checked_arrays, read_facts
 from codedfedl.models.model import Model
 
-__all__ = ["FORMAT", "load_model", "map_settings", "save_model"]
+__all__ = ["FORMAT", "load_model", "save_model"]
 
 FORMAT = 1
 _KIND = "codedfedl model"
@@ -39,32 +39,14 @@ _OPTIONAL = ("classes", "low", "span", "center", "offset", "scale")
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def map_settings(features: FeatureMap) -> dict[str, Any] | None:
-    """Return the settings that recreate a feature map; None for one that is not the package's."""
-    if isinstance(features, Encoder):
-        return _encoder_settings(features)
-    names = ("n_components", "sigma", "seed")
-    settings = {name: getattr(features, name, 1) for name in names}
-    tiles = getattr(features, "tiles", Tiles())
-    for kind, made in FEATURES.items():
-        if made(settings["n_components"], settings["sigma"], settings["seed"], tiles) == features:
-            return {"kind": kind, **settings, "tiles": asdict(tiles)}
-    return None
-
-
-def _encoder_settings(encoder: Encoder) -> dict[str, Any]:
-    """Return what is known of an encoder, which is not part of a model: its name above all."""
-    names = ("source", "text", "normalise", "operations", "digest")
-    return {"kind": "encoder", **{name: getattr(encoder, name) for name in names}}
-
-
 def save_model(model: Model, path: str | Path) -> None:
     """Write a model to an ``.npz`` file, with the versions and the date in its card."""
     path, settings = Path(path), map_settings(model.features)
     if settings is None:
         raise InputError(
-            f"cannot write {path}: the feature map {type(model.features).__name__} is not one of "
-            f"the package's, which are {', '.join(FEATURES)}"
+            f"cannot write {path}: the feature map {type(model.features).__name__} is neither one "
+            f"of the package's, which are {', '.join(FEATURES)}, nor a dataclass of a module that "
+            "is made from n_components, sigma, seed and tiles alone"
         )
     if isinstance(model.features, Encoder):
         settings["fingerprint"] = fingerprint(model.features, model.inputs).tolist()
@@ -94,7 +76,7 @@ def save_model(model: Model, path: str | Path) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def load_model(path: str | Path, encoder: Any = None) -> Model:
+def load_model(path: str | Path, encoder: Any = None, *, trust: bool = False) -> Model:
     """Read a model that `save_model` or a run wrote.
 
     Parameters
@@ -103,6 +85,8 @@ def load_model(path: str | Path, encoder: Any = None) -> Model:
         For a model that was trained on an encoder, which is not in the file: an ONNX file,
         ``module:function``, or a fitted transformer. It must be the same one. A file's word is
         never enough to import a module.
+    trust
+        Whether the module of a user's own feature map, which the file names, may be imported.
 
     Examples
     --------
@@ -113,7 +97,7 @@ def load_model(path: str | Path, encoder: Any = None) -> Model:
     texts = _read_texts(path)
     try:
         facts = read_facts(texts["facts"], texts.get("card"))
-        features = _features(facts.features, encoder, facts.inputs)
+        features = _features(facts.features, encoder, facts.inputs, trust=trust)
         known = {name: getattr(facts, name) for name in _FACTS}
         arrays = read_arrays(path, ("weights", *_OPTIONAL))
         return Model(features=features, **known, **checked_arrays(arrays, facts.inputs))
@@ -121,11 +105,16 @@ def load_model(path: str | Path, encoder: Any = None) -> Model:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
-def _features(how: Mapping[str, Any], encoder: Any, inputs: int) -> FeatureMap:
+def _features(how: Mapping[str, Any], encoder: Any, inputs: int, *, trust: bool) -> FeatureMap:
     """Return the feature map that a file describes, with the encoder that the user gives."""
     if how["kind"] != "encoder":
         if encoder is not None:
             raise InputError(f"the model has {how['kind']} features: leave the encoder out")
+        if ":" in how["kind"] and not trust:
+            raise InputError(
+                f"the model names the feature map {how['kind']}, whose module would be imported: "
+                "read it, and if you trust it, use load_model(path, trust=True), or --trust"
+            )
         tiles = Tiles(**how["tiles"])
         return feature_map(how["kind"], how["n_components"], how["sigma"], how["seed"], tiles)
     if encoder is None:

@@ -31,7 +31,7 @@ from codedfedl.io.notebook import drawn, html_table
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
 
 if TYPE_CHECKING:
-    from codedfedl.report.picture import Picture
+    from codedfedl.report.figures import Picture
 
 __all__ = ["LARGEST_WEIGHT", "Plan", "answer_weights", "plan", "replanned", "rows_of"]
 
@@ -129,7 +129,7 @@ class Plan:
         fleet
             The fleet of the plan: what returns against the waiting time is drawn too.
         """
-        return drawn("figures:plan_figure", self, fleet)
+        return drawn("fleet_figures:plan_figure", self, fleet)
 
     def _repr_html_(self) -> str:
         columns: dict[str, Iterable[Any]] = {
@@ -176,6 +176,7 @@ def plan(
 
     Examples
     --------
+    >>> from codedfedl.fleet.devices import Fleet
     >>> fleet = Fleet(points=[400, 400], rate=[2, 20], alpha=2, packet_time=3, erasure=0.1)
     >>> p = plan(fleet, redundancy=0.1)
     >>> p.parity_rows, p.loads.tolist(), round(p.deadline)

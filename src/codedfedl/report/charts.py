@@ -1,4 +1,4 @@
-"""Interactive charts: the numbers that the page's script draws."""
+"""Interactive charts: the settings that are drawn, and the numbers that the page's script draws."""
 
 import json
 from collections.abc import Sequence
@@ -11,50 +11,45 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from codedfedl.report.curves import lowest
-from codedfedl.report.palette import DASHES, scheme_colour
-from codedfedl.report.results import Outcome
-from codedfedl.report.units import Unit
+from codedfedl.report.comparison import Unit
+from codedfedl.report.curves import lowest, over_seeds
+from codedfedl.report.figures import DASHES, scheme_colour
+from codedfedl.report.results import Outcome, median_of_all
 
 __all__ = [
-    "LARGE",
+    "LARGE_RATIO",
     "Line",
     "asset",
     "curve_charts",
     "drawn_lines",
     "large_gains",
-    "line_key",
     "page_data",
 ]
 
-_MOST_LINES = 10
-_MOST_POINTS = 400  # of a line: more than a screen can show
-LARGE = 10.0  # times between the shortest and the longest: then time is logarithmic
+_MAX_LINES = 10
+_MAX_POINTS = 400  # A screen cannot show more points of a line.
+LARGE_RATIO = 10.0
+"""Where the longest time is so many times the shortest, time is logarithmic."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A setting that is drawn: its run and the run's place, its results and its colour."""
+    """A setting that is drawn: its run and the run's number, its results and its colour."""
 
     run: str
-    place: int
+    number: int
     outcome: Outcome
     colour: str
 
     @property
     def key(self) -> str:
         """What the line is called in all charts and tables of the page, wherever the run lies."""
-        return line_key(self.place, self.outcome)
+        return f"{self.number}/{self.outcome.cell}"
 
     @property
     def dash(self) -> tuple[int, ...]:
         """The dash of its run."""
-        return DASHES[self.place % len(DASHES)]
-
-
-def line_key(place: int, outcome: Outcome) -> str:
-    """Return what a setting of a run is called in the page."""
-    return f"{place}/{outcome.cell}"
+        return DASHES[self.number % len(DASHES)]
 
 
 def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
@@ -65,16 +60,13 @@ def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
     every
         Runs by name, with the results of each of their settings.
     """
-
-    def hours(place: int) -> float:
-        met = [hour for hour in every[place][1].total_hours if hour is not None]
-        return float(np.median(met)) if len(met) == len(every[place][1].total_hours) else np.inf
-
-    soonest = sorted(range(len(every)), key=hours)[:_MOST_LINES]
+    medians = [median_of_all(outcome.total_hours) for _, outcome in every]
+    hours = [np.inf if median is None else median for median in medians]
+    soonest = sorted(range(len(every)), key=lambda at: hours[at])
     runs = list(dict.fromkeys(run for run, _ in every))
     shades: dict[str, list[str]] = {}
     lines = []
-    for run, o in (every[place] for place in sorted(soonest)):
+    for run, o in (every[at] for at in sorted(soonest[:_MAX_LINES])):
         settings = shades.setdefault(o.scheme, [])
         if o.setting not in settings:
             settings.append(o.setting)
@@ -86,54 +78,49 @@ def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
 def large_gains(outcomes: Sequence[Outcome]) -> bool:
     """Say whether the times to the target differ so much that only a logarithm shows them all."""
     hours = [hour for o in outcomes for hour in o.total_hours if hour]
-    return bool(hours) and max(hours) > LARGE * min(hours)
+    return bool(hours) and max(hours) > LARGE_RATIO * min(hours)
 
 
 def curve_charts(lines: Sequence[Line], target: float | None, unit: Unit) -> list[dict[str, Any]]:
     """Return the metric against time with set-up, against training time, and against rounds."""
     logarithmic = large_gains([line.outcome for line in lines])
-    metric = lines[0].outcome.metric
     several = len({line.run for line in lines}) > 1
-    everything = [curve for line in lines for curve in line.outcome.seeds]
-    clocks = (
-        ("total_hours", f"{unit.name} with set-up charged", unit),
-        ("training_hours", f"{unit.name} of training alone, the paper's clock", unit),
-        ("rounds", "rounds", None),
-    )
-    return [
-        {
-            "metric": metric,
-            "xLabel": label,
-            "xUnit": "" if time is None else time.sign,
-            "xLog": logarithmic and time is not None,
-            "yMin": lowest(everything, target),
-            "target": target if target is not None and np.isfinite(target) else None,
-            "lines": [
-                {"name": line.outcome.setting + (f' (run "{line.run}")' if several else "")}
-                | _series(line, clock, 1.0 if time is None else time.per_hour)
-                for line in lines
-            ],
-        }
-        for clock, label, time in clocks
-    ]
+    common = {
+        "metric": lines[0].outcome.metric,
+        "yMin": lowest([curve for line in lines for curve in line.outcome.seeds], target),
+        "target": target if target is not None and np.isfinite(target) else None,
+    }
+    in_time = {"xUnit": unit.sign, "xLog": logarithmic}
+    clocks: dict[str, dict[str, Any]] = {
+        "total_hours": {"xLabel": f"{unit.name} with set-up charged"} | in_time,
+        "training_hours": {"xLabel": f"{unit.name} of training alone, the paper's clock"} | in_time,
+        "rounds": {"xLabel": "rounds", "xUnit": "", "xLog": False},
+    }
+    charts = []
+    for clock, axis in clocks.items():
+        scale = 1.0 if clock == "rounds" else unit.per_hour
+        series = []
+        for line in lines:
+            name = line.outcome.setting + (f' (run "{line.run}")' if several else "")
+            series.append({"name": name} | _series(line, clock, scale))
+        charts.append(common | axis | {"lines": series})
+    return charts
 
 
 def _series(line: Line, clock: str, scale: float) -> dict[str, Any]:
     """Return the median over seeds after each round, at its median time, and the range."""
-    seeds = line.outcome.seeds
-    rounds = min(len(curve.metric) for curve in seeds)  # a plan may differ from seed to seed
-    places = np.unique(np.linspace(0, rounds - 1, min(rounds, _MOST_POINTS)).round().astype(int))
-    x = np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)[places] * scale
-    y = np.array([curve.metric[:rounds] for curve in seeds])[:, places]
-    many = len(seeds) > 1
+    times, *metrics = over_seeds(line.outcome.seeds, clock)
+    shown = np.linspace(0, len(times) - 1, min(len(times), _MAX_POINTS)).round().astype(int)
+    middle, low, high = (_numbers(values[np.unique(shown)]) for values in metrics)
+    many = len(line.outcome.seeds) > 1
     return {
         "key": line.key,
         "colour": line.colour,
         "dash": list(line.dash),
-        "x": _numbers(x),
-        "y": _numbers(np.median(y, axis=0)),
-        "low": _numbers(y.min(axis=0)) if many else None,
-        "high": _numbers(y.max(axis=0)) if many else None,
+        "x": _numbers(times[np.unique(shown)] * scale),
+        "y": middle,
+        "low": low if many else None,
+        "high": high if many else None,
     }
 
 

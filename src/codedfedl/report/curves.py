@@ -1,85 +1,36 @@
-"""Accuracy against time and against iteration: the paper's figures 2 and 3."""
+"""The metric against time and against rounds: figures 2 and 3, a cold start, a price."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Literal
 
-import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from codedfedl.report.figures import PAGE, STYLE
+from codedfedl.report.figures import COLOURS, GREY, log_axis, new_figure
 from codedfedl.report.reading import Curve
 
-__all__ = [
-    "COLOURS",
-    "cold_start_figure",
-    "curve_figure",
-    "curve_panel",
-    "log_axis",
-    "lowest",
-]
-
-COLOURS = (
-    *("#1f5fa8", "#d9541e", "#2b8a5b", "#8a4fbf", "#b0892c"),
-    *("#5b6570", "#c2407e", "#1397a8", "#7b3f1d", "#8fae1b"),
-)
+__all__ = ["cold_start_figure", "curve_figure", "lowest", "over_seeds", "price_figure"]
 
 
 def curve_figure(curves: Sequence[Curve], title: str, target: float | None) -> Figure:
     """Draw the metric against training hours, hours with set-up, and rounds; bands over seeds."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(12, 4.2), layout="constrained")
+    panels = {
+        "training_hours": "hours of training, the paper's clock",
+        "total_hours": "hours with set-up charged",
+        "rounds": "mini-batch updates",
+    }
+    with new_figure(12, 4.2) as figure:
         axes = figure.subplots(1, 3, sharey=True)
-        panels = (
-            ("training_hours", "hours of training, the paper's clock"),
-            ("total_hours", "hours with set-up charged"),
-            ("rounds", "mini-batch updates"),
-        )
-        for ax, (clock, label) in zip(axes, panels, strict=True):
-            for colour, seeds in _coloured(curves):
-                _draw(ax, seeds, clock, colour)
-            if target is not None and np.isfinite(target):
-                ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
+        for ax, (clock, label) in zip(axes, panels.items(), strict=True):
+            _draw(ax, curves, clock, target)
             ax.set_xlabel(label)
             if clock != "rounds":
                 log_axis(ax)
         axes[0].set(ylabel=f"{curves[0].metric_name} on the test set", title=title)
         axes[0].set_ylim(lowest(curves, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
-    return figure
-
-
-def curve_panel(
-    drawn: Sequence[tuple[str, Sequence[int], Sequence[Curve]]],
-    clock: str,
-    label: str,
-    target: float | None,
-    scale: float | None,
-) -> Figure:
-    """Draw the metric against one clock, for a page that has its own legend.
-
-    Parameters
-    ----------
-    drawn
-        The colour, the dash and the seeds of each line.
-    scale
-        How many units of time an hour has; None for rounds.
-    """
-    everything = [curve for *_, seeds in drawn for curve in seeds]
-    with mpl.rc_context(PAGE):
-        figure = Figure(figsize=(5, 3.6), layout="constrained")
-        ax = figure.subplots()
-        for colour, dash, seeds in drawn:
-            _draw(ax, seeds, clock, colour, dash, scale or 1.0)
-        if target is not None and np.isfinite(target):
-            ax.axhline(target, color="#8a94a0", lw=0.8, ls=":")
-        ax.set(xlabel=label, ylabel=f"{everything[0].metric_name} on the test set")
-        ax.set_ylim(lowest(everything, target), None)
-        if scale is not None:
-            log_axis(ax)
     return figure
 
 
@@ -93,12 +44,9 @@ def cold_start_figure(
     paper_hours
         Of `uncoded` and `coded`, in its Table 1.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9, 5), layout="constrained")
+    with new_figure(9, 5) as figure:
         ax = figure.subplots()
-        for colour, seeds in _coloured(curves):
-            _draw(ax, seeds, "total_hours", colour)
-        ax.axhline(target, color="#5b6570", lw=0.8, ls=":")
+        _draw(ax, curves, "total_hours", target)
         top = max(float(np.nanmax(curve.metric)) for curve in curves)
         ax.set(xlabel="hours from a cold start, set-up charged", title=title)
         ax.set(ylabel=f"{curves[0].metric_name} on the test set", ylim=(target - 0.12, top + 0.02))
@@ -110,13 +58,13 @@ def cold_start_figure(
 
 def _mark_paper(ax: Axes, hours: Sequence[float], target: float) -> None:
     """Put a star where the paper meets the target on its own clock."""
-    labels = (("uncoded", 10, 22, "left"), ("coded", -10, 22, "right"))
-    for hour, (name, right, up, side) in zip(hours, labels, strict=False):
+    labels = (("uncoded", 10, "left"), ("coded", -10, "right"))
+    for hour, (name, right, side) in zip(hours, labels, strict=False):
         ax.plot(hour, target, "*", color="black", ms=11, zorder=5)
         ax.annotate(
             f"the paper, {name}:\n{hour:.0f} h without set-up",
             (hour, target),
-            xytext=(right, up),
+            xytext=(right, 22),
             textcoords="offset points",
             ha=side,
             fontsize=7,
@@ -124,32 +72,55 @@ def _mark_paper(ax: Axes, hours: Sequence[float], target: float) -> None:
         )
 
 
-def log_axis(ax: Axes, which: Literal["x", "y"] = "x") -> None:
-    """Make an axis logarithmic, with plain numbers, and more of them on a short one.
-
-    Where nothing above 0 is drawn it stays as it is.
-    """
-    low, high = getattr(ax.dataLim, f"interval{which}")
-    if not 0 < high < np.inf:
-        return
-    ax.set(**{f"{which}scale": "log"})
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    low, high = axis.get_view_interval()
-    plain = StrMethodFormatter("{x:,g}")
-    axis.set_major_formatter(plain)
-    if high < 100 * low:
-        axis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7) if high < 10 * low else (2, 5)))
-        axis.set_minor_formatter(plain)
-    else:
-        axis.set_minor_formatter(NullFormatter())
+def price_figure(panels: Sequence[tuple[str, float, Sequence[Curve]]]) -> Figure:
+    """Draw accuracy against time for some ε, a panel for every data set: title, target, curves."""
+    with new_figure(5.4 * len(panels), 4.4) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for ax, (title, target, curves) in zip(axes, panels, strict=True):
+            _draw(ax, curves, "total_hours", target, _guarantee)
+            ax.set(title=title, ylabel="accuracy on the test set")
+            ax.set(xlabel="hours, everything charged", ylim=(max(0.0, target - 0.2), None))
+            log_axis(ax)
+            ax.legend(loc="lower right", fontsize=8)
+    return figure
 
 
-def _coloured(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
-    """Return the seeds of each setting, with its colour."""
-    cells: dict[str, list[Curve]] = {}
+def _guarantee(curve: Curve) -> str:
+    """Say under which guarantee, which is the curve's fact; or which scheme has none."""
+    if "delta" not in curve.facts or not np.isfinite(curve.facts["delta"]):
+        return curve.setting
+    epsilon = curve.facts.get("epsilon", np.nan)
+    return f"ε = {epsilon:.3g}, δ = {curve.facts['delta']:g}" if epsilon < np.inf else "no noise"
+
+
+def _draw(
+    ax: Axes,
+    curves: Sequence[Curve],
+    clock: str,
+    target: float | None,
+    name: Callable[[Curve], str] = lambda curve: curve.setting,
+) -> None:
+    """Draw every setting's median over seeds with its range, and the target."""
+    settings: dict[str, list[Curve]] = {}
     for curve in curves:
-        cells.setdefault(curve.cell, []).append(curve)
-    return list(zip(cycle(COLOURS), cells.values(), strict=False))
+        settings.setdefault(curve.cell, []).append(curve)
+    for colour, seeds in zip(cycle(COLOURS), settings.values(), strict=False):
+        hours, middle, low, high = over_seeds(seeds, clock)
+        if len(hours) == 1:  # one answer, no curve
+            ax.plot(hours, middle, "D", color=colour, label=name(seeds[0]))
+            continue
+        ax.plot(hours, middle, color=colour, lw=1.5, label=name(seeds[0]))
+        ax.fill_between(hours, low, high, color=colour, alpha=0.15, lw=0)
+    if target is not None and np.isfinite(target):
+        ax.axhline(target, color=GREY, lw=0.8, ls=":")
+
+
+def over_seeds(seeds: Sequence[Curve], clock: str) -> tuple[npt.NDArray[np.float64], ...]:
+    """Return the median time after each round, and the metric's median, minimum and maximum."""
+    rounds = min(len(curve.metric) for curve in seeds)  # a plan may differ from seed to seed
+    times = np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)
+    metric = np.array([curve.metric[:rounds] for curve in seeds])
+    return times, np.median(metric, axis=0), metric.min(axis=0), metric.max(axis=0)
 
 
 def lowest(curves: Sequence[Curve], target: float | None) -> float | None:
@@ -160,24 +131,3 @@ def lowest(curves: Sequence[Curve], target: float | None) -> float | None:
         return None
     least = wanted - max(0.25, 0.25 * abs(wanted))
     return max(0.0, least) if curves[0].metric_name == "accuracy" else least
-
-
-def _draw(
-    ax: Axes,
-    seeds: Sequence[Curve],
-    clock: str,
-    colour: str,
-    dash: Sequence[int] = (),
-    scale: float = 1.0,
-) -> None:
-    """Draw the median over seeds after each round, at the median hour of that round."""
-    rounds = min(len(curve.metric) for curve in seeds)  # a plan may differ from seed to seed
-    hours = scale * np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)
-    metric = np.array([curve.metric[:rounds] for curve in seeds])
-    middle, label = np.median(metric, axis=0), seeds[0].setting
-    if len(middle) == 1:  # one answer, no curve
-        ax.plot(hours, middle, "D", color=colour, label=label)
-        return
-    style = (0, [length / 2 for length in dash]) if dash else "-"
-    ax.plot(hours, middle, color=colour, lw=1.5, ls=style, label=label)
-    ax.fill_between(hours, metric.min(axis=0), metric.max(axis=0), color=colour, alpha=0.15, lw=0)

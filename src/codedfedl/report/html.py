@@ -1,6 +1,5 @@
 """`report.html`: one self-contained page for one run, or for several compared."""
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,17 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from codedfedl.report.arrivals import (
+    LAST_ROUNDS,
+    MARKS,
+    answers_figure,
+    client_marks,
+    deadline_sentence,
+    federation_figure,
+    federation_headline,
+)
 from codedfedl.report.charts import (
+    LARGE_RATIO,
     Line,
     asset,
     curve_charts,
@@ -18,33 +27,29 @@ from codedfedl.report.charts import (
     large_gains,
     page_data,
 )
-from codedfedl.report.compare import changes_sentence, configuration_diff
-from codedfedl.report.conduct import MARKS, client_marks, deadline_sentence
-from codedfedl.report.curves import curve_figure, curve_panel
-from codedfedl.report.federation import (
-    SHOWN_ROUNDS,
-    federation_figure,
-    federation_headline,
-    federation_panels,
+from codedfedl.report.comparison import (
+    UNITS,
+    Unit,
+    change,
+    changes_sentence,
+    configuration_diff,
+    races,
+    three_digits,
+    unit_for,
+    verdict,
 )
-from codedfedl.report.figures import INK, save_figure
-from codedfedl.report.race import comparable, race_rows
-from codedfedl.report.results import Outcome, written
-from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, distinct
-from codedfedl.report.sweep import sweep_figure
+from codedfedl.report.curves import curve_figure
+from codedfedl.report.figures import page_svg
+from codedfedl.report.grids import sweep_figure
+from codedfedl.report.results import Outcome, median_of_all, written
+from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_of
 from codedfedl.report.timeline import TIMELINE, timeline_figure
-from codedfedl.report.units import UNITS, Unit, unit_for
-from codedfedl.report.verdict import three_digits, verdict
 from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.named import NamedRound, listed
 from codedfedl.runs.status import Status
 
 __all__ = ["main_figure", "render_report", "render_waiting"]
-
-
-def _times(gain: float | None) -> str:
-    return "–" if gain is None else three_digits(gain) + "×"
 
 
 def _middle(values: list[float | None], scale: float = 1.0) -> str:
@@ -61,7 +66,7 @@ def _number(value: float | None, scale: float = 1.0) -> str:
 def _filters(unit: Unit) -> dict[str, Callable[..., str]]:
     """Return how the page writes numbers; times are in its unit."""
     return {
-        "times": _times,
+        "times": lambda gain: "–" if gain is None else three_digits(gain) + "×",
         "middle": _middle,
         "time": partial(_middle, scale=unit.per_hour),
         "hours": partial(_number, scale=unit.per_hour),
@@ -73,17 +78,7 @@ def _filters(unit: Unit) -> dict[str, Callable[..., str]]:
     }
 
 
-def render_waiting(directory: RunDirectory, live: str) -> str:
-    """Return the page of a federation without a round yet; `live` is as in `render_report`."""
-    status = directory.status.read() or Status("running", "waiting for the server")
-    title = directory.experiment().title if directory.is_run else directory.path.name
-    template = _pages(UNITS[-1]).get_template("waiting.html.j2")
-    return template.render(
-        title=title, live=live, asset=asset, chart_data=page_data([]), status=status
-    )
-
-
-def _pages(unit: Unit) -> Environment:
+def _rendered(template: str, unit: Unit, chart_data: Sequence[Any], **values: Any) -> str:
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"),
         autoescape=True,
@@ -92,7 +87,15 @@ def _pages(unit: Unit) -> Environment:
         lstrip_blocks=True,
     )
     pages.filters |= _filters(unit)
-    return pages
+    page = pages.get_template(template)
+    return page.render(asset=asset, chart_data=page_data(chart_data), unit=unit, **values)
+
+
+def render_waiting(directory: RunDirectory, live: str) -> str:
+    """Return the page of a federation without a round yet; `live` is as in `render_report`."""
+    status = directory.status.read() or Status("running", "waiting for the server")
+    title = directory.experiment().title if directory.is_run else directory.path.name
+    return _rendered("waiting.html.j2", UNITS[-1], [], title=title, live=live, status=status)
 
 
 def render_report(*directories: RunDirectory, live: str = "") -> str:
@@ -103,63 +106,68 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
     live
         Tag of the page among the states of a run in progress: the page then polls for later ones.
     """
-    names = distinct(directories)
-    stories = [Story(name, run) for name, run in zip(names, directories, strict=True)]
+    stories = stories_of(directories)
     simulated = [story for story in stories if not story.records]
+    outcomes = [o for story in simulated for o in story.outcomes]
     unit = _unit(stories)
     lines = drawn_lines([(story.name, o) for story in simulated for o in story.outcomes])
-    by_metric = _by_metric(simulated, lines)
-    charts = [chart for _, target, some in by_metric for chart in curve_charts(some, target, unit)]
-    federations = {
-        story.name: _federation(story, charts, unit) for story in stories if story.records
-    }
-    page = _pages(unit).get_template("report.html.j2")
-    return page.render(
+    charts: dict[str, list[dict[str, Any]]] = {}
+    for metric in dict.fromkeys(line.outcome.metric for line in lines):
+        targets = {o.target for o in outcomes if o.metric == metric}
+        target = targets.pop() if len(targets) == 1 else None
+        its_lines = [line for line in lines if line.outcome.metric == metric]
+        charts[metric] = curve_charts(its_lines, target, unit)
+    every_chart = [chart for its_charts in charts.values() for chart in its_charts]
+    federations = {}
+    for story in stories:
+        if story.records:
+            federations[story.name] = _federation(story, every_chart, unit)
+    return _rendered(
+        "report.html.j2",
+        unit,
+        every_chart,
         live=live,
         marks=MARKS,
-        shown_rounds=SHOWN_ROUNDS,
+        last_rounds=LAST_ROUNDS,
         federations=federations,
         title=" against ".join(dict.fromkeys(story.title for story in stories)),
-        unit=unit,
-        asset=asset,
-        chart_data=page_data(charts),
         headlines=_headlines(stories, unit),
-        goals=list(dict.fromkeys(_goal(o) for story in simulated for o in story.outcomes)),
-        race=race_rows(simulated, lines),
+        goals=list(dict.fromkeys(_goal(o) for o in outcomes)),
+        race=_race(simulated, lines),
         first_run=simulated[0].name if len(simulated) > 1 else "",
         differences=configuration_diff([story.experiment for story in stories]),
-        logarithmic=large_gains([o for story in simulated for o in story.outcomes]),
+        logarithmic=large_gains(outcomes),
         lines=lines,
         stories=stories,
-        panels={metric: _panels(some, target, unit) for metric, target, some in by_metric},
+        charts={metric: len(its_charts) for metric, its_charts in charts.items()},
         grids={
-            story.name: _svg(sweep_figure(story.outcomes, unit))
+            story.name: page_svg(sweep_figure(story.outcomes, unit))
             for story in stories
-            if story.experiment.grid and story.tables.cells
+            if _is_grid(story)
         },
         timelines={story.name: _timelines(story, unit) for story in stories},
         median=lambda values: float(np.median(values)),
         colours=TIMELINE,
-        parts=PARTS,
+        parts=TIME_COLUMNS,
         shown_clients=SHOWN_CLIENTS,
     )
+
+
+def _is_grid(story: Story) -> bool:
+    return bool(story.experiment.grid and story.tables.cells)
 
 
 def _federation(story: Story, charts: list[dict[str, Any]], unit: Unit) -> dict[str, Any]:
     """Return what the page shows of a federation; its chart is added to those of the page."""
     outcome, conduct = story.outcomes[0], story.conduct
-    metric, answers = federation_panels(story.records, outcome.metric)
-    place = None
-    if not all(np.isnan(curve.metric).all() for curve in outcome.seeds):
-        lines = drawn_lines([(story.name, outcome)])
-        charts += curve_charts(lines, None, unit)[:1]
-        place = len(charts) - 1
+    is_tested = not all(np.isnan(curve.metric).all() for curve in outcome.seeds)
+    if is_tested:
+        charts += curve_charts(drawn_lines([(story.name, outcome)]), None, unit)[:1]
     return {
         "deadline": deadline_sentence(conduct),
         "advice": client_advice(conduct),
-        "chart": place,
-        "metric": _svg(metric),
-        "answers": _svg(answers),
+        "chart": len(charts) - 1 if is_tested else None,
+        "answers": page_svg(answers_figure(story.records)),
         "clients": client_marks(conduct)[:SHOWN_CLIENTS],
         "rounds": [NamedRound.of(record, conduct.names) for record in story.records],
     }
@@ -180,7 +188,7 @@ def main_figure(directory: RunDirectory) -> Figure:
     story = Story("", directory)
     if story.records:
         return federation_figure(story.records, story.curves[0].metric_name)
-    if story.experiment.grid and story.tables.cells:
+    if _is_grid(story):
         return sweep_figure(story.outcomes, _unit([story]))
     return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
 
@@ -193,17 +201,23 @@ def _goal(outcome: Outcome) -> str:
     return f"an {outcome.metric} of {reached} on the test set{source}"
 
 
+def _comparable(stories: Sequence[Story]) -> bool:
+    """Whether all race on the same data to the same target, on a virtual clock."""
+    outcomes = [outcome for story in stories for outcome in story.outcomes]
+    return len(races(outcomes)) == 1 and not any(story.records for story in stories)
+
+
 def _headlines(stories: Sequence[Story], unit: Unit) -> list[str]:
     """Say who won: among all runs where they can be compared, and in each run otherwise."""
-    if comparable(stories) and len(stories) > 1:
+    if len(stories) > 1 and _comparable(stories):
         every = [replace(o, run=story.name) for story in stories for o in story.outcomes]
         runs = {story.name: story.outcomes for story in stories}
         return changes_sentence(runs, unit) + verdict(every, unit)
-    told = []
+    headlines = []
     for story in stories:
         prefix = f"{story.name}: " if len(stories) > 1 else ""
-        told += [prefix + sentence for sentence in _headline(story, unit)]
-    return told
+        headlines += [prefix + sentence for sentence in _headline(story, unit)]
+    return headlines
 
 
 def _headline(story: Story, unit: Unit) -> list[str]:
@@ -215,33 +229,48 @@ def _headline(story: Story, unit: Unit) -> list[str]:
     return [federation_headline(first.setting, story.records, reached)]
 
 
-def _by_metric(
-    stories: Sequence[Story], lines: Sequence[Line]
-) -> list[tuple[str, float | None, list[Line]]]:
-    """Return each metric with its target, where there is one, and the lines that have it."""
-    targets: dict[str, set[float]] = {}
-    for o in (o for story in stories for o in story.outcomes):
-        targets.setdefault(o.metric, set()).add(o.target)
-    found = []
-    for metric, wanted in targets.items():
-        some = [line for line in lines if line.outcome.metric == metric]
-        if some:
-            found.append((metric, next(iter(wanted)) if len(wanted) == 1 else None, some))
-    return found
+def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return the table of results, the soonest first; a setting of several runs stands together.
+
+    A row has its run, outcome and line, if it is drawn; the change against the same setting of the
+    first run, in words; the share of its bar; and whether it is the soonest of several.
+    """
+    line_of = {id(line.outcome): line for line in lines}
+    before = {o.setting: o for story in stories[:1] for o in story.outcomes}
+    every = [o for story in stories for o in story.outcomes]
+    together, rows = _comparable(stories), []
+    soonest: dict[str, float] = {}
+    for story in stories:
+        for o in story.outcomes:
+            race = every if together else story.outcomes
+            rivals = [r for r in race if (r.dataset, r.target) == (o.dataset, o.target)]
+            met = [hour for r in rivals if r.above_chance and (hour := _hours(r)) < np.inf]
+            hour = _hours(o) if o.above_chance else np.inf
+            row = {
+                "run": story.name,
+                "outcome": o,
+                "line": line_of.get(id(o)),
+                "change": "" if story is stories[0] else change(before.get(o.setting), o),
+                "share": 0.0 if hour == np.inf else _share(hour, met),
+                "first": hour < np.inf and hour == min(met) and len(rivals) > 1,
+            }
+            rows.append(row)
+            soonest[o.setting] = min(soonest.get(o.setting, np.inf), _hours(o))
+    return sorted(rows, key=lambda row: soonest[row["outcome"].setting])
 
 
-def _panels(lines: Sequence[Line], target: float | None, unit: Unit) -> list[str]:
-    """Draw a metric against both clocks and the rounds, each on its own, for paper."""
-    drawn = [(line.colour, line.dash, line.outcome.seeds) for line in lines]
-    clocks = {
-        "total_hours": (f"{unit.name} with set-up charged", unit.per_hour),
-        "training_hours": (f"{unit.name} of training alone, the paper's clock", unit.per_hour),
-        "rounds": ("rounds", None),
-    }
-    return [
-        _svg(curve_panel(drawn, clock, label, target, scale))
-        for clock, (label, scale) in clocks.items()
-    ]
+def _hours(outcome: Outcome) -> float:
+    """Return the median time to the target; ∞ where it is not met on every seed."""
+    hour = median_of_all(outcome.total_hours)
+    return np.inf if hour is None else hour
+
+
+def _share(hour: float, rivals: Sequence[float]) -> float:
+    """Return how long a bar is: of the longest time, by the logarithm where they differ much."""
+    least, most = min(filter(None, rivals), default=1.0), max(rivals)
+    if hour <= 0 or most <= LARGE_RATIO * least:
+        return hour / most if most else 0.0
+    return 0.08 + 0.92 * float(np.log(hour / least) / np.log(most / least))
 
 
 def _timelines(story: Story, unit: Unit) -> dict[str, str]:
@@ -257,14 +286,6 @@ def _timelines(story: Story, unit: Unit) -> dict[str, str]:
     others = [cell for cell in timelines if cell not in baselines]
     longest = max((lengths[cell] for cell in others or lengths), default=0.0)
     return {
-        str(rows["setting"][0]): _svg(timeline_figure(rows, longest, unit))
+        str(rows["setting"][0]): page_svg(timeline_figure(rows, longest, unit))
         for rows in timelines.values()
     }
-
-
-def _svg(figure: Figure) -> str:
-    """Return a figure for the page: its ink is the page's, in the dark too."""
-    buffer = io.BytesIO()
-    save_figure(figure, buffer, "svg")
-    text = buffer.getvalue().decode("utf-8")
-    return text[text.index("<svg") :].replace(INK, "currentColor")

@@ -114,6 +114,11 @@ class RunTables:
         """The tables of a federation that has not ended, from its journal."""
         return None if self.sight is None else self.sight.tables()
 
+    @property
+    def has_no_round(self) -> bool:
+        """Whether this is a federation that has not finished a round yet."""
+        return self.sight is not None and self._unfinished is None
+
     @cached_property
     def rounds(self) -> Columns:
         """A row for each cell, seed and round."""
@@ -196,21 +201,17 @@ def _pairs(columns: Columns) -> dict[tuple[str, int], None]:
 
 
 def _curve(rows: Columns, facts: dict[str, float]) -> Curve:
+    texts = ("cell", "setting", "group", "scheme", "metric_name")
+    series = ("training_hours", "total_hours", "arrived", "excess")
+    columns: dict[str, Any] = {name: str(rows[name][0]) for name in texts}
+    columns |= {name: rows[name] for name in series}
     redundancy = float(rows["redundancy"][0])
     return Curve(
-        cell=str(rows["cell"][0]),
-        setting=str(rows["setting"][0]),
-        group=str(rows["group"][0]),
-        scheme=str(rows["scheme"][0]),
+        **columns,
+        rounds=rows["round"],
+        metric=rows["metric"].astype(np.float64),
         redundancy=None if np.isnan(redundancy) else redundancy,
         seed=int(rows["seed"][0]),
-        rounds=rows["round"],
-        training_hours=rows["training_hours"],
-        total_hours=rows["total_hours"],
-        arrived=rows["arrived"],
-        metric=rows["metric"].astype(np.float64),
-        metric_name=str(rows["metric_name"][0]),
-        excess=rows["excess"],
         as_in_paper=bool(rows["as_in_paper"][0]),
         facts=facts,
     )

@@ -16,8 +16,7 @@ from codedfedl.schemes import SCHEMES
 
 __all__ = ["Outcome", "median_of_all", "outcomes", "outcomes_of", "written"]
 
-
-_NINE_IN_TEN = 1.645  # standard errors
+_NINE_IN_TEN_ERRORS = 1.645  # Nine in ten errors are smaller than so many standard errors.
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +101,7 @@ class Outcome:
         tested = curve.facts.get("test_points")
         if self.metric != "accuracy" or not tested or not 0 < self.target < 1:
             return None, None
-        error = _NINE_IN_TEN * float(np.sqrt(self.target * (1 - self.target) / tested))
+        error = _NINE_IN_TEN_ERRORS * float(np.sqrt(self.target * (1 - self.target) / tested))
         places = [curve.reaches(self.target + sign * error) for sign in (-1, 1)]
         low, high = (None if at is None else float(curve.total_hours[at]) for at in places)
         return low, high
@@ -201,16 +200,30 @@ class Outcome:
         return f'{curve.setting} (run "{self.run}")' if self.run else curve.setting
 
     def _at_target(self, clock: str) -> list[Any]:
-        places = [curve.reaches(self.target) for curve in self.seeds]
-        return [
-            None if place is None else getattr(curve, clock)[place].item()
-            for curve, place in zip(self.seeds, places, strict=True)
-        ]
+        return [_time(curve, self.target, clock) for curve in self.seeds]
 
     def _gain(self, clock: str) -> float | None:
+        """Return the median of the reference's hours over ours; None if a seed lacks either."""
         if not self.above_chance or not _above_chance(self.target, self.reference_seeds):
             return None
-        return _gain(self.target, self.seeds, self.reference_seeds, clock)
+        references = {curve.seed: curve for curve in self.reference_seeds}
+        ratios = []
+        for ours in self.seeds:
+            theirs = references.get(ours.seed)
+            times = [
+                None if curve is None else _time(curve, self.target, clock)
+                for curve in (ours, theirs)
+            ]
+            if not times[0] or times[1] is None:  # without any training there is nothing to compare
+                return None
+            ratios.append(times[1] / times[0])
+        return float(np.median(ratios))
+
+
+def _time(curve: Curve, target: float, clock: str) -> Any:
+    """Return what a clock shows when the target is met, if it is."""
+    round_ = curve.reaches(target)
+    return None if round_ is None else getattr(curve, clock)[round_].item()
 
 
 def median_of_all(values: Sequence[float | None]) -> float | None:
@@ -239,25 +252,22 @@ def outcomes_of(tables: RunTables, target: float | None = None) -> list[Outcome]
     references = {group: _reference(rivals, tables) for group, rivals in groups.items()}
     summary = []
     for cell, seeds in by_cell.items():
-        known = tables.cells.get(cell)
-        where = references[seeds[0].group]
-        reference = by_cell[where]
-        planned = tables.experiment.training.target if known is None else known.target
-        wanted = planned if target is None else target
-        source = ""
-        if wanted is None:
-            wanted, source = _automatic_target(reference)
+        known, where = tables.cells.get(cell), references[seeds[0].group]
         compared = tables.cells.get(where)
-        made = Outcome(
-            tables.experiment.data.name if known is None else known.dataset,
-            wanted,
-            seeds,
-            reference,
+        planned = tables.experiment.training.target if known is None else known.target
+        goal, source = planned if target is None else target, ""
+        if goal is None:
+            goal, source = _automatic_target(by_cell[where])
+        outcome = Outcome(
+            dataset=tables.experiment.data.name if known is None else known.dataset,
+            target=goal,
+            seeds=seeds,
+            reference_seeds=by_cell[where],
             known=known,
             target_source=source,
             reference_baseline="" if compared is None else compared.baseline,
         )
-        summary.append(made)
+        summary.append(outcome)
     return summary
 
 
@@ -303,21 +313,3 @@ def _above_chance(target: float, seeds: Sequence[Curve]) -> bool:
     return bool(
         np.median([curve.metric[-1] for curve in seeds]) > bound or (target > bound and met)
     )
-
-
-def _gain(
-    target: float, seeds: Sequence[Curve], reference: Sequence[Curve], clock: str
-) -> float | None:
-    """Median of the reference's hours over ours, of the same seed; None if a seed lacks either."""
-    ratios = []
-    for ours in seeds:
-        theirs = next((curve for curve in reference if curve.seed == ours.seed), None)
-        place = ours.reaches(target)
-        reference_place = None if theirs is None else theirs.reaches(target)
-        if theirs is None or place is None or reference_place is None:
-            return None
-        hours = float(getattr(ours, clock)[place])
-        if hours == 0:  # no training at all: nothing to compare
-            return None
-        ratios.append(float(getattr(theirs, clock)[reference_place]) / hours)
-    return float(np.median(ratios))

@@ -1,4 +1,4 @@
-"""A finished run, or a federation, for a tracker."""
+"""A finished run, or a federation that goes on, for trackers."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,12 +8,12 @@ from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.tracking import Broadcast, Tracker, finite
 
-__all__ = ["Sender", "send_run"]
+__all__ = ["RoundSender", "send_run"]
 
 _VALUES = [name for name in ROUND_COLUMNS if name not in ("round", "deadline_s")]
 
 
-class Sender:
+class RoundSender:
     """Tells trackers of the rounds of a run directory that they do not know yet.
 
     Parameters
@@ -32,7 +32,7 @@ class Sender:
     def send(self) -> None:
         """Send what is new, of a federation that is not over too."""
         tables = RunTables(self.directory)
-        if not self.broadcast.trackers or _has_no_round(tables):
+        if not self.broadcast.trackers or tables.has_no_round:
             return
         columns = tables.rounds
         for row in range(self._sent, len(columns["round"])):
@@ -46,10 +46,6 @@ class Sender:
         self._sent = len(columns["round"])
 
 
-def _has_no_round(tables: RunTables) -> bool:
-    return tables.sight is not None and tables.sight.tables() is None
-
-
 def send_run(
     directory: RunDirectory,
     trackers: Iterable[Tracker],
@@ -57,6 +53,6 @@ def send_run(
     say: Callable[[str], object],
 ) -> None:
     """Tell trackers of every round of a run, and give them its page."""
-    sender = Sender(directory, trackers, say)
+    sender = RoundSender(directory, trackers, say)
     with sender.broadcast.finished(page):
         sender.send()

@@ -1,4 +1,4 @@
-"""What a report tells of one run: who won, its clients, rounds, set-up and plans."""
+"""What a report says of one run: who won, its clients, rounds, set-up and plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from codedfedl.core.record import Record
 from codedfedl.errors import InputError
-from codedfedl.report.federation import distance_rows
+from codedfedl.report.arrivals import distance_rows
+from codedfedl.report.comparison import best
 from codedfedl.report.reading import Columns, Curve, RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of
-from codedfedl.report.verdict import best
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -21,10 +21,10 @@ from codedfedl.runs.journal import Journal
 from codedfedl.runs.status import Status
 from codedfedl.runs.watching import probed_seconds
 
-__all__ = ["PARTS", "SHOWN_CLIENTS", "Story", "distinct"]
+__all__ = ["SHOWN_CLIENTS", "TIME_COLUMNS", "Story", "stories_of"]
 
 SHOWN_CLIENTS = 40
-PARTS = {
+TIME_COLUMNS = {
     "compute": "compute_s",
     "link": "link_s",
     "retransmissions": "retransmission_s",
@@ -32,12 +32,17 @@ PARTS = {
 }
 """Where a client's time goes, and in which column that is."""
 
+_PLANNED = (
+    *("round_deadline_s", "setup_deadline_s", "parity_rows", "points_per_parity_row"),
+    *("expected_return", "planned_rounds", "planned_excess"),
+)
+
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Story:
-    """One run, as a report tells it.
+    """One run in a report.
 
     Attributes
     ----------
@@ -63,10 +68,10 @@ class Story:
         """The results of every setting."""
         return outcomes_of(self.tables)
 
-    @cached_property
+    @property
     def curves(self) -> list[Curve]:
         """Every setting and seed, round after round."""
-        return self.tables.curves()
+        return [curve for outcome in self.outcomes for curve in outcome.seeds]
 
     @property
     def title(self) -> str:
@@ -85,14 +90,16 @@ class Story:
     @cached_property
     def conduct(self) -> Conduct:
         """How the clients of a federation have answered."""
-        names = self.client_names
-        return Conduct(self.records, names, probed_seconds(Journal(self.directory.path)))
+        probed = probed_seconds(Journal(self.directory.path))
+        return Conduct(self.records, self.client_names, probed)
 
     @property
     def client_names(self) -> list[str]:
-        """The clients of the first setting, in their order."""
+        """The clients of the first setting and seed, in their order."""
         columns = self.tables.clients
-        return [str(name) for name in columns["client"][columns["cell"] == columns["cell"][0]]]
+        first = columns["cell"] == columns["cell"][0]
+        first &= columns["seed"] == columns["seed"].min()
+        return [str(name) for name in columns["client"][first]]
 
     @property
     def progress(self) -> Status | None:
@@ -105,24 +112,10 @@ class Story:
         return (self.directory.path / "config.toml").read_text("utf-8")
 
     @property
-    def environment(self) -> dict[str, Any]:
-        """What it ran on."""
-        return self.directory.environment()
-
-    @property
-    def privacy(self) -> dict[str, Any]:
-        """The guarantee of every private setting; nothing where there is none."""
-        return self.directory.privacy()
-
-    @property
-    def rounds(self) -> list[Row]:
-        """The rounds, one by one."""
-        return _rows(self.tables.rounds)
-
-    @property
     def refusals(self) -> list[Row]:
         """The refused answers of a federation, one by one."""
-        return _rows(self.tables.refusals)
+        columns = self.tables.refusals
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @property
     def distances(self) -> list[Row]:
@@ -153,43 +146,48 @@ class Story:
         return shown
 
     @property
-    def client_count(self) -> int:
-        """How many clients there are."""
-        columns = self.tables.clients
-        first = columns["cell"] == columns["cell"][0]
-        return int((first & (columns["seed"] == columns["seed"].min())).sum())
-
-    @property
     def timelines(self) -> dict[str, Columns]:
         """The first rounds of each shown cell that has any: when each answer came."""
-        columns, shown = self.tables.timeline, {}
-        for cell in self.shown:
-            rows = columns["cell"] == cell
-            if rows.any():
-                shown[cell] = {name: values[rows] for name, values in columns.items()}
-        return shown
+        columns = self.tables.timeline
+        rows = {cell: columns["cell"] == cell for cell in self.shown}
+        return {
+            cell: {name: values[here] for name, values in columns.items()}
+            for cell, here in rows.items()
+            if here.any()
+        }
 
     @property
     def setups(self) -> list[Row]:
         """What every setting does before the first round: its slowest client, median of seeds."""
         columns, setups = self.tables.clients, []
+        compute, upload = (columns[f"setup_{part}_s"] / 3600 for part in ("compute", "upload"))
         for o in self.outcomes:
-            longest = []
+            slowest = []
             for curve in o.seeds:
-                rows = (columns["cell"] == o.cell) & (columns["seed"] == curve.seed)
-                parts = [columns[f"setup_{part}_s"][rows] for part in ("compute", "upload")]
-                slowest = int(np.argmax(parts[0] + parts[1]))
-                longest.append([part[slowest] / 3600 for part in parts])
-            compute, upload = np.median(longest, axis=0)
-            setups.append(
-                {"setting": o.setting, "compute": float(compute), "upload": float(upload)}
-            )
+                rows = np.flatnonzero((columns["cell"] == o.cell) & (columns["seed"] == curve.seed))
+                slowest.append(rows[np.argmax((compute + upload)[rows])])
+            medians = {
+                "compute": float(np.median(compute[slowest])),
+                "upload": float(np.median(upload[slowest])),
+            }
+            setups.append({"setting": o.setting} | medians)
         return setups
 
     @property
     def plans(self) -> list[Row]:
         """What was planned for every setting that plans, and what happened."""
         return [row for o in self.outcomes if (row := self._plan(o))["round_deadline_s"]]
+
+    def _plan(self, o: Outcome) -> Row:
+        columns = self.tables.clients
+        asked = (columns["cell"] == o.cell) & (columns["load"] > 0)
+        return {
+            "setting": o.setting,
+            "planned_share": _mean(columns["planned_share"][asked]),
+            "arrived_share": _mean(columns["arrived_share"][asked]),
+            "excess": median_of_all([curve.excess_at_plan for curve in o.seeds]),
+            **{name: median_of_all(o.fact(name)) for name in _PLANNED},
+        }
 
     @property
     def facts(self) -> list[Row]:
@@ -199,40 +197,6 @@ class Story:
             for o in self.outcomes
             for name, values in o.scheme_facts.items()
         ]
-
-    def _plan(self, o: Outcome) -> Row:
-        columns = self.tables.clients
-        asked = (columns["cell"] == o.cell) & (columns["load"] > 0)
-
-        def middle(name: str) -> float | None:
-            return median_of_all(o.fact(name))
-
-        return {
-            "setting": o.setting,
-            "planned_share": _mean(columns["planned_share"][asked]),
-            "arrived_share": _mean(columns["arrived_share"][asked]),
-            "found_excess": median_of_all([curve.excess_at_plan for curve in o.seeds]),
-        } | {
-            name: middle(name)
-            for name in (
-                "round_deadline_s",
-                "setup_deadline_s",
-                "parity_rows",
-                "points_per_parity_row",
-                "expected_return",
-                "planned_rounds",
-                "planned_excess",
-            )
-        }
-
-    @property
-    def sigma(self) -> float | None:
-        """The kernel's width, where the features have one."""
-        return self.curves[0].facts.get("sigma")
-
-
-def _rows(columns: Columns) -> list[Row]:
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _mean(values: npt.NDArray[np.float64]) -> float | None:
@@ -247,20 +211,23 @@ def _median(values: Sequence[float | None]) -> float:
 def _client(columns: Columns, row: int) -> Row:
     """Return a client's row, with its time in a round and the share of each part of it."""
     client = {name: columns[name][row] for name in columns}
-    parts = {name: float(client[column]) for name, column in PARTS.items()}
+    parts = {name: float(client[column]) for name, column in TIME_COLUMNS.items()}
     known = not any(np.isnan(seconds) for seconds in parts.values())  # measured delays have none
-    client["seconds"] = sum(parts.values()) if known else None
-    client["parts"] = parts if known else {}
-    client["load_share"] = float(client["load"] / client["points"]) if client["points"] else 0.0
     planned = float(client["planned_share"])
-    client["planned"] = None if np.isnan(planned) or client["load"] == 0 else planned
-    return client
+    return client | {
+        "seconds": sum(parts.values()) if known else None,
+        "parts": parts if known else {},
+        "load_share": float(client["load"] / client["points"]) if client["points"] else 0.0,
+        "planned": None if np.isnan(planned) or client["load"] == 0 else planned,
+    }
 
 
-def distinct(runs: Sequence[RunDirectory]) -> list[str]:
+def stories_of(runs: Sequence[RunDirectory]) -> list[Story]:
     """Name runs by their folders, or by whole paths where two folders have the same name."""
-    places = [run.path.resolve() for run in runs]
-    if len(set(places)) < len(places):
+    paths = [run.path.resolve() for run in runs]
+    if len(set(paths)) < len(paths):
         raise InputError("a run is named twice: name different runs")
-    names = [place.name for place in places]
-    return names if len(set(names)) == len(names) else [str(place) for place in places]
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    return [Story(name, run) for name, run in zip(names, runs, strict=True)]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
@@ -11,12 +10,12 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from codedfedl.report.figures import PAGE
-from codedfedl.report.units import Unit
+from codedfedl.report.comparison import Unit
+from codedfedl.report.figures import PAGE, new_figure
 
 __all__ = ["TIMELINE", "timeline_figure"]
 
-_LANES = 30  # a larger fleet is shown by as many of its clients
+_MAX_LANES = 30  # A larger fleet is shown by so many of its clients.
 TIMELINE = {
     "busy, and there in time": "#3d7cc9",
     "the answer to an earlier round": "#8fb8e8",
@@ -45,11 +44,10 @@ def timeline_figure(rows: Columns, seconds: float, time: Unit) -> Figure:
     ends = np.cumsum(rows["round_seconds"].reshape(shape)[:, 0])
     order = np.argsort(np.median(when, axis=0), kind="stable")
     lanes = order[
-        np.unique(np.linspace(0, len(order) - 1, min(_LANES, len(order))).round().astype(int))
+        np.unique(np.linspace(0, len(order) - 1, min(_MAX_LANES, len(order))).round().astype(int))
     ]
     unit, name = 3600 / time.per_hour, time.name
-    with mpl.rc_context(PAGE):
-        figure = Figure(figsize=(9, 0.9 + 0.13 * len(lanes)), layout="constrained")
+    with new_figure(9, 0.9 + 0.13 * len(lanes), PAGE) as figure:
         ax = figure.subplots()
         for r, end in enumerate(ends):
             begin = ends[r - 1] if r else 0.0

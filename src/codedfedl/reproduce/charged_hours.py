@@ -8,16 +8,16 @@ import numpy as np
 from rich.text import Text
 
 from codedfedl.fleet.built_in import paper_result
+from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import Outcome, median_of_all, outcomes, written
-from codedfedl.report.rows import outcome_rows
-from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction
+from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 
-__all__ = ["cold_start", "private", "quality", "robustness", "settings"]
+__all__ = ["cold_start", "private", "quality", "robustness", "rounds_to_exact", "settings"]
 
 _FEWER_PATCHES = 1152  # 32 filters
 _AS_PLANNED = "as planned"
@@ -113,7 +113,8 @@ def robustness(job: Reproduction) -> dict[str, Any]:
                 }
                 for plan, metric in reached.items()
             ]
-    return job.show_rows(rows)
+    job.show(rows)
+    return {"rows": rows}
 
 
 def _robust(job: Reproduction, dataset: str, number: int, delays: str) -> dict[str, Experiment]:
@@ -148,17 +149,20 @@ def quality(job: Reproduction) -> dict[str, Any]:
     for name, directory in job.run(experiments).items():
         experiment, dataset = experiments[name], name.removeprefix("quality-")
         newton, one_shot = cells(experiment)
+        clients = experiment.fleet.clients
         every = curves(directory)
         exact = {curve.seed: curve for curve in every if curve.cell == one_shot.id}
         rows += [
-            {"dataset": dataset} | _quality(curve, exact[curve.seed], experiment.fleet.clients)
+            {"dataset": dataset} | rounds_to_exact(curve, exact[curve.seed], clients)
             for curve in every
             if curve.cell == newton.id
         ]
-    return job.show_rows(rows)
+    job.show(rows)
+    return {"rows": rows}
 
 
-def _quality(curve: Curve, exact: Curve, clients: int) -> dict[str, Any]:
+def rounds_to_exact(curve: Curve, exact: Curve, clients: int) -> dict[str, Any]:
+    """Return the first round within 1% of the objective and 0.3 points of the accuracy."""
     best = float(exact.metric[-1])
     close = (curve.excess < 0.01) & (curve.metric > best - 0.003)
     first = int(np.argmax(close)) if close.any() else None
@@ -189,7 +193,7 @@ def settings(job: Reproduction) -> dict[str, Any]:
 
 def private(job: Reproduction) -> dict[str, Any]:
     """Hours and accuracy at ε = 1, 3, 8 and ∞ beside the raw upload, and the picture."""
-    from codedfedl.report.price import price_figure
+    from codedfedl.report.curves import price_figure
 
     by_dataset = {dataset: job.built_in(f"private-{dataset}") for dataset in PAPER_DATASETS}
     skipped = [name for name, experiment in by_dataset.items() if not job.has(experiment.data.name)]

@@ -7,17 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from codedfedl.core.disclosure import listed
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
-from codedfedl.report.frontier import Place, frontier_rows, places
+from codedfedl.report.comparison import unit_for
+from codedfedl.report.frontier import FrontierPoint, frontier_points, frontier_rows
 from codedfedl.report.results import outcomes, written
-from codedfedl.report.units import unit_for
-from codedfedl.reproduce.job import PAPER_DATASETS, Reproduction, listing
+from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 
 __all__ = ["DATASETS", "FLEETS", "frontier"]
 
@@ -59,7 +58,7 @@ _FULL = ("frontier", "frontier-tables", "frontier-events")
 
 def frontier(job: Reproduction) -> dict[str, Any]:
     """Run what is asked for, or everything; print the table and draw the picture."""
-    from codedfedl.report.frontier_figure import frontier_figure
+    from codedfedl.report.frontier import frontier_figure
 
     for name, given, known in (("fleet", job.fleet, FLEETS), ("dataset", job.dataset, DATASETS)):
         if given is not None and given not in known:
@@ -75,10 +74,10 @@ def frontier(job: Reproduction) -> dict[str, Any]:
                 continue
             settings = _places(job, fleet, dataset)
             rows += frontier_rows(settings)
-            if any(place.hours is not None for place in settings):
+            if any(entry.hours is not None for entry in settings):
                 panels.append((f"{dataset}, {_target(settings)}", settings))
             job.show(Text(f"\n{dataset}, {fleet} fleet", style="bold"))
-            job.show(_table(settings))
+            job.show(_rows(settings))
         if panels:
             job.save_pictures(frontier_figure(panels), f"frontier-{fleet}")
     return {"rows": rows, "skipped": list(skipped)}
@@ -91,7 +90,7 @@ def _has(job: Reproduction, dataset: str) -> bool:
     return job.has(dataset, partial(_diamonds_file, job) if dataset == _DIAMONDS else None)
 
 
-def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
+def _places(job: Reproduction, fleet: str, dataset: str) -> list[FrontierPoint]:
     is_paper_data = dataset in PAPER_DATASETS
     name = dataset if dataset != _DIAMONDS else _diamonds(job)
     changes: dict[str, Any] = {"data.name": name, **FLEETS[fleet], **DATASETS[dataset]}
@@ -102,7 +101,7 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[Place]:
         for experiment in (_FULL if fleet == "paper" and is_paper_data else ("frontier-short",))
     }
     runs = job.run(experiments).values()
-    return places(fleet, [outcome for run in runs for outcome in outcomes(run)])
+    return frontier_points(fleet, [outcome for run in runs for outcome in outcomes(run)])
 
 
 def _diamonds_file(job: Reproduction) -> Path:
@@ -130,28 +129,29 @@ def _diamonds(job: Reproduction) -> str:
     return str(numbered)
 
 
-def _target(settings: Sequence[Place]) -> str:
+def _target(settings: Sequence[FrontierPoint]) -> str:
     first = settings[0].outcome
     return f"{first.metric} {written(first.metric, first.target)}"
 
 
-def _table(settings: Sequence[Place]) -> Table:
-    unit = unit_for(place.hours or 0.0 for place in settings)
-    headings = ("setting", "leaves a client", "points a row", unit.name, "over seeds", "final")
-    table = listing([*headings, "best rival that discloses no more", "gain"])
-    for place in sorted(settings, key=lambda place: place.hours or float("inf")):
-        outcome = place.outcome
+def _rows(settings: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
+    """Return what people read of a fleet and a data set, the fastest first."""
+    unit = unit_for(entry.hours or 0.0 for entry in settings)
+    rows = []
+    for entry in sorted(settings, key=lambda entry: entry.hours or float("inf")):
+        outcome = entry.outcome
         met = [t * unit.per_hour for t in outcome.total_hours if t is not None]
-        final = sorted(outcome.final)[len(outcome.final) // 2]
         density = outcome.points_per_parity_row
-        table.add_row(
-            outcome.setting,
-            listed(outcome.disclosure),
-            "" if density is None else f"{density:.0f}",
-            "not met" if place.hours is None else f"{place.hours * unit.per_hour:.4g}",
-            f"{min(met):.4g} – {max(met):.4g}" if met else "",
-            written(outcome.metric, final),
-            "" if place.rival is None else place.rival.setting,
-            "–" if place.gain is None else f"{place.gain:.2f}×",
+        rows.append(
+            {
+                "setting": outcome.setting,
+                "leaves a client": listed(outcome.disclosure),
+                "points a row": "" if density is None else f"{density:.0f}",
+                unit.name: "not met" if entry.hours is None else entry.hours * unit.per_hour,
+                "over seeds": f"{min(met):.4g} – {max(met):.4g}" if met else "",
+                "final": written(outcome.metric, sorted(outcome.final)[len(outcome.final) // 2]),
+                "best rival that discloses no more": entry.rival.setting if entry.rival else "",
+                "gain": None if entry.gain is None else f"{entry.gain:.2f}×",
+            }
         )
-    return table
+    return rows

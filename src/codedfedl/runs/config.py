@@ -45,7 +45,7 @@ MAX_ROUNDS = 10_000_000
 
 
 def _known_features(kind: str) -> str:
-    if kind not in FEATURE_KINDS:
+    if kind not in FEATURE_KINDS and ":" not in kind:
         raise ValueError(nearest(kind, FEATURE_KINDS))
     return kind
 
@@ -226,7 +226,7 @@ class SchemeConfig(BaseModel):
     @property
     def plain_name(self) -> str:
         """The scheme's own name, also where it is given as ``module:Class``."""
-        return scheme_class(self.name).name
+        return scheme_class(self.name).info.name
 
     @property
     def label(self) -> str:

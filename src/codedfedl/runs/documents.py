@@ -55,11 +55,13 @@ def read_experiment(
 
 def modules_of(experiment: Experiment) -> list[str]:
     """Return the Python code that an experiment would import, as ``module:member``."""
-    named = [scheme.name for scheme in experiment.schemes] + [experiment.features.encoder]
+    named: list[Any] = [experiment.features.encoder, experiment.features.kind]
+    for scheme in experiment.schemes:
+        named += [scheme.name, scheme.features, scheme.settings.get("optimiser")]
     for key, values in experiment.grid.items():
-        if key.rpartition(".")[2] in ("scheme", "encoder"):
-            named += [str(value) for value in values]
-    return [name for name in named if name is not None and ":" in name]
+        if key.rpartition(".")[2] in ("scheme", "encoder", "kind", "features", "optimiser"):
+            named += values
+    return [name for name in named if isinstance(name, str) and ":" in name]
 
 
 def check_trusted(experiment: Experiment, run: Path, *, trust: bool) -> None:

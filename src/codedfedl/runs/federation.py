@@ -12,12 +12,12 @@ from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
-from codedfedl.fitting.minority import without_minority
-from codedfedl.fitting.traces import read_traces
+from codedfedl.fitting.traces import read_traces, without_minority
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
+from codedfedl.random import stream
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import make_scheme, scheme_class
@@ -51,21 +51,28 @@ def federation_schedule(experiment: Experiment) -> Schedule:
     """Return the step sizes; those of a scheme that takes none are infinite where not given."""
     chosen = experiment.schemes[0]
     features = experiment.feature_map()
-    if experiment.training.step == "auto" and not scheme_class(chosen.name).descends:
+    if experiment.training.step == "auto" and not scheme_class(chosen.name).info.descends:
         return Schedule(np.inf)
     return experiment.schedule(features)
 
 
 def scheme_of(experiment: Experiment) -> Scheme:
-    """Return the scheme, within the limits that the federation sets."""
+    """Return the scheme, if it can be trained in the limits that the federation sets."""
     config, chosen = federation_config(experiment), experiment.schemes[0]
-    limits = Limits(config.deadline, config.setup_timeout, config.rounds, config.availability)
     scheme = make_scheme(chosen.name, chosen.settings)
-    scheme = (on_sums(scheme) if chosen.secure else scheme).within(limits)
-    if needs_helper(scheme.disclosure):
+    scheme = on_sums(scheme) if chosen.secure else scheme
+    scheme.check(limits=_limits(config))
+    if needs_helper(scheme.info.disclosure):
         _check_sums(config)
         refuse_unbounded(experiment.feature_map().largest_square)
     return scheme
+
+
+def _limits(config: FederationConfig, first_deadline: float | None = None) -> Limits:
+    """Return what the operator sets, with the deadline of the first rounds if it is planned."""
+    return Limits(
+        config.deadline, config.setup_timeout, config.rounds, config.availability, first_deadline
+    )
 
 
 def _check_sums(config: FederationConfig) -> None:
@@ -97,7 +104,6 @@ def federation_task(experiment: Experiment, members: Members) -> Task:
         schedule=federation_schedule(experiment),
         ridge=training.ridge,
         largest_square=features.largest_square,
-        seed=experiment.seeds[0],
     )
 
 
@@ -111,29 +117,25 @@ def fitted(journal: Journal, members: Members) -> Fit:
 
 
 def start(
-    scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
+    scheme: Scheme, experiment: Experiment, members: Members, measured: Fit, model: Array
 ) -> State:
     """Plan; no client is assumed to be more reliable or faster than the configuration says.
 
     An engine's own delays follow no formula, so a scheme plans with the measurements if it can. A
     scheme that uses late answers may plan rounds in which hardly any client answers in time; these
-    are made long enough for most clients. A slow minority sets no deadline (`fitting.minority`).
+    are made long enough for most clients. A slow minority sets no deadline (`fitting.traces`).
     """
-    if not scheme.plans_deadline:
-        return _started(scheme, experiment, members, found, model)
-    by_most, config = _by_most(found), federation_config(experiment)
-    state = _started(scheme, experiment, members, by_most, model)
-    chosen = scheme.plan(state)
-    planned = getattr(chosen, "round_deadline", getattr(chosen, "deadline", None))
-    if planned is None:  # a scheme of somebody else, whose plan is unknown
-        return _started(scheme, experiment, members, found, model)
-    deadline = planned
-    if hasattr(chosen, "round_deadline"):
-        deadline = max(planned, config.margin * _typical_seconds(found))
-    if by_most is found and deadline == planned:
+    config, by_most = federation_config(experiment), _by_most(measured)
+    state = _started(scheme, experiment, members, by_most, model, margin=config.margin)
+    described = scheme.describe(state)
+    if described.planned_deadline is None:  # it is given, or there is none
+        return _started(scheme, experiment, members, measured, model)
+    deadline = planned = described.planned_deadline
+    if hasattr(described.plan, "round_deadline"):
+        deadline = max(planned, config.margin * _typical_seconds(measured))
+    if by_most is measured and deadline == planned:
         return state
-    limits = Limits(deadline, config.setup_timeout, config.rounds, config.availability)
-    return _started(scheme.within(limits), experiment, members, found, model)
+    return _started(scheme, experiment, members, measured, model, first_deadline=deadline)
 
 
 def _by_most(measured: Fit) -> Fit:
@@ -151,17 +153,24 @@ def _typical_seconds(found: Fit) -> float:
 
 
 def _started(
-    scheme: Scheme, experiment: Experiment, members: Members, found: Fit, model: Array
+    scheme: Scheme,
+    experiment: Experiment,
+    members: Members,
+    measured: Fit,
+    model: Array,
+    *,
+    margin: float = 1.0,
+    first_deadline: float | None = None,
 ) -> State:
     task, config = federation_task(experiment, members), federation_config(experiment)
-    margin = config.margin if scheme.plans_deadline else 1.0
-    if scheme.takes_any_delays:
-        delays = _Cautious(found.measured, config.availability, margin)
-        return scheme.start(task, delays, model)
-    fleet = found.fleet
+    limits, rng = _limits(config, first_deadline), stream(experiment.seeds[0], "scheme")
+    if scheme.info.any_delays:
+        delays = _Cautious(measured.measured, config.availability, margin)
+        return scheme.start(task, delays, model, limits, rng)
+    fleet = measured.fleet
     sure = np.minimum(fleet.availability, config.availability)
     slower = {"rate": fleet.rate / margin, "overhead": fleet.overhead * margin}
-    return scheme.start(task, replace(fleet, availability=sure, **slower), model)
+    return scheme.start(task, replace(fleet, availability=sure, **slower), model, limits, rng)
 
 
 @dataclass(frozen=True)

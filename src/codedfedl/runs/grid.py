@@ -21,7 +21,7 @@ from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
 from codedfedl.runs.config import Experiment, SchemeConfig, distinct_labels, flattened
 from codedfedl.runs.documents import check, modules_of, parse_value, set_key, table_keys
-from codedfedl.schemes import SCHEMES, scheme_class, settings_of
+from codedfedl.schemes import RENAMED_SETTINGS, SCHEMES, scheme_class, settings_of
 from codedfedl.schemes.on_sums import on_sums
 
 __all__ = [
@@ -131,10 +131,10 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
     """Return the setting of an experiment with one scheme, which is made for that."""
     config = experiment.schemes[0]
     scheme = config.scheme()
-    disclosed = (on_sums(scheme) if config.secure else scheme).disclosure
+    disclosed = (on_sums(scheme) if config.secure else scheme).info.disclosure
     features = config.features or experiment.features.kind
-    if scheme.features is not None:
-        features = type(scheme.features).__name__.lower()
+    if scheme.info.features is not None:
+        features = type(scheme.info.features).__name__.lower()
     document = experiment.model_dump(
         mode="json", exclude_none=True, exclude={"title", "seeds", "grid", "federation"}
     )
@@ -152,10 +152,10 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
         redundancy=config.settings.get("redundancy"),
         scheme=config.plain_name,
         features=features,
-        optimiser=str(getattr(scheme, "optimiser", scheme.solver)),
+        optimiser=str(getattr(scheme, "optimiser", scheme.info.solver)),
         disclosure=[kind.value for kind in Disclosure if kind in disclosed],
-        baseline=scheme.baseline,
-        featured=scheme.featured,
+        baseline=scheme.info.baseline,
+        featured=scheme.info.featured,
         as_in_paper=features == "fourier"
         and config.settings.get("code", "gaussian") == "gaussian"
         and experiment.federation is None,
@@ -236,7 +236,9 @@ def _full_key(key: str, schemes: Iterable[str]) -> str:
     short = {path.partition(".")[2]: path for path in reversed(paths)}
     if key in short:
         return short[key]
-    renamed = {old: new for scheme in classes for old, new in scheme_class(scheme).renamed.items()}
+    renamed: dict[str, str] = {}
+    for scheme in classes:
+        renamed |= RENAMED_SETTINGS.get(scheme_class(scheme).info.name, {})
     hint = nearest(key, [SCHEME, "seeds", *settings, *reversed(short), *paths])
     hint = f"it is now {renamed[key]!r}" if key in renamed else hint
     raise InputError(f"--vary {key}: there is no such key: {hint}")
@@ -280,7 +282,7 @@ def _listed(schemes: Iterable[str]) -> str:
 def _remedy(key: str, tables: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     """Say what to vary instead of a setting that none of the schemes has, or where it is one."""
     for table, _ in tables:
-        if new := scheme_class(table["name"]).renamed.get(key):
+        if new := RENAMED_SETTINGS.get(scheme_class(table["name"]).info.name, {}).get(key):
             return f"it is now {new!r}"
     having = _listed(name for name in SCHEMES if key in settings_of(name))
     return f"add a scheme that has it ({having}), or vary another key"

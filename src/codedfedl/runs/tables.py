@@ -77,7 +77,7 @@ def tables_of(runs: Sequence[CellRun]) -> dict[str, dict[str, Any]]:
 
 def stated_facts(scheme: Scheme, state: State) -> dict[str, float]:
     """Return the facts that a scheme states; refuse names that have another meaning."""
-    return _checked(scheme.name, scheme.facts(state), (*COMMON, *RUN_FACTS))
+    return _checked(scheme.info.name, scheme.describe(state).facts, (*COMMON, *RUN_FACTS))
 
 
 def _checked(
@@ -103,7 +103,7 @@ def _checked(
 def planned_share(scheme: Scheme, state: State) -> FloatArray:
     """Return the share of rounds in which each client was planned to arrive; NaN: not planned."""
     unplanned = np.full(state.task.clients, np.nan)
-    return np.asarray(getattr(scheme.plan(state), "return_probabilities", unplanned))
+    return np.asarray(getattr(scheme.describe(state).plan, "return_probabilities", unplanned))
 
 
 def _columns(run: CellRun, names_of_facts: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -14,12 +14,20 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args
 
-from codedfedl.core.protocol import Scheme
+from codedfedl.core.protocol import Info, Scheme
 from codedfedl.errors import InputError
 from codedfedl.io.names import member_of, nearest, shortened
 from codedfedl.learning.codes import LEAST_MIXING
 
-__all__ = ["SCHEMES", "Scheme", "make_scheme", "scheme_class", "scheme_for", "settings_of"]
+__all__ = [
+    "RENAMED_SETTINGS",
+    "SCHEMES",
+    "Scheme",
+    "make_scheme",
+    "scheme_class",
+    "scheme_for",
+    "settings_of",
+]
 
 
 def _built_in() -> dict[str, type[Scheme]]:
@@ -29,12 +37,20 @@ def _built_in() -> dict[str, type[Scheme]]:
         for exported in members["__all__"]:
             member = members[exported]
             if isinstance(member, type) and issubclass(member, Scheme) and not isabstract(member):
-                schemes[member.name] = member
+                schemes[member.info.name] = member
     return schemes
 
 
 SCHEMES = _built_in()
 """Every built-in scheme by its name."""
+
+RENAMED_SETTINGS: dict[str, dict[str, str]] = {
+    "coded-newton": {"round_deadline": "deadline"},
+    "sketch-solve": {"deadline": "setup_deadline"},
+}
+"""Former names of settings with the current ones, by scheme."""
+
+_FORMER_METHODS = ("within", "plan", "facts", "privacy")  # Of the protocol of version 0.2.
 
 
 def scheme_class(name: str) -> type[Scheme]:
@@ -47,14 +63,7 @@ def scheme_class(name: str) -> type[Scheme]:
     if ":" not in name:
         known = [*SCHEMES, *others.names]
         raise InputError(f"scheme {name!r} is unknown: {nearest(name, known)}")
-    try:
-        found = member_of(name)
-    except (ImportError, ValueError) as error:
-        raise InputError(
-            f"scheme {name!r} cannot be imported ({error}): write module:Class, with the module "
-            "in this folder or installed"
-        ) from None
-    return _checked(name, found)
+    return _checked(name, member_of(name, "scheme"))
 
 
 def _checked(name: str, found: Any) -> type[Scheme]:
@@ -67,8 +76,17 @@ def _checked(name: str, found: Any) -> type[Scheme]:
             f"scheme {name!r} is not a frozen dataclass: decorate it with "
             "@dataclass(frozen=True), and keep what it learns in its state"
         )
-    if not isinstance(getattr(found, "name", None), str):
-        raise InputError(f"scheme {name!r} has no name: set name as a class variable")
+    former = [method for method in _FORMER_METHODS if callable(getattr(found, method, None))]
+    if former or isinstance(vars(found).get("name"), str):
+        raise InputError(
+            f"scheme {name!r} defines {(former or ['name'])[0]!r} as version 0.2 did: set "
+            "info = Info(name, disclosure), return plan, facts and privacy from describe, and take "
+            "limits in start; see docs/tutorials/own-scheme.md"
+        )
+    if not isinstance(getattr(found, "info", None), Info):
+        raise InputError(
+            f"scheme {name!r} has no info: set info = Info(name, disclosure) as a class variable"
+        )
     return found
 
 
@@ -80,11 +98,11 @@ def settings_of(name: str) -> list[str]:
 def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
     """Return a scheme by name, with its settings."""
     made = scheme_class(name)
-    known = settings_of(name)
+    known, renamed = settings_of(name), RENAMED_SETTINGS.get(made.info.name, {})
     for key in settings:
         if key not in known:
             hint = nearest(key, known) if known else "it has no settings"
-            hint = f"it is now {made.renamed[key]!r}" if key in made.renamed else hint
+            hint = f"it is now {renamed[key]!r}" if key in renamed else hint
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
     _check_kinds(made, settings, least=0.0 if name in SCHEMES else -inf)
     try:
@@ -126,7 +144,7 @@ def _check_kinds(made: type[Scheme], settings: dict[str, Any], least: float) -> 
             words = " or ".join(word for _, word in known)
             bound = " from 0" if least == 0 and isinstance(value, Real) else ""
             raise InputError(
-                f"{made.name}.{field.name} is {shortened(value)}: must be {words}{bound}"
+                f"{made.info.name}.{field.name} is {shortened(value)}: must be {words}{bound}"
             )
 
 

@@ -16,13 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray
-from codedfedl.core.protocol import Ask, Inbox, Task, refuse_absent
+from codedfedl.core.protocol import Ask, Inbox, Info, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.fitting.drift import check_replan
-from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.cold_start import plan_embedding, sampling_excess
-from codedfedl.schemes.pace import Paced, PacedState
+from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState
 
 __all__ = ["Balanced"]
 
@@ -31,7 +30,7 @@ _GROWTH = 2.0  # times the loads, at most: rounds grow with them
 
 
 @dataclass(frozen=True, eq=False)
-class BalancedState(PacedState):
+class BalancedState(EmbeddedState):
     """The same, with loads that may grow.
 
     Attributes
@@ -47,7 +46,7 @@ class BalancedState(PacedState):
 
 
 @dataclass(frozen=True)
-class Balanced(Paced):
+class Balanced(EmbeddedLoads):
     """Every client embeds for the same time and answers for those points; the server waits for all.
 
     Parameters
@@ -62,20 +61,16 @@ class Balanced(Paced):
     optimiser: str = "block-cg"
     replan: int = 10
 
-    name: ClassVar[str] = "balanced"
+    info: ClassVar[Info] = replace(EmbeddedLoads.info, name="balanced", waits="waits for all")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        optimiser(self.name, self.optimiser, same_points=True)
-        check_replan(self.name, self.replan)
-
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "balanced waits for all")
+        optimiser(self.info.name, self.optimiser, same_points=True)
+        check_replan(self.info.name, self.replan)
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> BalancedState:
         """Return the state before the set-up."""
-        chosen = optimiser(self.name, self.optimiser, same_points=True)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=True)
         return BalancedState(task, model, optimiser=chosen, setup_deadline=setup_deadline)
 
     def ask_round(self, state: BalancedState) -> Ask:
@@ -86,8 +81,8 @@ class Balanced(Paced):
     def receive_round(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Take a step of the optimiser; every so many rounds, let loads grow if they must."""
         state = replace(state.descended(inbox.total(), state.held), grown=None)
-        seen, planned = inbox.timings, self.setup_deadline is None
-        if not self.replan or not planned or seen is None:
+        seen = inbox.timings
+        if not self.replan or not state.planned or seen is None:
             return state
         if state.round % self.replan and not state.finished:
             return state
@@ -101,8 +96,8 @@ class Balanced(Paced):
         )
         if enough or (state.smaller is not None and (points == state.smaller).all()):
             return state
-        some = np.maximum(points, 1)
-        seconds = plan_embedding(state.setup_deadline / some, held, features, self.excess)
+        embedded = np.maximum(points, 1)
+        seconds = plan_embedding(state.setup_deadline / embedded, held, features, self.excess)
         factor = min(max(seconds / state.setup_deadline, 1.0), _GROWTH)
-        grown = np.minimum(np.ceil(factor * some).astype(np.int64), held)
+        grown = np.minimum(np.ceil(factor * embedded).astype(np.int64), held)
         return replace(state, grown=grown, smaller=points, question=None, memory=None)

@@ -3,17 +3,18 @@
 Not federated learning at all: the speed limit where the data may be copied.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.arrays import IntArray
 from codedfedl.core.client import Gram
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Limits, State, Task
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import Ask, Info, Limits, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.one_shot import OneShot
 
 __all__ = ["Centralised"]
@@ -39,12 +40,15 @@ class Raw(Gram):
 class Centralised(OneShot):
     """Exact ridge regression on raw points; their bits are charged, the server's algebra is not."""
 
-    name: ClassVar[str] = "centralised"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.RAW})
+    info: ClassVar[Info] = replace(
+        OneShot.info, name="centralised", disclosure=frozenset({Disclosure.RAW})
+    )
 
-    def within(self, limits: Limits) -> "Centralised":
-        """Refuse: no node sends its raw points."""
-        raise InputError("centralised sends raw points, which no node does: simulate it")
+    def check(self, fleet: DelayModel | None = None, limits: Limits | None = None) -> None:
+        """Refuse a federation: no node sends its raw points."""
+        if limits is not None:
+            raise InputError("centralised sends raw points, which no node does: simulate it")
+        super().check(fleet)
 
     def ask(self, state: State) -> Ask | None:
         """Ask once."""

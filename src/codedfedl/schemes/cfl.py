@@ -1,9 +1,10 @@
 """`cfl`: the paper's predecessor, `coded` on the raw points."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from codedfedl.learning.features import FeatureMap, Identity
+from codedfedl.core.protocol import Info
+from codedfedl.learning.features import Identity
 from codedfedl.schemes.coded import Coded
 
 __all__ = ["CFL"]
@@ -13,6 +14,4 @@ __all__ = ["CFL"]
 class CFL(Coded):
     """Coded federated learning for linear regression."""
 
-    name: ClassVar[str] = "cfl"
-    featured: ClassVar[bool] = False
-    features: ClassVar[FeatureMap | None] = Identity()
+    info: ClassVar[Info] = replace(Coded.info, name="cfl", features=Identity(), featured=False)

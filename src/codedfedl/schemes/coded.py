@@ -7,8 +7,19 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
-from codedfedl.core.disclosure import Disclosed, Disclosure, needs_helper
-from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.disclosure import Disclosure, needs_helper
+from codedfedl.core.protocol import (
+    EACH,
+    SUM,
+    AnyLimits,
+    Ask,
+    Description,
+    Inbox,
+    Info,
+    Rng,
+    Scheme,
+    Task,
+)
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
@@ -25,7 +36,7 @@ from codedfedl.schemes.stand_in import StandIns, check_stand_in, encoded_chances
 
 __all__ = ["Coded", "CodedState"]
 
-_LONGER = 2.0  # times the deadline, at most, whenever it follows the clients
+MAX_DEADLINE_GROWTH = 2.0  # A deadline that follows the clients grows no faster each time.
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +58,10 @@ class CodedState(Descent):
     current
         The plans that the rounds follow: `plans`, for which the parity was made, until the delays
         turn out to be others.
+    deadline : seconds, optional
+        Of every round, where it is given.
+    stand_in
+        Whether each client's parity is kept apart.
     """
 
     plans: tuple[Plan, ...] = ()
@@ -57,6 +72,8 @@ class CodedState(Descent):
     drift: Drift | None = None
     current: tuple[Plan, ...] = ()
     counted: Mask | None = None
+    deadline: float | None = None
+    stand_in: bool = False
 
     @property
     def checkpointed(self) -> bool:
@@ -121,12 +138,15 @@ class Coded(Scheme):
     replan: int = 0
     stand_in: bool | None = None
 
-    name: ClassVar[str] = "coded"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
-    featured: ClassVar[bool] = True
-    takes_any_delays: ClassVar[bool] = True
+    info: ClassVar[Info] = Info(
+        "coded",
+        frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}),
+        any_delays=True,
+        featured=True,
+    )
 
     def __post_init__(self) -> None:
+        name = self.info.name
         if not 0 < self.redundancy < 1:
             raise InputError(
                 f"coded.redundancy is {self.redundancy:g}: must lie between 0 and 1, both excluded"
@@ -136,30 +156,64 @@ class Coded(Scheme):
                 "coded.code is 'dealt', which has no more rows than a client has points: "
                 "use 'sparse'"
             )
-        optimiser(self.name, self.optimiser, same_points=False)
+        optimiser(name, self.optimiser, same_points=False)
         if self.planned not in ("rule", "hours"):
-            raise InputError(f"{self.name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
-        check_replan(self.name, self.replan)
-        check_stand_in(self.name, self.stand_in, self.disclosure, self.server_rate)
+            raise InputError(f"{name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
+        check_replan(name, self.replan)
+        check_stand_in(name, self.stand_in, self.info.disclosure, self.server_rate)
         self._check_server()
 
     def _check_server(self) -> None:
+        name = self.info.name
         for key in ("server_rate", "server_alpha"):
             value = getattr(self, key)
             if value is not None and not 0 < value < np.inf:
-                raise InputError(f"{self.name}.{key} is {value:g}: must be finite and above 0")
+                raise InputError(f"{name}.{key} is {value:g}: must be finite and above 0")
         rivals = {"deadline": None, "planned": "rule", "replan": 0}
         for key, default in rivals.items():
             if self.server_rate is not None and getattr(self, key) != default:
                 raise InputError(
-                    f"{self.name}.server_rate is {self.server_rate:g} and {self.name}.{key} is "
+                    f"{name}.server_rate is {self.server_rate:g} and {name}.{key} is "
                     f"{getattr(self, key)!r}: both set the deadline; leave one out"
                 )
 
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> CodedState:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
+        """Refuse a federation whose server is a node, or in which no deadline could be planned."""
+        if limits is None:
+            return
+        name = self.info.name
+        if self.server_rate is not None:
+            raise InputError(
+                f"{name}.server_rate is {self.server_rate:g}, which only a simulation plays: "
+                "a real server computes the coded gradient when the round has ended, and it is "
+                "never missing; leave server_rate out"
+            )
+        if self._deadline(limits) is None and self.redundancy <= 1 - limits.availability:
+            raise InputError(
+                f"coded.redundancy is {self.redundancy:g} where federation.availability is "
+                f"{limits.availability:g}: no deadline brings so many points; raise either, or "
+                "give a deadline"
+            )
+
+    def _deadline(self, limits: AnyLimits) -> float | None:
+        """Return the deadline that is given, here or by the operator."""
+        operators = None if limits is None else limits.deadline
+        return operators if self.deadline is None else self.deadline
+
+    def _stands_in(self, limits: AnyLimits) -> bool:
+        """Return whether parity is kept apart, which a secure sum would hide."""
+        if self.stand_in is None:
+            return limits is not None and not needs_helper(self.info.disclosure)
+        return self.stand_in
+
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> CodedState:
         """Plan every mini-batch, for a fleet or for measured delays."""
+        deadline, stand_in = self._deadline(limits), self._stands_in(limits)
+        planned = limits.first_deadline if limits is not None and deadline is None else deadline
         held = {points.tobytes(): points for points in task.points}  # often the same in all
-        chosen = optimiser(self.name, self.optimiser, same_points=False)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=False)
         if self.planned == "hours":
             by_hours = {key: self._for_hours(task, fleet, held[key]) for key in held}
             first = by_hours[task.points[0].tobytes()]
@@ -167,13 +221,13 @@ class Coded(Scheme):
             code = Code(self.code, max(one.nonzeros for one in by_hours.values()))
             promised = (first.seconds / 3600, first.excess)
         else:
-            plans = {key: self._by_rule(fleet, points) for key, points in held.items()}
+            plans = {key: self._by_rule(fleet, points, planned) for key, points in held.items()}
             code, promised = Code(self.code, self.nonzeros), (np.nan, np.nan)
         mine = tuple(plans[p.tobytes()] for p in task.points)
         rows = max(p.parity_rows for p in mine)
-        warn_of_thin_rows(self.name, code.points_per_row(int(task.points.min()), rows))
+        warn_of_thin_rows(self.info.name, code.points_per_row(int(task.points.min()), rows))
         state = CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
-        state = replace(state, current=mine)
+        state = replace(state, current=mine, deadline=deadline, stand_in=stand_in)
         if not self.replan:
             return state
         return replace(state, drift=Drift.unknown(fleet))
@@ -185,28 +239,28 @@ class Coded(Scheme):
         most = rows_of(self.redundancy, int(points.sum()))
         return Server(self.server_rate, most, self.server_alpha)
 
-    def _by_rule(self, fleet: DelayModel, points: IntArray) -> Plan:
-        server = self._server(points)
+    def _by_rule(self, fleet: DelayModel, points: IntArray, deadline: float | None) -> Plan:
+        server, name = self._server(points), self.info.name
         if server is None:
-            return plan(fleet, self.redundancy, points=points, deadline=self.deadline)
+            return plan(fleet, self.redundancy, points=points, deadline=deadline)
         if not isinstance(fleet, Fleet):
             raise InputError(
-                f"{self.name}.server_rate is {self.server_rate:g}, which needs a Fleet: measured "
+                f"{name}.server_rate is {self.server_rate:g}, which needs a Fleet: measured "
                 "delays have no node for the server; leave it out"
             )
-        found = plan(fleet, points=points, server=server)
-        if found.parity_rows == 0:
+        chosen = plan(fleet, points=points, server=server)
+        if chosen.parity_rows == 0:
             raise InputError(
-                f"{self.name}.server_rate is {self.server_rate:g}: so slow that the best plan has "
+                f"{name}.server_rate is {self.server_rate:g}: so slow that the best plan has "
                 "no parity at all; raise it, or use uncoded"
             )
-        return found
+        return chosen
 
     def _for_hours(self, task: Task, fleet: DelayModel, points: IntArray) -> HoursPlan:
         if not isinstance(fleet, Fleet):
             raise InputError(
-                f"{self.name}.planned is 'hours', which needs a Fleet: measured delays do not say "
-                "how long the set-up takes; use 'rule'"
+                f"{self.info.name}.planned is 'hours', which needs a Fleet: measured delays do "
+                "not say how long the set-up takes; use 'rule'"
             )
         rounds = task.rounds / 2
         if self.optimiser == "nesterov":  # accelerated: the square root, up to a factor
@@ -221,31 +275,6 @@ class Coded(Scheme):
         )
         return plan_hours(Fleet.of(fleet, points), training, self.excess)
 
-    def within(self, limits: Limits) -> "Coded":
-        """Take the operator's deadline; without one, enough clients must be present to plan it."""
-        if self.server_rate is not None:
-            raise InputError(
-                f"{self.name}.server_rate is {self.server_rate:g}, which only a simulation plays: "
-                "a real server computes the coded gradient when the round has ended, and it is "
-                "never missing; leave server_rate out"
-            )
-        deadline = limits.deadline if self.deadline is None else self.deadline
-        if deadline is None and self.redundancy <= 1 - limits.availability:
-            raise InputError(
-                f"coded.redundancy is {self.redundancy:g} where federation.availability is "
-                f"{limits.availability:g}: no deadline brings so many points; raise either, or "
-                "give a deadline"
-            )
-        stand_in = self.stand_in
-        if stand_in is None:  # real clients may be gone for good; secure sums hide their parity
-            stand_in = not needs_helper(self.disclosure)
-        return replace(self, deadline=deadline, stand_in=stand_in)
-
-    @property
-    def plans_deadline(self) -> bool:
-        """Whether the deadline is the plan's."""
-        return self.deadline is None
-
     def ask(self, state: CodedState) -> Ask | None:
         """Ask for parity first, then for gradients until the deadline."""
         if state.finished:
@@ -255,7 +284,7 @@ class Coded(Scheme):
         batch = state.task.batch(state.round)
         made, chosen = state.plans[batch], state.current[batch]
         gradient = Gradient(batch)
-        if self.stand_in:
+        if state.stand_in:
             gradient = state.stand_ins[batch].work(batch)
         elif chosen is not made:
             gradient = WeightedGradient(batch, answer_weights(made, chosen))
@@ -264,17 +293,17 @@ class Coded(Scheme):
             gradient,
             Until(chosen.deadline),
             chosen.loads,
-            combine=EACH if self.stand_in else SUM,
+            combine=EACH if state.stand_in else SUM,
             model=state.question,
             server_work=None if server is None else ServerWork(server, chosen.parity_rows),
         )
 
     def _ask_parity(self, state: CodedState) -> Ask:
         plans = state.plans
-        chances = [encoded_chances(p) if self.stand_in else p.return_probabilities for p in plans]
+        chances = [encoded_chances(p) if state.stand_in else p.return_probabilities for p in plans]
         rows, loads = [p.parity_rows for p in plans], np.array([p.loads for p in plans])
         work = Parity(rows, loads, np.array(chances), state.code)
-        return Ask(work, Everyone(), combine=EACH if self.stand_in else SUM, setup=True)
+        return Ask(work, Everyone(), combine=EACH if state.stand_in else SUM, setup=True)
 
     def receive(self, state: CodedState, inbox: Inbox) -> CodedState:
         """Keep the parity, or take a step along g_M = (g_C + g_U)/m (section 3.5).
@@ -286,9 +315,9 @@ class Coded(Scheme):
             return self._with_parity(state, inbox)
         if inbox.revised is not None:
             state = replace(state, counted=inbox.revised.arrived)
-            state = state if self.stand_in else self._with_parity(state, inbox.revised)
+            state = state if state.stand_in else self._with_parity(state, inbox.revised)
         batch = task.batch(state.round)
-        if self.stand_in:
+        if state.stand_in:
             known = list(state.stand_ins)
             known[batch] = known[batch].after(inbox.replies, state.asked)
             total = known[batch].gradient(state.asked, state.counted)
@@ -304,7 +333,7 @@ class Coded(Scheme):
 
     def _with_parity(self, state: CodedState, inbox: Inbox) -> CodedState:
         """Return the state with the parity of some clients: each by itself, or their composite."""
-        if self.stand_in:
+        if state.stand_in:
             return replace(state, stand_ins=StandIns.of(state.plans, inbox.replies))
         names = [(f"features{b}", f"targets{b}") for b in range(state.task.batches)]
         made = (Quadratic.of(inbox.total(x), inbox.total(y)) for x, y in names)
@@ -320,26 +349,25 @@ class Coded(Scheme):
             return state
         if drift.as_planned:
             return replace(state, current=state.plans)
-        now, found = drift.delays, {}
+        delays, plans = drift.delays, {}
         for made, current in zip(state.plans, state.current, strict=True):
-            longest = _LONGER * current.deadline
-            found[id(made)] = replanned(made, now, deadline=self.deadline, longest=longest)
-        return replace(state, current=tuple(found[id(made)] for made in state.plans))
+            longest = MAX_DEADLINE_GROWTH * current.deadline
+            plans[id(made)] = replanned(made, delays, deadline=state.deadline, longest=longest)
+        return replace(state, current=tuple(plans[id(made)] for made in state.plans))
 
-    def plan(self, state: CodedState) -> Plan:
-        """Return the plan of the first mini-batch."""
-        return state.current[0]
-
-    def facts(self, state: CodedState) -> dict[str, float]:
-        """Return the facts about the parity and the plan's predictions."""
+    def describe(self, state: CodedState) -> Description:
+        """Return the plan of the first mini-batch, and the facts about the parity."""
+        made = state.plans[0]
         rows = [p.parity_rows for p in state.plans]
         fewest = int(state.task.points.min(initial=2**53))
-        return {
+        facts = {
             "parity_rows": float(sum(rows)),
             "points_per_parity_row": state.code.points_per_row(fewest, max(rows)),
             "planned_hours": state.promised[0],
             "planned_excess": state.promised[1],
-            "round_deadline_s": state.plans[0].deadline,
-            "expected_return": state.plans[0].expected_return,
-            "server_return_probability": state.plans[0].server_return_probability,
+            "round_deadline_s": made.deadline,
+            "expected_return": made.expected_return,
+            "server_return_probability": made.server_return_probability,
         }
+        planned = made.deadline if state.deadline is None else None
+        return Description(state.current[0], facts, planned_deadline=planned)

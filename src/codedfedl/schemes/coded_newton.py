@@ -20,9 +20,19 @@ import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.core.client import BlockParity, Embedded
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import MoreParity
-from codedfedl.core.protocol import EACH, Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.protocol import (
+    EACH,
+    AnyLimits,
+    Ask,
+    Description,
+    Inbox,
+    Info,
+    Rng,
+    Scheme,
+    Task,
+)
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
@@ -102,27 +112,30 @@ class CodedNewton(Scheme):
     extended: bool = True
     damped: bool = True
 
-    name: ClassVar[str] = "coded-newton"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.GRADIENTS})
-    featured: ClassVar[bool] = True
-    solves: ClassVar[bool] = True
-    descends: ClassVar[bool] = False
-    solver: ClassVar[str] = "newton"
-    renamed: ClassVar[Mapping[str, str]] = {"round_deadline": "deadline"}
+    info: ClassVar[Info] = Info(
+        "coded-newton",
+        frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}),
+        solver="newton",
+        solves=True,
+        descends=False,
+        featured=True,
+    )
     summed: ClassVar[bool] = False
     """Whether rounds are secure sums."""
 
     def __post_init__(self) -> None:
-        check_mixing(self.name, self.mixing, self.bits)
-        check_replan(self.name, self.replan)
+        check_mixing(self.info.name, self.mixing, self.bits)
+        check_replan(self.info.name, self.replan)
         _ = self.parity(_first(self.nonzeros, 1))  # raises InputError for an unknown code
 
     def parity(self, nonzeros: int) -> BlockParity:
         """Return what every client sends once."""
         return BlockParity(Code("dealt", nonzeros), self.mixing, self.bits)
 
-    def within(self, limits: Limits) -> "CodedNewton":
-        """Take the operator's deadlines and rounds."""
+    def _within(self, limits: AnyLimits) -> "CodedNewton":
+        """Return the settings with the operator's deadlines and rounds where none are given."""
+        if limits is None:
+            return self
         return replace(
             self,
             deadline=_first(self.deadline, limits.deadline),
@@ -131,19 +144,20 @@ class CodedNewton(Scheme):
             extended=False,
         )
 
-    @property
-    def plans_deadline(self) -> bool:
-        """Whether the rounds' deadline is the plan's."""
-        return self.deadline is None
-
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> NewtonState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
         if not isinstance(fleet, Fleet):
             raise InputError(
                 "coded-newton plans with a Fleet: measured delays do not say how long embedding "
                 "takes; give a fleet file, or use coded"
             )
-        plan, parity = self._planned(task, fleet)
+        settings = self._within(limits)
+        first = settings
+        if limits is not None and settings.deadline is None:
+            first = replace(settings, deadline=limits.first_deadline)
+        plan, parity = first._planned(task, fleet)
         last = plan.rounds
         if self.hours is not None:
             left = 3600 * self.hours - plan.setup_deadline
@@ -158,7 +172,15 @@ class CodedNewton(Scheme):
                 f"coded-newton would need {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
-        state = NewtonState(task, model, plan=plan, first_plan=plan, last_round=last, parity=parity)
+        state = NewtonState(
+            task,
+            model,
+            settings=settings,
+            plan=plan,
+            first_plan=plan,
+            last_round=last,
+            parity=parity,
+        )
         if not self.replan or self.summed:
             return state
         return replace(state, pace=Pace.planned(fleet))
@@ -218,9 +240,9 @@ class CodedNewton(Scheme):
         if not started:
             state = self._start_from_parity(state)
             state = self._followed(state, state.setup_timings(inbox.timings))
-            if not self.extended or state.pace is None:
+            if not state.settings.extended or state.pace is None:
                 return state
-            longer = extension(state, partial(self._plan_for, state.task))
+            longer = extension(state, partial(state.settings._plan_for, state.task))
             return replace(state, extension=longer)
         if state.extension:
             state = self._start_from_parity(with_extension(state))
@@ -232,31 +254,30 @@ class CodedNewton(Scheme):
         spent = state.spent + state.plan.round_deadline
         state = replace(state, round=state.round + 1, spent=spent)
         state = self._followed(state, inbox.timings)
-        if self.rounds is not None or self.hours is not None:
+        if state.settings.rounds is not None or self.hours is not None:
             return state
         return state.judged(decrement)
 
-    def plan(self, state: NewtonState) -> ColdStart | None:
-        """Return the plan, updated once parity has arrived."""
-        return state.plan
-
-    def facts(self, state: NewtonState) -> dict[str, float]:
-        """Return the facts about the parity, the plan and its predictions."""
-        assert state.plan is not None
-        assert state.first_plan is not None
+    def describe(self, state: NewtonState) -> Description:
+        """Return the plan, updated once parity has arrived, with the facts about both."""
+        plan, first = state.plan, state.first_plan
+        assert plan is not None
+        assert first is not None
         assert state.parity is not None
-        return block_facts(state.blocks, state.task, state.parity.code) | {
-            "planned_hours": state.first_plan.seconds / 3600,
-            "planned_excess": state.first_plan.excess,
-            "setup_deadline_s": state.plan.setup_deadline,
-            "round_deadline_s": state.plan.round_deadline,
-            "planned_rounds": float(state.plan.rounds),
-            "predicted_hours": state.plan.seconds / 3600,
-            "predicted_excess": state.plan.excess,
+        facts = block_facts(state.blocks, state.task, state.parity.code) | {
+            "planned_hours": first.seconds / 3600,
+            "planned_excess": first.excess,
+            "setup_deadline_s": plan.setup_deadline,
+            "round_deadline_s": plan.round_deadline,
+            "planned_rounds": float(plan.rounds),
+            "predicted_hours": plan.seconds / 3600,
+            "predicted_excess": plan.excess,
             "predicted_start_loss": state.start_loss,
             "predicted_start_excess": state.start_excess,
             "damping": state.damping,
         }
+        planned = first.round_deadline if state.settings.deadline is None else None
+        return Description(plan, facts, planned_deadline=planned)
 
     def _followed(self, state: NewtonState, seen: Timings | None) -> NewtonState:
         """Learn how long clients took; every so many rounds, let the plan follow."""
@@ -265,7 +286,7 @@ class CodedNewton(Scheme):
         state = replace(state, pace=state.pace.after(seen))
         if state.round % self.replan:
             return state
-        return replanned(state, partial(self._plan_for, state.task), self.hours)
+        return replanned(state, partial(state.settings._plan_for, state.task), self.hours)
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
         """Decompose the parity so far, or update its decomposition with that of further clients."""
@@ -297,15 +318,15 @@ class CodedNewton(Scheme):
         theta = sketch.effective_dimension(ridge) / sketch.rows
         excess = sketch.excess(start, ridge)
         plan, last = replace(state.plan, wanted=self._wanted(sketch, ridge)), state.last_round
-        if self.rounds is not None:
-            plan = plan.after_start(excess, theta, self.rounds, self.rounds)
+        if state.settings.rounds is not None:
+            plan = plan.after_start(excess, theta, state.settings.rounds, state.settings.rounds)
         else:
             plan = plan.after_start(excess, theta, 0, state.task.rounds)
             last = state.task.rounds if self.hours is None else last
         state = self._with_model(state, sketch.ridge_regression(start))
         state = replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
         state = replace(state, spent=plan.setup_deadline)
-        asks_evidence = self.rounds is None and self.hours is None
+        asks_evidence = state.settings.rounds is None and self.hours is None
         return state.judged(0.0) if asks_evidence else state
 
     def _wanted(self, sketch: Sketch, ridge: float) -> float:

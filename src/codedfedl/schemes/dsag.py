@@ -6,10 +6,10 @@ clients have answered, the step is along those that have. Loads are balanced by 
 authors rebalance during the run. The step is as in `mifa`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from codedfedl.core.protocol import EACH, Ask
+from codedfedl.core.protocol import EACH, Ask, Info
 from codedfedl.schemes.mifa import MIFA, TableState
 
 __all__ = ["DSAG"]
@@ -25,7 +25,7 @@ class DSAG(MIFA):
         1 − w/n: share of the clients that a round does not wait for, as in `greedy`.
     """
 
-    name: ClassVar[str] = "dsag"
+    info: ClassVar[Info] = replace(MIFA.info, name="dsag")
 
     def ask_round(self, state: TableState) -> Ask:
         """Ask the idle clients."""

@@ -1,17 +1,30 @@
 """`fedavg`: several local steps on each client, and the mean of the models."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
+from codedfedl.arrays import Array
 from codedfedl.core.client import LocalModel
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, State, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 
-__all__ = ["FedAvg"]
+__all__ = ["AveragedState", "FedAvg"]
+
+
+@dataclass(frozen=True, eq=False)
+class AveragedState(State):
+    """How long a round waits, in seconds; None: for all."""
+
+    deadline: float | None = None
+
+    @property
+    def checkpointed(self) -> bool:
+        """True: the deadline is set once."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -33,42 +46,49 @@ class FedAvg(Scheme):
     deadline: float | None = None
     step: float | None = None
 
-    name: ClassVar[str] = "fedavg"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MODELS})
+    info: ClassVar[Info] = Info(
+        "fedavg",
+        frozenset({Disclosure.MODELS}),
+        waits="without fedavg.deadline waits for all",
+    )
 
     def __post_init__(self) -> None:
+        name = self.info.name
         if self.local_steps < 1:
-            raise InputError(f"{self.name}.local_steps is {self.local_steps}: must be at least 1")
-        for name in ("deadline", "step"):
-            value = getattr(self, name)
+            raise InputError(f"{name}.local_steps is {self.local_steps}: must be at least 1")
+        for key in ("deadline", "step"):
+            value = getattr(self, key)
             if value is not None and not value > 0:
-                raise InputError(f"{self.name}.{name} is {value:g}: must be above 0")
+                raise InputError(f"{name}.{key} is {value:g}: must be above 0")
 
-    def check(self, fleet: DelayModel) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
-            refuse_absent(fleet, f"{self.name} without {self.name}.deadline waits for all")
+            super().check(fleet)
 
-    def within(self, limits: Limits) -> Self:
-        """Take the operator's deadline."""
-        return self if self.deadline else replace(self, deadline=limits.deadline)
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> AveragedState:
+        """Take the operator's deadline where no other is given."""
+        deadline = self.deadline or (None if limits is None else limits.deadline)
+        return AveragedState(task, model, deadline=deadline)
 
-    def ask(self, state: State) -> Ask | None:
+    def ask(self, state: AveragedState) -> Ask | None:
         """Ask for local steps."""
         if state.finished:
             return None
-        task = state.task
-        batch = task.batch(state.round)
-        wait: Wait = Everyone() if self.deadline is None else Until(self.deadline)
+        task, batch = state.task, state.task.batch(state.round)
+        wait: Wait = Everyone() if state.deadline is None else Until(state.deadline)
         size = task.step_size(state.round)
         if self.step is not None:
             size *= self.step / task.schedule.step
         return Ask(self._work(state, batch, size), wait, task.points[batch])
 
-    def _work(self, state: State, batch: int, size: float) -> Work:
+    def _work(self, state: Any, batch: int, size: float) -> Work:
         return LocalModel(batch, self.local_steps, size, state.task.ridge)
 
-    def receive(self, state: State, inbox: Inbox) -> State:
+    def receive(self, state: Any, inbox: Inbox) -> State:
         """Take the mean of the models that arrived; keep the old one if none did."""
-        model = inbox.total("model") / inbox.points if inbox.points else state.model
-        return replace(state, model=model, round=state.round + 1)
+        model: Array = inbox.total("model") / inbox.points if inbox.points else state.model
+        averaged: State = replace(state, model=model, round=state.round + 1)
+        return averaged

@@ -10,17 +10,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.core.protocol import EACH, Ask, Inbox
+from codedfedl.core.protocol import EACH, Ask, Inbox, Info
 from codedfedl.core.waiting import Next
 from codedfedl.errors import InputError
 from codedfedl.learning.optimisers import step
-from codedfedl.schemes.pace import Paced, PacedState
+from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState
 
 __all__ = ["FedBuff"]
 
 
 @dataclass(frozen=True)
-class FedBuff(Paced):
+class FedBuff(EmbeddedLoads):
     """Buffered asynchronous aggregation.
 
     Parameters
@@ -31,19 +31,19 @@ class FedBuff(Paced):
 
     buffer: int = 10
 
-    name: ClassVar[str] = "fedbuff"
+    info: ClassVar[Info] = replace(EmbeddedLoads.info, name="fedbuff")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.buffer < 1:
             raise InputError(f"fedbuff.buffer is {self.buffer}: must be at least 1")
 
-    def ask_round(self, state: PacedState) -> Ask:
+    def ask_round(self, state: EmbeddedState) -> Ask:
         """Ask the idle clients; continue with the next answers, whichever model they are for."""
         count = min(self.buffer, state.task.clients)
         return Ask(self.work, Next(count), combine=EACH, keep_late=True)
 
-    def receive_round(self, state: PacedState, inbox: Inbox) -> PacedState:
+    def receive_round(self, state: EmbeddedState, inbox: Inbox) -> EmbeddedState:
         """Step along the mean of the buffer."""
         task, model = state.task, state.model
         if inbox.replies:

@@ -11,25 +11,20 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import LocalDirection
-from codedfedl.core.protocol import Inbox, State, Task
+from codedfedl.core.protocol import AnyLimits, Inbox, Info, Rng, Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.schemes.fedavg import FedAvg
+from codedfedl.schemes.fedavg import AveragedState, FedAvg
 
 __all__ = ["FedNova"]
 
 
 @dataclass(frozen=True, eq=False)
-class NovaState(State):
+class NovaState(AveragedState):
     """How many local steps each client takes on every mini-batch, shape (batches, n)."""
 
     steps: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-
-    @property
-    def checkpointed(self) -> bool:
-        """True: the steps are planned once."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,9 @@ class FedNova(FedAvg):
     local_steps: int = 1
     most_steps: int = 10
 
-    name: ClassVar[str] = "fednova"
+    info: ClassVar[Info] = replace(
+        FedAvg.info, name="fednova", waits="without fednova.deadline waits for all"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,10 +58,13 @@ class FedNova(FedAvg):
                 f"{self.local_steps}"
             )
 
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> NovaState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> NovaState:
         """Choose the steps of every client and mini-batch."""
         steps = np.array([self._steps(fleet, points) for points in task.points])
-        return NovaState(task, model, steps=steps)
+        deadline = super().start(task, fleet, model, limits).deadline
+        return NovaState(task, model, deadline=deadline, steps=steps)
 
     def _steps(self, fleet: DelayModel, points: IntArray) -> IntArray:
         """Return as many steps as fit into the time of the slowest client, on average."""
@@ -75,13 +75,11 @@ class FedNova(FedAvg):
         fitting = (seconds <= slowest * (1 + 1e-9)).sum(axis=0)
         return np.asarray(np.maximum(fitting, 1), dtype=np.int64)
 
-    def _work(self, state: State, batch: int, size: float) -> Work:
-        assert isinstance(state, NovaState)
+    def _work(self, state: NovaState, batch: int, size: float) -> Work:
         return LocalDirection(batch, state.steps[batch], size, state.task.ridge)
 
-    def receive(self, state: State, inbox: Inbox) -> NovaState:
+    def receive(self, state: NovaState, inbox: Inbox) -> NovaState:
         """Go along the mean direction, for the mean number of steps of those who answered."""
-        assert isinstance(state, NovaState)
         model, batch = state.model, state.task.batch(state.round)
         if inbox.points:
             points = np.where(inbox.arrived, state.task.points[batch], 0)

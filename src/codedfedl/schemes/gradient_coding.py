@@ -15,8 +15,8 @@ from typing import ClassVar, Protocol, cast
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import EACH, Ask, Inbox, Limits, Scheme, Task, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import EACH, AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Fastest
 from codedfedl.core.work import Answer, Client, Work
@@ -122,25 +122,26 @@ class GradientCoding(Scheme):
     stragglers: int = 2
     optimiser: str = "block-cg"
 
-    name: ClassVar[str] = "gradient-coding"
-    solves: ClassVar[bool] = True
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    info: ClassVar[Info] = Info(
+        "gradient-coding",
+        frozenset({Disclosure.GRADIENTS}),
+        solves=True,
+        waits="waits for all shares",
+    )
 
     def __post_init__(self) -> None:
         if self.stragglers < 1:
             raise InputError(f"gradient-coding.stragglers is {self.stragglers}: must be at least 1")
-        optimiser(self.name, self.optimiser, same_points=True)
+        optimiser(self.info.name, self.optimiser, same_points=True)
 
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "gradient-coding waits for all shares")
-
-    def within(self, limits: Limits) -> "GradientCoding":
-        """Refuse: nodes do not talk to one another."""
-        raise InputError(
-            "gradient-coding needs clients that share data with one another, which no node does: "
-            "simulate it"
-        )
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
+        """Refuse a federation: nodes do not talk to one another."""
+        if limits is not None:
+            raise InputError(
+                "gradient-coding needs clients that share data with one another, which no node "
+                "does: simulate it"
+            )
+        super().check(fleet)
 
     def groups(self, clients: int) -> IntArray:
         """Return every client's group, of s + 1 or a few more."""
@@ -151,10 +152,12 @@ class GradientCoding(Scheme):
         count = clients // (self.stragglers + 1)
         return np.arange(clients) % count
 
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> SharedState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> SharedState:
         """Refuse more stragglers than there are clients."""
         self.groups(task.clients)
-        chosen = optimiser(self.name, self.optimiser, same_points=True)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=True)
         return SharedState(task, model, optimiser=chosen)
 
     def ask(self, state: SharedState) -> Ask | None:

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Gradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
@@ -31,20 +31,19 @@ class Greedy(Scheme):
     drop: float = 0.1
     optimiser: str = "gd"
 
-    name: ClassVar[str] = "greedy"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    info: ClassVar[Info] = Info(
+        "greedy", frozenset({Disclosure.GRADIENTS}), waits="waits for a number of clients"
+    )
 
     def __post_init__(self) -> None:
-        check_drop(self.name, self.drop)
-        optimiser(self.name, self.optimiser, same_points=False)
+        check_drop(self.info.name, self.drop)
+        optimiser(self.info.name, self.optimiser, same_points=False)
 
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting might never end."""
-        refuse_absent(fleet, "greedy waits for a number of clients")
-
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> Descent:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> Descent:
         """Start at 0."""
-        chosen = optimiser(self.name, self.optimiser, same_points=False)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=False)
         return Descent(task, model, optimiser=chosen)
 
     def ask(self, state: Descent) -> Ask | None:

@@ -11,18 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from codedfedl.arrays import Array
-from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task, refuse_absent
+from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Reply, Task
 from codedfedl.core.waiting import Everyone, Fastest, Wait
-from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import step
 from codedfedl.schemes.dropping import all_but_slowest, check_drop
-from codedfedl.schemes.pace import Paced, PacedState, Table
+from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState, Table
 
 __all__ = ["MIFA", "TableState"]
 
 
 @dataclass(frozen=True, eq=False)
-class TableState(PacedState):
+class TableState(EmbeddedState):
     """The newest gradient of every client."""
 
     table: Table = field(default_factory=lambda: Table({}))
@@ -38,7 +37,7 @@ class TableState(PacedState):
 
 
 @dataclass(frozen=True)
-class MIFA(Paced):
+class MIFA(EmbeddedLoads):
     """Wait for the fastest, reuse the others' last gradients; late clients drop their work.
 
     Parameters
@@ -49,19 +48,17 @@ class MIFA(Paced):
 
     drop: float = 0.2
 
-    name: ClassVar[str] = "mifa"
+    info: ClassVar[Info] = replace(
+        EmbeddedLoads.info, name="mifa", waits="waits for all in its first round"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_drop(self.name, self.drop)
+        check_drop(self.info.name, self.drop)
 
     def awaited(self, task: Task) -> Fastest:
         """Return how many answers a round waits for."""
         return all_but_slowest(self.drop, task.clients)
-
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, f"{self.name} waits for all in its first round")
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> TableState:
         """Return the state before the set-up."""

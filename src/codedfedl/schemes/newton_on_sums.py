@@ -20,9 +20,9 @@ import numpy as np
 from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
-from codedfedl.core.protocol import Ask, Inbox, Task
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Task
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.in_time import in_time, with_helper
@@ -74,14 +74,18 @@ class SummedState(NewtonState):
 class NewtonOnSums(CodedNewton):
     """The scheme; its settings are those of `coded-newton`."""
 
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED, Disclosure.SUMS})
+    info: ClassVar[Info] = replace(
+        CodedNewton.info, disclosure=frozenset({Disclosure.MIXED, Disclosure.SUMS})
+    )
     summed: ClassVar[bool] = True
 
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> SummedState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> SummedState:
         """Plan, and compute how many points each client finishes in time."""
         plain = masked(Embedded(least=self.mixing), task)
         work = Changed(plain.work, plain.scale, {})
-        state = super().start(task, fleet, model)
+        state = super().start(task, fleet, model, limits)
         assert isinstance(fleet, Fleet)
         assert state.plan is not None
         delays = with_helper(fleet)
@@ -126,11 +130,10 @@ def _damping(
 ) -> float:
     """Return the ρ that would bound the curvature that some clients showed together."""
     assumed, squares = np.zeros_like(shown), np.zeros_like(shown)
-    now = Anchor(double(state.model), 0, state.round)
-    in_basis = state.in_basis([*before.values(), now])
+    state = state.with_models([Anchor(double(state.model), 0, state.round)])
     for client, anchor in before.items():
-        moved = in_basis[now.round] - in_basis[anchor.round]
-        assumed += assumed_curvature(state, client, moved)
-        squares += client_share(state, client) * (moved**2).sum(0)
+        along = state.in_basis[state.round] - state.in_basis[anchor.round]
+        assumed += assumed_curvature(state, client, along)
+        squares += client_share(state, client) * (along**2).sum(0)
     true = shown - state.numbers.rounding(summands)
     return needed_damping(true, assumed, squares, state.damping) if before else 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class NewtonState(State):
 
     Attributes
     ----------
+    settings
+        Those of the scheme, within the limits of an operator.
     parity
         What every client sends once.
     plan
@@ -51,9 +53,11 @@ class NewtonState(State):
         Number of rounds to run: the plan's, unless more are asked for.
     blocks, sketch
         The parity of each client that sent some, and of all together, in the same order.
-    predictions : array of shape (u, c)
-        X̃_j·a_j in the rows of the clients that have answered, Ỹ_j in those of the others: times X̃ᵀ,
-        and with H̃·β, it is all that a step needs of the parity.
+    in_basis
+        The models that clients are anchored at, by round, in the sketch's basis.
+    moment : array of shape (q, c)
+        Σ H̃_j·a_j over the clients with parity that have answered, and X̃_jᵀỸ_j over those that
+        have not, in that basis: with H̃·β it is all that a step needs of the parity.
     damping : float
         ρ, the damping of all clients together; each has a share by its points.
     raised
@@ -78,13 +82,15 @@ class NewtonState(State):
         Points that each client is to embed before it answers, where the plan changed.
     """
 
+    settings: Any = None
     parity: BlockParity | None = None
     plan: ColdStart | None = None
     first_plan: ColdStart | None = None
     last_round: int = 0
     blocks: Mapping[int, Block] = field(default_factory=dict)
     sketch: Sketch | None = None
-    predictions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    in_basis: Mapping[int, FloatArray] = field(default_factory=dict)
+    moment: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
@@ -152,8 +158,9 @@ class NewtonState(State):
 
     def with_sketch(self, blocks: Mapping[int, Block], sketch: Sketch) -> Self:
         """Return the state with the parity of these clients."""
-        state = replace(self, blocks=blocks, sketch=sketch)
-        return replace(state, predictions=state._predicted_from(0))
+        state = replace(self, blocks=blocks, sketch=sketch, in_basis={})
+        state = state.with_models(self.anchors.values())
+        return replace(state, moment=state._moment_from(0))
 
     def without_clients(self, clients: Collection[int]) -> Self:
         """Return the state without any parity, and without the answers of some clients."""
@@ -179,39 +186,43 @@ class NewtonState(State):
         sketch = self.sketch.with_rows(*stacked(late))
         state = replace(self, blocks={**self.blocks, **late}, sketch=sketch)
         grown = state.represented_points / self.represented_points
-        predictions = np.concatenate([self.predictions, state._predicted_from(self.sketch.rows)])
-        return replace(state, predictions=predictions, damping=grown * self.damping)
+        moment = self.moment + state._moment_from(self.sketch.rows)
+        return replace(state, moment=moment, damping=grown * self.damping)
 
-    def _predicted_from(self, first: int) -> FloatArray:
-        """Return the predictions of the rows from `first` on."""
+    def _moment_from(self, first: int) -> FloatArray:
+        """Return what the rows from `first` on contribute to the moment."""
         assert self.sketch is not None
-        anchors = {
-            client: self.anchors[client]
-            for client, rows in self.places.items()
-            if rows.start >= first and client in self.anchors
-        }
-        return self._predict(self.sketch.targets.copy(), anchors)[first:]
+        predictions = self.sketch.targets.copy()
+        for client, rows in self.places.items():
+            if client in self.anchors and rows.start >= first:
+                model = self.in_basis[self.anchors[client].round]
+                predictions[rows] = self.sketch.matvec(model, rows)
+        return self.sketch.rmatvec(predictions[first:], slice(first, None))
+
+    def with_models(self, anchors: Iterable[Anchor]) -> Self:
+        """Return the state with the models of some anchors in the sketch's basis."""
+        assert self.sketch is not None
+        models = {one.round: one.model for one in anchors if one.round not in self.in_basis}
+        known = {round: self.sketch.to_basis(model) for round, model in models.items()}
+        return replace(self, in_basis={**self.in_basis, **known})
 
     def with_anchors(self, anchors: Mapping[int, Anchor]) -> Self:
         """Return the state after some clients have answered anew."""
-        predictions = self._predict(self.predictions.copy(), anchors)
-        return replace(self, anchors={**self.anchors, **anchors}, predictions=predictions)
-
-    def _predict(self, predictions: FloatArray, anchors: Mapping[int, Anchor]) -> FloatArray:
-        """Fill in what the models that clients are anchored at predict in their rows."""
         assert self.sketch is not None
-        models = self.in_basis(anchors.values())
-        for client, anchor in anchors.items():
+        state = self.with_models(anchors.values())
+        moment = self.moment.copy()
+        for client, now in anchors.items():
             if client in self.places:
-                rows = self.places[client]
-                predictions[rows] = self.sketch.matvec(models[anchor.round], rows)
-        return predictions
-
-    def in_basis(self, anchors: Iterable[Anchor]) -> dict[int, FloatArray]:
-        """Return the models of some anchors by round, in the sketch's basis."""
-        assert self.sketch is not None
-        models = {anchor.round: anchor.model for anchor in anchors}
-        return {round: self.sketch.to_basis(model) for round, model in models.items()}
+                rows, before = self.places[client], self.anchors.get(client)
+                model = state.in_basis[now.round]
+                if before is None:
+                    change = self.sketch.matvec(model, rows) - self.sketch.targets[rows]
+                else:
+                    change = self.sketch.matvec(model - state.in_basis[before.round], rows)
+                moment += self.sketch.rmatvec(change, rows)
+        anchors = {**self.anchors, **anchors}
+        in_basis = {now.round: state.in_basis[now.round] for now in anchors.values()}
+        return replace(self, anchors=anchors, in_basis=in_basis, moment=moment)
 
     @cached_property
     def represented_points(self) -> float:
@@ -272,8 +283,7 @@ def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> N
     anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
     models = {reply.round: reply.model for reply in replies}
     now_at = {round: Anchor(double(model), 0, round) for round, model in models.items()}
-    before_at = [state.anchors[r.client] for r in replies if r.client in state.anchors]
-    in_basis = state.in_basis([*before_at, *now_at.values()])
+    state = state.with_models(now_at.values())
     shape = tuple(state.model.shape)
     for reply in replies:
         j, gradient = reply.client, to_host(reply.arrays["gradient"])
@@ -287,7 +297,8 @@ def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> N
         if damped and before is not None and before.points == now.points:
             moved, damping = now.model - before.model, client_damping(state, j)
             true = (moved * (double(gradient) - gradients[j])).sum(0)
-            assumed = assumed_curvature(state, j, in_basis[now.round] - in_basis[before.round])
+            along = state.in_basis[now.round] - state.in_basis[before.round]
+            assumed = assumed_curvature(state, j, along)
             needed = needed_damping(true, assumed, (moved**2).sum(0), damping)
             if needed > damping:
                 raised[j] = needed
@@ -309,7 +320,7 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
         total += damping * (model - anchor)
         represented += share * (model - anchor)
     total, represented = np.hsplit(sketch.to_basis(np.hstack([total, represented])), 2)
-    slope = total + sketch.apply_hessian(represented) - sketch.rmatvec(state.predictions)
+    slope = total + sketch.apply_hessian(represented) - state.moment
     everybody = float(state.task.held.sum()) / state.represented_points
     more = sum(
         client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised

@@ -25,7 +25,7 @@ class _OnSums:
             return ask
         if ask.combine is EACH or ask.keep_late:
             raise InputError(
-                f"{self.name} needs each client's answer, and a secure sum hides it: choose "  # type: ignore[attr-defined]
+                f"{self.info.name} needs each client's answer, and a secure sum hides it: choose "  # type: ignore[attr-defined]
                 "uncoded, coded, balanced, coded-newton or private, or leave secure out"
             )
         return replace(ask, work=masked(ask.work, state.task), noise=0.0)
@@ -51,7 +51,7 @@ def on_sums(scheme: Scheme) -> Scheme:
     settings = {one.name: getattr(scheme, one.name) for one in fields(scheme)}  # type: ignore[arg-type]
     if isinstance(scheme, CodedNewton):
         return NewtonOnSums(**settings)
-    members: dict[str, Any] = {"disclosure": frozenset({Disclosure.SUMS})}
+    members: dict[str, Any] = {"info": replace(own.info, disclosure=frozenset({Disclosure.SUMS}))}
     secured = type(own.__name__, (_OnSums, own), members)
     made: Scheme = secured(**settings)
     return made

@@ -6,10 +6,9 @@ from typing import ClassVar
 from array_api_compat import array_namespace
 
 from codedfedl.core.client import Gram
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State
 from codedfedl.core.waiting import Everyone
-from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import Quadratic
 
 __all__ = ["OneShot"]
@@ -19,15 +18,14 @@ __all__ = ["OneShot"]
 class OneShot(Scheme):
     """The exact minimiser of the ridge objective over all points, from one upload."""
 
-    name: ClassVar[str] = "one-shot"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.STATISTICS})
-    solves: ClassVar[bool] = True
-    descends: ClassVar[bool] = False
-    solver: ClassVar[str] = "exact"
-
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "one-shot waits for all")
+    info: ClassVar[Info] = Info(
+        "one-shot",
+        frozenset({Disclosure.STATISTICS}),
+        solver="exact",
+        solves=True,
+        descends=False,
+        waits="waits for all",
+    )
 
     def ask(self, state: State) -> Ask | None:
         """Ask once. This is its training, so it takes time on the paper's clock too."""

@@ -4,15 +4,15 @@ Each gradient that arrives is divided by its return probability, and represents 
 client: unbiased over arrivals, and the server needs only the sum.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import WeightedGradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
@@ -25,9 +25,10 @@ __all__ = ["Partial"]
 
 @dataclass(frozen=True, eq=False)
 class PartialState(Descent):
-    """The plan of every mini-batch."""
+    """The plan of every mini-batch, and the deadline of the first one if it was chosen."""
 
-    plans: tuple[Plan, ...] = field(default=())
+    plans: tuple[Plan, ...] = ()
+    planned_deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,36 +49,31 @@ class Partial(Scheme):
     deadline: float | None = None
     optimiser: str = "gd"
 
-    name: ClassVar[str] = "partial"
-    takes_any_delays: ClassVar[bool] = True
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    info: ClassVar[Info] = Info("partial", frozenset({Disclosure.GRADIENTS}), any_delays=True)
 
     def __post_init__(self) -> None:
         if not 0 < self.missing < 1:
             raise InputError(
                 f"partial.missing is {self.missing:g}: must lie between 0 and 1, both excluded"
             )
-        optimiser(self.name, self.optimiser, same_points=False)
+        optimiser(self.info.name, self.optimiser, same_points=False)
 
-    def within(self, limits: Limits) -> "Partial":
-        """Take the operator's deadline."""
-        return replace(self, deadline=self.deadline or limits.deadline)
-
-    @property
-    def plans_deadline(self) -> bool:
-        """Whether the deadline is the plan's."""
-        return self.deadline is None
-
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> PartialState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> PartialState:
         """Plan every mini-batch as the paper does, and drop the parity."""
+        deadline = self.deadline
+        if limits is not None:
+            deadline = deadline or limits.deadline or limits.first_deadline
         held = {points.tobytes(): points for points in task.points}  # often the same in all
         plans = {
-            key: plan(fleet, self.missing, points=points, deadline=self.deadline)
+            key: plan(fleet, self.missing, points=points, deadline=deadline)
             for key, points in held.items()
         }
-        chosen = optimiser(self.name, self.optimiser, same_points=False)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=False)
         mine = tuple(plans[points.tobytes()] for points in task.points)
-        return PartialState(task, model, optimiser=chosen, plans=mine)
+        planned = mine[0].deadline if deadline is None else None
+        return PartialState(task, model, optimiser=chosen, plans=mine, planned_deadline=planned)
 
     def ask(self, state: PartialState) -> Ask | None:
         """Ask for gradients until the deadline, each weighted by its inverse return probability."""
@@ -95,13 +91,11 @@ class Partial(Scheme):
         batch = state.task.batch(state.round)
         return state.descended(inbox.total(), float(state.task.points[batch].sum()))
 
-    def plan(self, state: PartialState) -> Plan:
-        """Return the plan of the first mini-batch."""
-        return state.plans[0]
-
-    def facts(self, state: PartialState) -> dict[str, float]:
-        """Return the plan's predictions."""
-        return {
-            "round_deadline_s": state.plans[0].deadline,
-            "expected_return": state.plans[0].expected_return,
+    def describe(self, state: PartialState) -> Description:
+        """Return the plan of the first mini-batch, and its predictions."""
+        chosen = state.plans[0]
+        facts = {
+            "round_deadline_s": chosen.deadline,
+            "expected_return": chosen.expected_return,
         }
+        return Description(chosen, facts, planned_deadline=state.planned_deadline)

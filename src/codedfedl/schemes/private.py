@@ -16,8 +16,8 @@ import numpy as np
 from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.core.client import Embed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Limits, Scheme, Task
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import EveryoneUntil
 from codedfedl.errors import InputError
@@ -111,10 +111,9 @@ class Private(Scheme):
     unit: str = "record"
     noise: str = "helper"
 
-    name: ClassVar[str] = "private"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.DP})
-    descends: ClassVar[bool] = False
-    solver: ClassVar[str] = "nesterov"
+    info: ClassVar[Info] = Info(
+        "private", frozenset({Disclosure.DP}), solver="nesterov", descends=False
+    )
 
     def __post_init__(self) -> None:
         check_budget(self.epsilon, self.delta, "private.")
@@ -133,18 +132,23 @@ class Private(Scheme):
     def _budget(self) -> Budget:
         return Budget(self.epsilon, self.delta, self.unit, self.noise)
 
-    def within(self, limits: Limits) -> "Private":
-        """Take an operator's limits; one of the rounds is for the first sum."""
-        if limits.rounds < 2:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
+        """Refuse a federation with too few rounds, or whose contracts are for other units."""
+        if limits is not None and limits.rounds < 2:
             raise InputError(
                 f"federation.rounds is {limits.rounds}: private needs one for its first sum and "
                 "one more; raise it"
             )
-        if self.unit != "record":
+        if limits is not None and self.unit != "record":
             raise InputError(
                 f"private.unit is {self.unit!r}: a federation's contracts are for records; choose "
                 "'record', or simulate"
             )
+
+    def _within(self, limits: AnyLimits) -> "Private":
+        """Return the settings with an operator's limits; one of the rounds is for the first sum."""
+        if limits is None:
+            return self
         return replace(
             self,
             sampling=False,  # a node has no proof of how others draw
@@ -153,7 +157,9 @@ class Private(Scheme):
             setup_deadline=self.setup_deadline or limits.setup_deadline,
         )
 
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> PrivateState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> PrivateState:
         """Plan, and write down all that will be released."""
         if not isinstance(fleet, Fleet):
             raise InputError(
@@ -170,9 +176,10 @@ class Private(Scheme):
                 "private needs features with a bound on their length, which the raw points of "
                 "'identity' do not have: choose 'patches', 'fourier' or 'structured'"
             )
-        if task.rounds < 2 or (self.rounds is not None and self.rounds >= task.rounds):
+        given = self._within(limits)
+        if task.rounds < 2 or (given.rounds is not None and given.rounds >= task.rounds):
             raise InputError(
-                f"private.rounds is {self.rounds}: with the first sum that is more than the "
+                f"private.rounds is {given.rounds}: with the first sum that is more than the "
                 f"{task.rounds} rounds of training.epochs; raise epochs"
             )
         chosen = plan_private(
@@ -183,11 +190,11 @@ class Private(Scheme):
             delta=self.delta,
             hours=self.hours,
             most_rounds=task.rounds - 1,
-            rounds=None if self.rounds is None else int(self.rounds),
-            setup_deadline=self.setup_deadline,
-            deadline=self.deadline,
+            rounds=None if given.rounds is None else int(given.rounds),
+            setup_deadline=given.setup_deadline,
+            deadline=given.deadline,
             cap=self.cap,
-            sampling=self.sampling and self.unit == "record",
+            sampling=given.sampling and self.unit == "record",
             longest=self._budget.longest(task),
         )
         optimiser, account = Nesterov(measures=False), self._budget.account(task, chosen)
@@ -265,16 +272,12 @@ class Private(Scheme):
             state, model=model, round=state.round + 1, direction=mean / length, radius=radius
         )
 
-    def plan(self, state: PrivateState) -> PrivatePlan | None:
-        """Return the plan."""
-        return state.planned
-
-    def facts(self, state: PrivateState) -> dict[str, float]:
+    def describe(self, state: PrivateState) -> Description:
         """Say what was planned, and under which guarantee."""
         plan, account = state.planned, state.account
         assert plan is not None
         assert account is not None
-        return {
+        facts = {
             "setup_deadline_s": plan.setup_deadline,
             "round_deadline_s": plan.deadline,
             "planned_rounds": plan.rounds + 1,
@@ -282,10 +285,7 @@ class Private(Scheme):
             "epsilon": account.epsilon,
             "delta": account.delta,
         }
-
-    def privacy(self, state: PrivateState) -> Account | None:
-        """Return what the run gives away."""
-        return state.account
+        return Description(plan, facts, account)
 
 
 def _refuse_again(state: PrivateState, arrived: int) -> None:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.arrays import Array
-from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task, refuse_absent
+from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Reply, Task
 from codedfedl.core.waiting import Next
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.schemes.embedded_loads import EmbeddedLoads
 from codedfedl.schemes.mifa import TableState
-from codedfedl.schemes.pace import Paced
 
 __all__ = ["Ringleader"]
 
@@ -38,14 +37,12 @@ class RingState(TableState):
 
 
 @dataclass(frozen=True)
-class Ringleader(Paced):
+class Ringleader(EmbeddedLoads):
     """Asynchronous steps along a table in which every client is represented."""
 
-    name: ClassVar[str] = "ringleader"
-
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "ringleader gathers until all have answered")
+    info: ClassVar[Info] = replace(
+        EmbeddedLoads.info, name="ringleader", waits="gathers until all have answered"
+    )
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> RingState:
         """Return the state before the set-up."""

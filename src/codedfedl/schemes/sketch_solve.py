@@ -9,17 +9,19 @@ from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, asarray_like
 from codedfedl.core.client import BlockParity
-from codedfedl.core.disclosure import Disclosed, Disclosure
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import (
     EACH,
+    AnyLimits,
     Ask,
+    Description,
     Inbox,
-    Limits,
+    Info,
     Reply,
+    Rng,
     Scheme,
     State,
     Task,
-    refuse_absent,
 )
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
@@ -106,7 +108,9 @@ def block_facts(blocks: Mapping[int, Block], task: Task, code: Code) -> dict[str
     sizes = [(block.points, block.parity.features.shape[0]) for block in blocks.values()]
     return {
         "parity_rows": float(sum(rows for _, rows in sizes)),
-        "points_per_parity_row": min(code.points_per_row(*size) for size in sizes),
+        "points_per_parity_row": min(
+            (code.points_per_row(*size) for size in sizes), default=np.nan
+        ),
         "embedded_points": float(sum(points for points, _ in sizes)),
         "unrepresented_points": float(task.held.sum() - task.held[list(blocks)].sum()),
     }
@@ -130,8 +134,9 @@ def stacked(blocks: Mapping[int, Block]) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, eq=False)
 class SketchState(State):
-    """The parity of each client that sent some."""
+    """How long the set-up waits, and the parity of each client that sent some."""
 
+    wait: Wait = field(default_factory=Everyone)
     blocks: Mapping[int, Block] = field(default_factory=dict)
 
 
@@ -156,12 +161,14 @@ class SketchSolve(Scheme):
     bits: int = 16
     setup_deadline: float | None = None
 
-    name: ClassVar[str] = "sketch-solve"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.MIXED})
-    solves: ClassVar[bool] = True
-    descends: ClassVar[bool] = False
-    solver: ClassVar[str] = "exact"
-    renamed: ClassVar[Mapping[str, str]] = {"deadline": "setup_deadline"}
+    info: ClassVar[Info] = Info(
+        "sketch-solve",
+        frozenset({Disclosure.MIXED}),
+        solver="exact",
+        solves=True,
+        descends=False,
+        waits="waits for all",
+    )
 
     @property
     def code(self) -> Code:
@@ -169,7 +176,7 @@ class SketchSolve(Scheme):
         return Code("dealt", self.nonzeros)
 
     def __post_init__(self) -> None:
-        check_mixing(self.name, self.mixing, self.bits)
+        check_mixing(self.info.name, self.mixing, self.bits)
         _ = self.code  # raises InputError for an unknown code
         if self.setup_deadline is not None and not 0 < self.setup_deadline < np.inf:
             raise InputError(
@@ -177,27 +184,27 @@ class SketchSolve(Scheme):
                 "0 seconds"
             )
 
-    def check(self, fleet: DelayModel) -> None:
+    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.setup_deadline is None:
-            refuse_absent(fleet, "sketch-solve waits for all")
+            super().check(fleet)
 
-    def within(self, limits: Limits) -> "SketchSolve":
-        """Take the operator's deadline for the set-up."""
-        return self if self.setup_deadline else replace(self, setup_deadline=limits.setup_deadline)
-
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> SketchState:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> SketchState:
         """Refuse rows with more points than any client has."""
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
-        return SketchState(task, model)
+        seconds = self.setup_deadline or (None if limits is None else limits.setup_deadline)
+        wait: Wait = Everyone() if seconds is None else Until(seconds)
+        return SketchState(task, model, wait=wait)
 
     def ask(self, state: SketchState) -> Ask | None:
         """Ask once."""
         if state.blocks:
             return None
-        wait: Wait = Everyone() if self.setup_deadline is None else Until(self.setup_deadline)
-        return Ask(BlockParity(self.code, self.mixing, self.bits), wait, combine=EACH, setup=True)
+        work = BlockParity(self.code, self.mixing, self.bits)
+        return Ask(work, state.wait, combine=EACH, setup=True)
 
     def receive(self, state: SketchState, inbox: Inbox) -> SketchState:
         """Solve, with the ridge that leaves the smallest leave-one-out loss."""
@@ -207,6 +214,6 @@ class SketchSolve(Scheme):
         model = asarray_like(sketch.ridge_regression(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)
 
-    def facts(self, state: SketchState) -> dict[str, float]:
+    def describe(self, state: SketchState) -> Description:
         """Return the facts about the parity."""
-        return block_facts(state.blocks, state.task, self.code)
+        return Description(facts=block_facts(state.blocks, state.task, self.code))

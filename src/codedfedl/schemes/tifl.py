@@ -11,25 +11,33 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Gradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Scheme, State, Task, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.random import stream
 
 __all__ = ["TiFL"]
 
 
 @dataclass(frozen=True, eq=False)
 class TieredState(State):
-    """The tier of each client, shape (n,); 0 is the fastest."""
+    """Tiers.
+
+    Attributes
+    ----------
+    tiers : array of shape (n,)
+        The tier of each client; 0 is the fastest.
+    drawn : array of shape (rounds,)
+        The tier of each round.
+    """
 
     tiers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    drawn: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def checkpointed(self) -> bool:
-        """True: tiers are made once."""
+        """True: tiers are made and drawn once."""
         return True
 
 
@@ -45,33 +53,32 @@ class TiFL(Scheme):
 
     tiers: int = 5
 
-    name: ClassVar[str] = "tifl"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
+    info: ClassVar[Info] = Info(
+        "tifl", frozenset({Disclosure.GRADIENTS}), waits="waits for all clients of a tier"
+    )
 
     def __post_init__(self) -> None:
         if self.tiers < 1:
             raise InputError(f"tifl.tiers is {self.tiers}: must be at least 1")
 
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "tifl waits for all clients of a tier")
-
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> TieredState:
-        """Sort the clients by their mean time for all their points."""
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> TieredState:
+        """Sort the clients by their mean time for all their points; draw the rounds' tiers."""
         order = np.argsort(fleet.mean(task.points[0]), kind="stable")
         tiers = np.empty(task.clients, dtype=np.int64)
-        for tier, members in enumerate(np.array_split(order, min(self.tiers, task.clients))):
+        count = min(self.tiers, task.clients)
+        for tier, members in enumerate(np.array_split(order, count)):
             tiers[members] = tier
-        return TieredState(task, model, tiers=tiers)
+        drawn = (rng or np.random.default_rng(0)).integers(count, size=task.rounds)
+        return TieredState(task, model, tiers=tiers, drawn=drawn)
 
     def ask(self, state: TieredState) -> Ask | None:
         """Ask one tier for the gradient over all its points, and wait for all of it."""
         if state.finished:
             return None
         batch = state.task.batch(state.round)
-        count = int(state.tiers.max()) + 1
-        drawn = stream(state.task.seed, "tier", state.round).integers(count)
-        loads = np.where(state.tiers == drawn, state.task.points[batch], 0)
+        loads = np.where(state.tiers == state.drawn[state.round], state.task.points[batch], 0)
         return Ask(Gradient(batch), Everyone(), loads)
 
     def receive(self, state: TieredState, inbox: Inbox) -> State:

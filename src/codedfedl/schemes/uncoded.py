@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import Embedded, Gradient
-from codedfedl.core.disclosure import Disclosed, Disclosure
-from codedfedl.core.protocol import Ask, Inbox, Scheme, Task, refuse_absent
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayModel
@@ -27,23 +27,23 @@ class Uncoded(Scheme):
 
     optimiser: str = "gd"
 
-    name: ClassVar[str] = "uncoded"
-    disclosure: ClassVar[Disclosed] = frozenset({Disclosure.GRADIENTS})
-    baseline: ClassVar[str] = "waiting for all"
-    featured: ClassVar[bool] = True
+    info: ClassVar[Info] = Info(
+        "uncoded",
+        frozenset({Disclosure.GRADIENTS}),
+        featured=True,
+        baseline="waiting for all",
+        waits="waits for all",
+    )
 
     def __post_init__(self) -> None:
-        optimiser(self.name, self.optimiser, same_points=True)
+        optimiser(self.info.name, self.optimiser, same_points=True)
 
-    def check(self, fleet: DelayModel) -> None:
-        """Refuse fleets for which waiting would never end."""
-        refuse_absent(fleet, "uncoded waits for all")
-
-    def start(self, task: Task, fleet: DelayModel, model: Array) -> Descent:
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> Descent:
         """Start at 0."""
-        return Descent(
-            task, model, optimiser=optimiser(self.name, self.optimiser, same_points=True)
-        )
+        chosen = optimiser(self.info.name, self.optimiser, same_points=True)
+        return Descent(task, model, optimiser=chosen)
 
     def ask(self, state: Descent) -> Ask | None:
         """Ask for the gradient over all points."""

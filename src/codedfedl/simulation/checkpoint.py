@@ -77,7 +77,8 @@ def result_arrays(simulation: Simulation, unit: Unit, number: int) -> Checkpoint
     arrays: Checkpoint = {}
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
         prefix = f"{number}/{s}/"
-        if cell.experiment.training.target is None and not only_private(setting.scheme.disclosure):
+        private = only_private(setting.scheme.info.disclosure)
+        if cell.experiment.training.target is None and not private:
             exact = simulation.exact_metric(setting.state.task)
             arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
         if cell.experiment.training.objective:
@@ -94,7 +95,7 @@ def final_metrics(simulation: Simulation, number: int) -> Checkpoint:
     """Evaluate every setting's last model on the training points."""
     arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
-        if only_private(setting.scheme.disclosure):
+        if only_private(setting.scheme.info.disclosure):
             continue  # the privacy budget does not cover this
         with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
             arrays[f"{number}/{s}/objective"] = np.array(_objective(simulation, setting))

@@ -273,7 +273,6 @@ def task_of(
     epochs: int,
     schedule: Schedule,
     ridge: float,
-    seed: int = 0,
 ) -> Task:
     """Return the public facts of training on these data."""
     inputs = dataset.inputs.shape[1]
@@ -286,5 +285,4 @@ def task_of(
         ridge=ridge,
         raw_bits=dataset.input_bits + dataset.label_bits,
         largest_square=features.largest_square,
-        seed=seed,
     )

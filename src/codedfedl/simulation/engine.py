@@ -19,6 +19,7 @@ from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.privacy.fixed_point import noise_steps
+from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.clients import Problem, SimulatedClient, gram_of
 from codedfedl.simulation.clock import NEEDS_A_FLEET, Arrivals, Clock, Timeline, has_own_pace
@@ -56,7 +57,7 @@ class Entry:
             check_ask(self.scheme, ask)
         formula = isinstance(self.actual, DelayParameters)
         if ask is not None and has_own_pace(ask.work) and not formula:
-            raise InputError(f"{self.scheme.name}: {NEEDS_A_FLEET}")
+            raise InputError(f"{self.scheme.info.name}: {NEEDS_A_FLEET}")
 
 
 def entries(task: Task, fleet: DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
@@ -142,9 +143,10 @@ class Simulation:
             key = (entry.task, entry.actual)
             if key not in clocks:
                 clocks[key] = Clock(entry.actual, entry.task, seed)
-            state = entry.scheme.start(entry.task, entry.fleet, self._zero)
+            rng = stream(seed, "scheme")
+            state = entry.scheme.start(entry.task, entry.fleet, self._zero, rng=rng)
             driver = Driver(entry.scheme, state, entry.task.rounds)
-            followed = entry.scheme.solves if entry.followed is None else entry.followed
+            followed = entry.scheme.info.solves if entry.followed is None else entry.followed
             setting = Setting(entry.label, driver, Timeline(clocks[key]), followed)
             self.settings.append(setting)
         for start in range(0, len(self.settings), SETUPS_AT_ONCE):

@@ -13,9 +13,10 @@ from codedfedl.core.record import metric_name, unpacked
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.models.files import map_settings
+from codedfedl.learning.features import map_settings
 from codedfedl.models.model import Model
 from codedfedl.privacy.accounting import Account
+from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import scheme_class
@@ -174,17 +175,19 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
     """Write the account of every private setting and seed; nothing where there is none."""
     runs: list[dict[str, Any]] = []
     for unit in units:
-        if not any(only_private(scheme_class(cell.config.name).disclosure) for cell in unit.cells):
+        schemes = [scheme_class(cell.config.name) for cell in unit.cells]
+        if not any(only_private(scheme.info.disclosure) for scheme in schemes):
             continue
         for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
-            if not only_private(entry.scheme.disclosure):
+            if not only_private(entry.scheme.info.disclosure):
                 continue
-            state = entry.scheme.start(entry.task, entry.fleet, None)
-            account = entry.scheme.privacy(state)
+            rng = stream(unit.seed, "scheme")
+            state = entry.scheme.start(entry.task, entry.fleet, None, rng=rng)
+            account = entry.scheme.describe(state).account
             if account is None:
                 raise InputError(
                     f"scheme {cell.config.name!r} discloses 'dp' alone and states no account: "
-                    "return one from privacy, or disclose more"
+                    "return one from describe, or disclose more"
                 )
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
             runs.append(which | account.document())

@@ -121,11 +121,11 @@ def units(
         for cell in found:
             one, data = cell.experiment, cell.experiment.data
             scheme = make_scheme(cell.config.name, cell.config.settings)
-            features = scheme.features
+            features = scheme.info.features
             if features is not None and cell.config.features is not None:
                 name = cell.config.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
-            if only_private(scheme.disclosure):
+            if only_private(scheme.info.disclosure):
                 _refuse_side_doors(one, cell.config, loaded[data])
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
@@ -176,7 +176,6 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
                 epochs=training.epochs,
                 schedule=one.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
-                seed=unit.seed,
             )
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())

@@ -1,34 +1,52 @@
-"""Flower's programs as this package uses them: no telemetry, no update check, no installation."""
+"""Flower's programs as this package uses them: no telemetry, no update check, no installation.
 
-import json
+A SuperLink takes commands, and a SuperNode gives out tasks, from whoever reaches its port; on
+loopback that is every user of the machine. So these programs are started by this module,
+``python -m codedfedl.federate.flower.programs flower-superlink …``: the connection of every request
+is looked up in the kernel's table, which says whose it is, and those of other users are refused.
+Nodes' requests to a SuperLink are left to the engine, which checks their keys: they come through
+the gate anyway. The program ends with its parent process. Nothing of the engine is relied on but
+its use of uvicorn. Where there is no such table (no Linux), every user of the machine passes.
+"""
+
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.registry import NODE, REGISTRY, Entry, Registry, fingerprint_of
-from codedfedl.federate.transport import printable
-from codedfedl.io.files import make_folder
+from codedfedl.io.connections import TABLE, belongs_to, listens
+from codedfedl.io.files import lock
 
 __all__ = [
     "APP",
+    "HOST",
+    "INSTALL",
     "TESTED",
-    "Superlink",
+    "OwnUser",
+    "alone_in",
     "check_engine",
     "check_version",
+    "end",
+    "engine",
     "environment",
     "free_port",
+    "main",
     "own_user",
     "program",
 ]
+
+HOST = "127.0.0.1"
 
 APP = Path(__file__).parent / "app"
 """The Flower app folder that `flwr run` takes."""
@@ -36,8 +54,21 @@ APP = Path(__file__).parent / "app"
 TESTED = ("1.41", "1.42")
 """The releases of Flower whose internals this package is tested with."""
 
-_PATIENCE = 180.0  # seconds for a command of Flower's; on a busy machine it needs a minute to start
-_INSTALL = "pip install 'codedfedl[flower]'"
+INSTALL = "pip install 'codedfedl[flower]'"
+"""How to get it."""
+
+# Seconds that a program may take to listen.
+START_SECONDS = 60.0
+
+# Seconds between asking a process to end and making it.
+END_SECONDS = 5.0
+
+_FLEET = "/v1/fleet/"
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 
 def check_engine() -> None:
@@ -45,7 +76,7 @@ def check_engine() -> None:
     try:
         installed = metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise InputError(f"federations need Flower: {_INSTALL}") from None
+        raise InputError(f"federations need Flower: {INSTALL}") from None
     check_version(installed)
 
 
@@ -83,10 +114,10 @@ def program(name: str) -> str:
 
 def own_user(name: str) -> list[str]:
     """Return the beginning of a command for a Flower program that answers this user alone."""
-    return [sys.executable, "-m", "codedfedl.federate.flower.own_user", name]
+    return [sys.executable, "-m", "codedfedl.federate.flower.programs", name]
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port(host: str = HOST) -> int:
     """Return a free port below the ephemeral range, so that no outgoing connection takes it."""
     while True:
         port = random.randrange(20_000, 32_000)
@@ -95,116 +126,116 @@ def free_port(host: str = "127.0.0.1") -> int:
             return port
 
 
-class Superlink:
-    """A running SuperLink, and the commands for it.
+@contextmanager
+def alone_in(folder: Path, otherwise: str) -> Iterator[None]:
+    """Keep a second process out of a folder; a killed one has let go of it."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            lock(file)
+        except OSError:
+            raise InputError(otherwise) from None
+        yield
 
-    Attributes
+
+@contextmanager
+def engine(
+    name: str, options: Sequence[str], home: Path, port: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program of Flower's that answers this user alone, from when it listens on.
+
+    That it is this user who listens is looked up: another one might take the port before it.
+    """
+    command = [*own_user(name), "--host", HOST, "--port", str(port), *options]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, env=environment(home), umask=0o077
+    )
+    until = time.monotonic() + START_SECONDS
+    try:
+        while not _is_up(port):
+            if process.poll() is not None:
+                raise InputError(f"{name} ended with code {process.returncode}: see its log")
+            if time.monotonic() > until:
+                raise InputError(f"{name} does not listen on port {port} after {START_SECONDS:g} s")
+            time.sleep(0.1)
+        yield process
+    finally:
+        end(process)
+
+
+def _is_up(port: int) -> bool:
+    with socket.socket() as probe:
+        return listens(port) and probe.connect_ex((HOST, port)) == 0
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, and make it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class OwnUser:
+    """An ASGI app that refuses the connections of other users to this machine.
+
+    Parameters
     ----------
-    registry
-        Which name belongs to which of its nodes.
+    user
+        Whose connections pass, besides the superuser's.
+    table
+        Where the kernel lists connections.
     """
 
-    def __init__(self, address: str, home: Path, authority: Path | None) -> None:
-        """Write the connection's settings to `home`; without an authority it is plaintext."""
-        self.address, self.home = address, home
-        self.registry = Registry(home / REGISTRY)
-        make_folder(home)
-        secure = (
-            "insecure = true" if authority is None else f"root-certificates = {_toml(authority)}"
-        )
-        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = {_toml(address)}\n'
-        (home / "config.toml").write_text(f"{text}{secure}\n", "utf-8")
+    def __init__(self, app: _App, user: int | None = None, table: Path = TABLE) -> None:
+        self.app, self.table = app, table
+        self.users = {os.getuid() if user is None else user, 0}
 
-    def register(self, public_key: Path, name: str, role: str | None = None) -> bool:
-        """Admit a node by its key, under this name and in this role only.
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Pass a request on, or answer 403."""
+        inside = scope["type"] == "lifespan" or str(scope.get("path", "")).startswith(_FLEET)
+        if inside or self.passes(scope.get("client"), scope.get("server")):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            headers = [(b"content-length", b"0"), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await send({"type": "websocket.close"})
 
-        Parameters
-        ----------
-        role
-            One of `ROLES`; by default that which the key has already, or a node's.
-
-        Returns
-        -------
-        bool
-            Whether it is new, or has another role now.
-        """
-        fingerprint = fingerprint_of(public_key)
-        entry = self.registry.check_new(name, fingerprint)
-        if entry is not None:
-            if role in (None, entry.role):
-                return False
-            self.registry.assign(entry, str(role))
-            return True
-        try:
-            node = int(self._flwr(["supernode", "register", str(public_key)])["node-id"])
-        except InputError as error:
-            if "already in use" not in str(error):
-                raise
-            raise InputError(
-                f"the SuperLink has the key {public_key} and {self.registry.path} does not: "
-                f"make a new one on {name}"
-            ) from None
-        self.registry.add(Entry(name, node, fingerprint, role=role or NODE))
-        return True
-
-    def revoke(self, name_or_key: str) -> str:
-        """End a node's key; return the node's name."""
-        entry = self.registry.find(name_or_key)
-        self._flwr(["supernode", "unregister", str(entry.node)])
-        self.registry.revoke(entry)
-        return entry.name
-
-    def stop(self, run: int) -> None:
-        """End a run at once; what it finished stays."""
-        self._flwr(["stop", str(run)])
-
-    def nodes(self) -> dict[int, str]:
-        """Return all nodes that it knows, and whether each is online."""
-        found = self._flwr(["supernode", "list"])
-        return {int(node["node-id"]): str(node["status"]) for node in found["nodes"]}
-
-    def submit(self, experiment: Path, out: Path, app: Path = APP) -> int:
-        """Begin a federation, and return the number of its run."""
-        keys = {"experiment": str(experiment), "out": str(out)}
-        if self.registry.path.is_file():
-            keys["registry"] = str(self.registry.path)
-        config = " ".join(f"{key}={_toml(value)}" for key, value in keys.items())
-        return int(self._flwr(["run", str(app)], ["--run-config", config])["run-id"])
-
-    def status(self, run: int) -> tuple[str, str]:
-        """Return a run's status, such as ``finished:completed``, and what the engine says of it."""
-        found = self._flwr(["list"], ["--run-id", str(run)])
-        runs = found.get("runs", [])
-        if not runs:
-            return "unknown", ""
-        return printable(runs[0].get("status", "unknown")), printable(runs[0].get("details", ""))
-
-    def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
-        """Call `flwr`; it always exits with 0, so its output decides."""
-        try:
-            done = subprocess.run(
-                [program("flwr"), *command, "here", *options, "--format", "json"],
-                env=environment(self.home),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_PATIENCE,
-            )
-            answer: dict[str, Any] = json.loads(done.stdout)
-        except json.JSONDecodeError:
-            answer = {"error-message": done.stderr or done.stdout}
-        except subprocess.TimeoutExpired:
-            answer = {"error-message": f"no answer in {_PATIENCE:g} s"}
-        except FileNotFoundError:
-            raise InputError(f"flwr is not installed beside this Python: {_INSTALL}") from None
-        if not answer.get("success"):
-            why = printable(answer.get("error-message", ""), 300)
-            raise InputError(
-                f"the SuperLink at {self.address} refuses the request ({why}): see that "
-                "it runs, that the port is open, and that the certificates are its own"
-            )
-        return answer
+    def passes(self, client: tuple[str, int] | None, server: tuple[str, int] | None) -> bool:
+        """Say whether a connection on loopback belongs to one of the users."""
+        return belongs_to(self.users, client, server, self.table)
 
 
-def _toml(value: object) -> str:
-    return json.dumps(str(value))  # a JSON string is a TOML string too
+def _end_with(parent: int) -> None:
+    """End this process once another has become its parent."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Run a console program of the engine with every server in it guarded."""
+    import uvicorn
+
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    begin = uvicorn.Config.__init__
+
+    def guarded(self: uvicorn.Config, app: Any, *arguments: Any, **named: Any) -> None:
+        named["proxy_headers"] = False  # a forwarded address is whatever its sender says
+        named["access_log"] = False  # strangers could write a line with every request
+        begin(self, OwnUser(app), *arguments, **named)
+
+    uvicorn.Config.__init__ = guarded  # type: ignore[method-assign]
+    sys.argv = sys.argv[1:]
+    (script,) = metadata.entry_points(group="console_scripts", name=Path(sys.argv[0]).name)
+    script.load()()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,29 +3,36 @@
 A grid's own `pull_messages` blocks while an answer is being uploaded, and then looks for each of
 its parts every second or more. `Batched` uses the two requests beneath it: it asks for all answers
 at once, takes the parts that are there, and never waits. No thread belongs to a question, and a
-slow upload holds nobody up.
+slow upload holds nobody up. Only when all parts are there and none is too large, the engine makes
+a message of them.
 
 It uses internals of the versions of Flower that this package is tested with.
 """
 
+import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 from flwr.app import Message
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.wire import MalformedError, inflating
+from codedfedl.federate.flower.wire import MalformedError
 from codedfedl.federate.transport import printable
 
 __all__ = ["Batched", "Pulled", "Pulls", "pulls_of", "tried"]
 
-_TRIES = 3
-_HEADS = 2**23  # bytes of facts, and of what describes the arrays
+# How often the engine is asked the same.
+TRIES = 3
+
+# Bytes of facts, and of what describes the arrays.
+HEAD_BYTES = 2**23
 
 Pulled = Message | MalformedError | InputError
 """An answer, why it is not ours, or why there will be none."""
@@ -43,17 +50,12 @@ class Pulls(Protocol):
             The most bytes of each answer that is not there yet, by the message it answers.
         """
 
-    def pause(self, waiting: int) -> float:
-        """Return how many seconds to leave between two looks for so many answers."""
-
 
 def tried(call: Callable[[], Iterable[Any]]) -> list[Any]:
     """Ask the engine, which may refuse a request when it is busy, a few times."""
-    for attempt in range(_TRIES):
+    for attempt in range(TRIES):
         try:
             return list(call())
-        except MalformedError:  # trying again would not mend it
-            raise
         except Exception as error:  # whatever the engine's transport raises
             reason = printable(f"{type(error).__name__}: {error}")
         time.sleep(0.5 * (attempt + 1))
@@ -77,20 +79,20 @@ class Batched:
     ----------
     grid
         A grid over HTTP.
-    put_together
+    assembled
         The grid's own way to make messages of their parts.
     """
 
-    def __init__(self, grid: Any, put_together: Callable[[Any, Any], Iterable[Message]]) -> None:
-        self._grid, self._put_together = grid, put_together
+    def __init__(self, grid: Any, assembled: Callable[[Any, Any], Iterable[Message]]) -> None:
+        self._grid, self._assembled = grid, assembled
         self._begun: dict[str, _Parts] = {}  # the engine tells of an answer once
 
     def ready(self, waiting: Mapping[str, int | None]) -> Iterator[tuple[str, Pulled]]:
         """Yield the answers of which all parts are there, and forget these parts."""
-        self._begun = {one: parts for one, parts in self._begun.items() if one in waiting}
+        self._begun = {name: parts for name, parts in self._begun.items() if name in waiting}
         unknown = [identity for identity in waiting if identity not in self._begun]
         try:
-            self._begun |= dict(tried(lambda: self._heard_of(unknown)))
+            self._begun |= dict(tried(lambda: self._announced(unknown)))
         except InputError as error:
             yield from dict.fromkeys(unknown, error).items()
         for identity in list(self._begun):
@@ -100,80 +102,99 @@ class Batched:
                 yield identity, pulled
             del pulled
 
-    def pause(self, waiting: int) -> float:
-        """Return a tenth of a second: a look for a thousand answers is one request, too."""
-        return 0.1
-
-    def _heard_of(self, unknown: list[str]) -> Iterable[tuple[str, "_Parts"]]:
+    def _announced(self, unknown: list[str]) -> Iterable[tuple[str, "_Parts"]]:
         """Ask which answers have come, at least in part."""
         if not unknown:
             return
         client = self._grid._runtime_client
-        heard = client.PullMessages(PullAppMessagesRequest(message_ids=unknown))
-        for message, tree in zip(heard.messages_list, heard.message_object_trees, strict=True):
+        response = client.PullMessages(PullAppMessagesRequest(message_ids=unknown))
+        for message, tree in zip(
+            response.messages_list, response.message_object_trees, strict=True
+        ):
             identity = message.metadata.reply_to_message_id
             if identity in unknown:  # it may tell of others, too
-                alone = PullAppMessagesResponse(
-                    messages_list=[message], message_object_trees=[tree]
-                )
-                yield identity, _Parts(client, alone)
+                yield identity, _Parts(self._grid, message, tree)
 
     def _pulled(self, parts: "_Parts", largest: int | None) -> Pulled | None:
         """Pull what is there of an answer; what is wrong with one is no trouble for another."""
-        parts.largest = largest
-        grid = SimpleNamespace(_run=self._grid._run, node=self._grid.node, _runtime_client=parts)
         try:
-            with inflating(largest):
-                (message,) = self._put_together(grid, [])
-        except _UploadingError as error:
-            error.__traceback__ = None  # its frames hold the parts, and refer back to it
-            return None
+            if not parts.complete(largest):
+                return None
+            (message,) = self._assembled(parts.grid, [])
         except MalformedError as error:
             return error
         except Exception as error:  # a busy engine, or whatever a rogue has sent
             parts.failures += 1
             reason = printable(f"{type(error).__name__}: {error}")
-            failed = parts.failures >= _TRIES
+            failed = parts.failures >= TRIES
             return InputError(f"the answer cannot be pulled ({reason})") if failed else None
         return message
 
 
-class _UploadingError(Exception):
-    """A part of an answer is not there yet."""
-
-
 class _Parts:
-    """The engine's API as it is for one answer: parts that were pulled are not pulled again.
+    """The parts of one answer, and the engine's API as if there were nothing else."""
 
-    Attributes
-    ----------
-    largest
-        Maximum bytes of all parts together: no more than one part beyond it is ever in memory.
-    """
+    def __init__(self, grid: Any, message: Any, tree: ObjectTree) -> None:
+        self._client, self._node, self._run = grid._runtime_client, grid.node, grid._run
+        self._alone = PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
+        self._missing, self._parts = set(_identities(tree)), dict[str, Any]()
+        self._bytes = self.failures = 0
 
-    def __init__(self, client: Any, alone: Any) -> None:
-        self._client, self._alone, self.failures = client, alone, 0
-        self.largest: int | None = None
-        self._pulled: dict[str, Any] = {}
-        self._bytes = 0
+    @property
+    def grid(self) -> Any:
+        """A grid that has this answer alone."""
+        return SimpleNamespace(_run=self._run, node=self._node, _runtime_client=self)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+    def complete(self, largest: int | None) -> bool:
+        """Pull the parts that are there; say whether these are all. Refuse more than `largest`."""
+        for identity in list(self._missing):
+            request = PullObjectRequest(
+                node=self._node, run_id=self._run.run_id, object_id=identity
+            )
+            part = self._client.PullObject(request)
+            if part.object_found and not part.object_available:
+                continue  # it is being uploaded
+            self._parts[identity] = part
+            self._missing.remove(identity)
+            self._bytes += len(part.object_content)
+            self._refuse(self._bytes - HEAD_BYTES, largest)
+        if not self._missing:
+            self._refuse(sum(map(self._inflated, list(self._parts))), largest)
+        return not self._missing
+
+    def _refuse(self, size: int, largest: int | None) -> None:
+        if largest is not None and size > largest:
+            self._parts.clear()
+            raise MalformedError(f"malformed message (parts of more than {largest:,} bytes)")
+
+    def _inflated(self, identity: str) -> int:
+        """Return how many bytes the engine makes of an array.
+
+        Its list of chunks may repeat one of them at will: a few bytes on the wire become any number
+        in memory.
+        """
+        content = self._parts[identity].object_content
+        if not content.startswith(b"Array "):
+            return 0
+        try:
+            start = content.index(b"{")  # the head before it has the chunks' ids and no such letter
+            chunks = [name.decode() for name in re.findall(rb"[0-9a-f]{64}", content[:start])]
+            sizes = [len(self._parts[name].object_content.partition(b"\0")[2]) for name in chunks]
+            return sum(sizes[index] for index in json.loads(content[start:])["arraychunk_ids"])
+        except Exception as error:  # a rogue may send anything
+            raise MalformedError(f"malformed message ({type(error).__name__})") from None
 
     def PullMessages(self, _request: Any) -> Any:  # noqa: N802
         return self._alone
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
-        found = self._pulled.get(request.object_id)
-        if found is None:
-            found = self._client.PullObject(request)
-            if found.object_found and not found.object_available:
-                raise _UploadingError
-            self._bytes += len(found.object_content)
-            if self.largest is not None and self._bytes > self.largest + _HEADS:
-                self._pulled.clear()
-                raise MalformedError(
-                    f"malformed message (parts of more than {self.largest:,} bytes)"
-                )
-            self._pulled[request.object_id] = found
-        return found
+        return self._parts[request.object_id]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def _identities(tree: ObjectTree) -> Iterator[str]:
+    yield tree.object_id
+    for child in tree.children:
+        yield from _identities(child)

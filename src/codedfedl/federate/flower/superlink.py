@@ -11,31 +11,174 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import worker
-from codedfedl.federate.flower.accepting import descriptors_for
-from codedfedl.federate.flower.gate import Gate, GateLimits, client_context, server_context
-from codedfedl.federate.flower.keys import Keys, make_private, write_secret
-from codedfedl.federate.flower.programs import Superlink, environment, free_port, own_user
-from codedfedl.federate.flower.quiet import quietly
-from codedfedl.federate.flower.registry import REGISTRY, Registry
-from codedfedl.federate.flower.supernode import alone_in, end
+from codedfedl.federate.deploy.gate import Gate, GateLimits, client_context, server_context
+from codedfedl.federate.deploy.keys import Keys, make_private, write_secret
+from codedfedl.federate.deploy.listener import descriptors_for, quietly
+from codedfedl.federate.deploy.registry import (
+    NODE,
+    REGISTRY,
+    RegisteredKey,
+    Registry,
+    fingerprint_of,
+)
+from codedfedl.federate.flower.programs import (
+    APP,
+    HOST,
+    INSTALL,
+    alone_in,
+    engine,
+    environment,
+    free_port,
+    program,
+)
+from codedfedl.federate.transport import printable
+from codedfedl.io.files import make_folder, replacing
 
-__all__ = ["ServerSettings", "running", "serve"]
+__all__ = ["ServerSettings", "Superlink", "running", "serve"]
 
-HOST = "127.0.0.1"
+# Seconds for a command of Flower's; on a busy machine it needs a minute to start.
+COMMAND_SECONDS = 180.0
 
-_START = 60.0  # seconds that a SuperLink may take to listen
-_LOOK = 0.3  # seconds between two looks for a run that waits for its server app
-_DAY = 86400.0  # seconds between two warnings of certificates that expire
+# Seconds between two looks for a run that waits for its server app.
+LOOK_SECONDS = 0.3
+
+# Seconds between two warnings of certificates that expire.
+DAY_SECONDS = 86400.0
+
+
+class Superlink:
+    """A running SuperLink, and the commands for it.
+
+    Attributes
+    ----------
+    registry
+        Which name belongs to which of its nodes.
+    """
+
+    def __init__(self, address: str, home: Path, authority: Path | None) -> None:
+        """Write the connection's settings to `home`; without an authority it is plaintext."""
+        self.address, self.home = address, home
+        self.registry = Registry(home / REGISTRY)
+        make_folder(home)
+        secure = (
+            "insecure = true" if authority is None else f"root-certificates = {_toml(authority)}"
+        )
+        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = {_toml(address)}\n'
+        with replacing(home / "config.toml") as partial:  # other commands may read it now
+            partial.write_text(f"{text}{secure}\n", "utf-8")
+
+    def register(self, public_key: Path, name: str, role: str | None = None) -> bool:
+        """Admit a node by its key, under this name and in this role only.
+
+        Parameters
+        ----------
+        role
+            One of `ROLES`; by default that which the key has already, or a node's.
+
+        Returns
+        -------
+        bool
+            Whether it is new, or has another role now.
+        """
+        fingerprint = fingerprint_of(public_key)
+        entry = self.registry.check_new(name, fingerprint)
+        if entry is not None:
+            if role in (None, entry.role):
+                return False
+            self.registry.assign(entry, str(role))
+            return True
+        try:
+            node = int(self._flwr(["supernode", "register", str(public_key)])["node-id"])
+        except InputError as error:
+            if "already in use" not in str(error):
+                raise
+            raise InputError(
+                f"the SuperLink has the key {public_key} and {self.registry.path} does not: "
+                f"make a new one on {name}"
+            ) from None
+        self.registry.add(RegisteredKey(name, node, fingerprint, role=role or NODE))
+        return True
+
+    def revoke(self, name_or_key: str) -> str:
+        """End a node's key; return the node's name."""
+        entry = self.registry.find(name_or_key)
+        self._flwr(["supernode", "unregister", str(entry.node)])
+        self.registry.revoke(entry)
+        return entry.name
+
+    def stop(self, run: int) -> None:
+        """End a run at once; what it finished stays."""
+        self._flwr(["stop", str(run)])
+
+    def nodes(self) -> dict[int, str]:
+        """Return all nodes that it knows, and whether each is online."""
+        nodes = self._flwr(["supernode", "list"])["nodes"]
+        return {int(node["node-id"]): str(node["status"]) for node in nodes}
+
+    def submit(self, experiment: Path, out: Path, app: Path = APP) -> int:
+        """Begin a federation, and return the number of its run."""
+        keys = {"experiment": str(experiment), "out": str(out)}
+        if self.registry.path.is_file():
+            keys["registry"] = str(self.registry.path)
+        config = " ".join(f"{key}={_toml(value)}" for key, value in keys.items())
+        return int(self._flwr(["run", str(app)], ["--run-config", config])["run-id"])
+
+    def status(self, run: int) -> tuple[str, str]:
+        """Return a run's status, such as ``finished:completed``, and what the engine says of it."""
+        known, *_ = self._flwr(["list"], ["--run-id", str(run)]).get("runs") or [{}]
+        return printable(known.get("status", "unknown")), printable(known.get("details", ""))
+
+    def _flwr(self, command: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
+        """Call `flwr`; it always exits with 0, so its output decides."""
+        try:
+            done = subprocess.run(
+                [program("flwr"), *command, "here", *options, "--format", "json"],
+                env=environment(self.home),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMMAND_SECONDS,
+            )
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except json.JSONDecodeError:
+            answer = {"error-message": done.stderr or done.stdout}
+        except subprocess.TimeoutExpired:
+            answer = {"error-message": f"no answer in {COMMAND_SECONDS:g} s"}
+        except FileNotFoundError:
+            raise InputError(f"flwr is not installed beside this Python: {INSTALL}") from None
+        if not answer.get("success"):
+            why = printable(answer.get("error-message", ""), 300)
+            raise InputError(
+                f"the SuperLink at {self.address} refuses the request ({why}): see that "
+                "it runs, that the port is open, and that the certificates are its own"
+            )
+        return answer
+
+
+def running(home: Path) -> Superlink:
+    """Return the SuperLink of a server that runs in a folder."""
+    try:
+        served = json.loads((home / "serve.json").read_text("utf-8"))
+        os.kill(int(served["process"]), 0)
+    except (OSError, ValueError, KeyError):
+        raise InputError(
+            f"no server runs in {home}: start it with codedfedl federate serve, or give its --home"
+        ) from None
+    authority = None if served["authority"] is None else Path(served["authority"])
+    return Superlink(served["address"], home, authority)
+
+
+def _toml(value: object) -> str:
+    return json.dumps(str(value))  # a JSON string is a TOML string too
 
 
 @dataclass(frozen=True)
@@ -59,7 +202,6 @@ class ServerSettings:
     port: int
     keys: Keys | None
     database: Path | None = None
-    limits: GateLimits = field(default_factory=GateLimits)
 
     def check(self) -> None:
         """Refuse what would be unsafe or fail later."""
@@ -81,32 +223,23 @@ class ServerSettings:
         """Path of the secret that authorises taking tasks."""
         return self.home / "secret"
 
-    def command(self, port: int) -> list[str]:
-        """Return how the SuperLink is started."""
-        database = self.database or self.home / "superlink.db"
-        command = [*own_user("flower-superlink"), "--host", HOST, "--port", str(port)]
-        command += ["--database", str(database.resolve())]
-        command += ["--disable-runtime-dependency-installation", "--isolation", "process"]
-        command += ["--superexec-auth-secret-file", str(self.secret)]
+    @property
+    def data(self) -> Path:
+        """Path of the data base."""
+        return self.database or self.home / "superlink.db"
+
+    @property
+    def options(self) -> list[str]:
+        """What a SuperLink is started with, besides its port."""
+        options = ["--database", str(self.data.resolve())]
+        options += ["--disable-runtime-dependency-installation", "--isolation", "process"]
+        options += ["--superexec-auth-secret-file", str(self.secret)]
         if self.keys is None:
-            return [*command, "--insecure"]
-        command += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
-        command += ["--ssl-certfile", str(self.keys.server.resolve())]
-        command += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
-        return [*command, "--enable-supernode-auth"]
-
-
-def running(home: Path) -> Superlink:
-    """Return the SuperLink of a server that runs in a folder."""
-    try:
-        found = json.loads((home / "serve.json").read_text("utf-8"))
-        os.kill(int(found["process"]), 0)
-    except (OSError, ValueError, KeyError):
-        raise InputError(
-            f"no server runs in {home}: start it with codedfedl federate serve, or give its --home"
-        ) from None
-    authority = None if found["authority"] is None else Path(found["authority"])
-    return Superlink(found["address"], home, authority)
+            return [*options, "--insecure"]
+        options += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
+        options += ["--ssl-certfile", str(self.keys.server.resolve())]
+        options += ["--ssl-keyfile", str(self.keys.server_key.resolve())]
+        return [*options, "--enable-supernode-auth"]
 
 
 def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
@@ -115,31 +248,23 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
     make_private(settings.home)
     if settings.keys is not None:
         Registry(settings.home / REGISTRY).begin()
-    settings = replace(settings, limits=_affordable(settings.limits, say))
     taken = f"a server is already running in {settings.home}: end it, or choose another --home"
     with alone_in(settings.home, taken):
         for token in settings.home.glob("token-*"):  # of a server that was killed
             token.unlink()
         write_secret(settings.secret, secrets.token_bytes(32).hex().encode())
-        port = free_port(HOST)
-        link = subprocess.Popen(
-            settings.command(port),
-            stdin=subprocess.DEVNULL,
-            env=environment(settings.home),
-            umask=0o077,
-            start_new_session=False,
-        )
+        port = free_port()
         try:
-            _wait_until_it_listens(link, port)
-            return asyncio.run(_serve(settings, link, port, say))
+            with engine("flower-superlink", settings.options, settings.home, port) as link:
+                return asyncio.run(_serve(settings, link, port, say))
         finally:
             for path in (settings.home / "serve.json", settings.secret):
                 path.unlink(missing_ok=True)
-            end(link)
 
 
-def _affordable(limits: GateLimits, say: Callable[[str], None]) -> GateLimits:
-    """Raise the limit on open files; return no more connections than it then allows."""
+def _limits(say: Callable[[str], None]) -> GateLimits:
+    """Return the gate's limits, with no more connections than there may be open files."""
+    limits = GateLimits()
     connections = descriptors_for(limits.connections)
     if connections < limits.connections:
         say(
@@ -155,52 +280,34 @@ async def _serve(
     port: int,
     say: Callable[[str], None],
 ) -> int:
-    keys = settings.keys
+    from codedfedl.federate.flower.worker import ServerWorker, TaskClient
+
+    keys, address = settings.keys, f"{HOST}:{port}"
     upstream = None if keys is None else client_context(keys.authority)
     tls = None if keys is None else server_context(keys.server, keys.server_key)
-    disk = (settings.database or settings.home / "superlink.db").resolve().parent
+    authority = None if keys is None else keys.authority.resolve()
+    disk = settings.data.resolve().parent
     free = lambda: float(shutil.disk_usage(disk).free)  # noqa: E731
-    gate = Gate((HOST, port), upstream, settings.limits, quietly(say), free)
-    ended, warned = asyncio.Event(), -_DAY
+    gate = Gate((HOST, port), upstream, _limits(say), quietly(say), free)
+    ended, warned = asyncio.Event(), -DAY_SECONDS
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    with _apps(settings, port) as look:
+    tasks = TaskClient(address, settings.secret.read_bytes(), authority)
+    with closing(ServerWorker(tasks, settings.home, authority)) as apps:
         async with gate.listening(settings.host, settings.port, tls):
-            authority = None if keys is None else str(keys.authority.resolve())
-            address = {"address": f"{HOST}:{port}", "authority": authority, "process": os.getpid()}
-            write_secret(settings.home / "serve.json", json.dumps(address).encode())
+            served = {"address": address, "process": os.getpid()}
+            served |= {"authority": None if authority is None else str(authority)}
+            write_secret(settings.home / "serve.json", json.dumps(served).encode())
             say(f"nodes connect to {settings.host}:{settings.port}")
             while link.poll() is None and not ended.is_set():
-                if keys is not None and time.monotonic() - warned > _DAY:
+                if keys is not None and time.monotonic() - warned > DAY_SECONDS:
                     for sentence in keys.expiring():
                         say(sentence)
                     warned = time.monotonic()
-                await asyncio.to_thread(look)
+                await asyncio.to_thread(apps.look)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), _LOOK)
+                    await asyncio.wait_for(ended.wait(), LOOK_SECONDS)
     if ended.is_set():
         return 0
     say(f"the SuperLink ended with code {link.returncode}")
     return 1
-
-
-@contextmanager
-def _apps(settings: ServerSettings, port: int) -> Iterator[Callable[[], None]]:
-    """Start the server apps of runs, and end them."""
-    authority = None if settings.keys is None else settings.keys.authority.resolve()
-    desk = worker.Desk(f"{HOST}:{port}", settings.secret.read_bytes(), authority)
-    apps = worker.ServerWorker(desk, settings.home, authority)
-    try:
-        yield apps.look
-    finally:
-        apps.close()
-
-
-def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
-    until = time.monotonic() + _START
-    while process.poll() is None and time.monotonic() < until:
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, port)) == 0:
-                return
-        time.sleep(0.1)
-    raise InputError("the SuperLink does not start: see its log")

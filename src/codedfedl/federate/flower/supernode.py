@@ -4,34 +4,22 @@ The SuperNode talks to the server; the worker has the data. The two share a secr
 the node that only their user can read, and end together.
 """
 
-import json
 import logging
 import secrets
 import shutil
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
-from codedfedl.errors import InputError
-from codedfedl.federate.flower import worker
-from codedfedl.federate.flower.client_app import node_from
-from codedfedl.federate.flower.keys import check_server, write_secret
-from codedfedl.federate.flower.programs import environment, free_port, own_user
-from codedfedl.federate.node_config import NodeConfig
+from codedfedl.federate.deploy.keys import check_server, write_secret
+from codedfedl.federate.flower.apps import node_from
+from codedfedl.federate.flower.programs import HOST, alone_in, engine, free_port
+from codedfedl.federate.flower.worker import TaskClient, answer_tasks
+from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.transport import Answerer
-from codedfedl.io.connections import listens
-from codedfedl.io.files import lock, make_folder
+from codedfedl.io.files import make_folder
 
-__all__ = ["NodeSettings", "alone_in", "end", "run_answerer", "run_node"]
-
-HOST = "127.0.0.1"
-
-_START = 60.0  # seconds that a SuperNode may take to listen
-_END = 5.0  # seconds between asking a process to end and making it
+__all__ = ["NodeSettings", "run_answerer", "run_node"]
 
 
 @dataclass(frozen=True)
@@ -58,23 +46,16 @@ class NodeSettings:
         """What the server calls the node."""
         return self.config.name
 
-    def command(self, port: int) -> list[str]:
-        """Return how the SuperNode is started."""
-        command = [*own_user("flower-supernode"), "--superlink", self.superlink]
-        command += ["--host", HOST, "--port", str(port)]
+    @property
+    def options(self) -> list[str]:
+        """What a SuperNode is started with, besides its port."""
         if self.authority is None:
-            return [*command, "--insecure"]
-        command += ["--root-certificates", str(self.authority.resolve())]
+            return ["--superlink", self.superlink, "--insecure"]
+        options = ["--superlink", self.superlink]
+        options += ["--root-certificates", str(self.authority.resolve())]
         if self.key is not None:
-            command += ["--auth-supernode-private-key", str(self.key.resolve())]
-        return command
-
-    def stock_config(self) -> str:
-        """Return the configuration as Flower takes it on the command line."""
-        values = self.config.values
-        texts = {key: json.dumps(value) for key, value in values.items() if value != inf}
-        texts |= {key: "inf" for key, value in values.items() if value == inf}  # as TOML does
-        return " ".join(f"{key}={text}" for key, text in texts.items())
+            options += ["--auth-supernode-private-key", str(self.key.resolve())]
+        return options
 
 
 def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
@@ -112,58 +93,19 @@ def _clear(folder: Path) -> None:
 
 
 def _run(settings: NodeSettings, node: Answerer, folder: Path, say: Callable[[str], None]) -> int:
-    port, secret, path = free_port(HOST), secrets.token_bytes(32).hex().encode(), folder / "secret"
+    port, secret, path = free_port(), secrets.token_bytes(32).hex().encode(), folder / "secret"
     write_secret(path, secret)
-    command = settings.command(port)
-    command += ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, env=environment(folder / "flower"), umask=0o077
-    )
-    try:
-        _wait_until_it_listens(process, port)
+    options = ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
+    options += settings.options
+    with engine("flower-supernode", options, folder / "flower", port) as process:
         say(f"{settings.name} is up")
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
-        desk = worker.Desk(f"{HOST}:{port}", secret)
-        worker.answer_tasks(desk, lambda: node, lambda: process.poll() is None)
+        tasks = TaskClient(f"{HOST}:{port}", secret)
+        answer_tasks(tasks, lambda: node, lambda: process.poll() is None)
         say(
             f"the SuperNode ended with code {process.wait()}: see its last lines above; if there "
             "is no reason, the server refuses this key or this machine's clock, which may be 5 s "
             "ahead of the server's and 5 minutes behind at most"
         )
         return process.returncode or 1  # it also ends with 0 when it is refused
-    finally:
-        end(process)
-
-
-@contextmanager
-def alone_in(folder: Path, otherwise: str) -> Iterator[None]:
-    """Keep a second process out of a folder; a killed one has let go of it."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            lock(file)
-        except OSError:
-            raise InputError(otherwise) from None
-        yield
-
-
-def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait for this user's own SuperNode: another user might take the port before it."""
-    until = time.monotonic() + _START
-    while not listens(port):
-        if process.poll() is not None:
-            raise InputError(f"the SuperNode ended with code {process.returncode}: see its log")
-        if time.monotonic() > until:
-            raise InputError(f"the SuperNode does not listen on port {port} after {_START:g} s")
-        time.sleep(0.1)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, and make it if it does not."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_END)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -6,9 +6,9 @@ puts them into one queue; whoever waits for a deadline waits for the queue alone
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -28,11 +28,20 @@ from codedfedl.federate.transport import Arrays, Arrival, Status, printable
 
 __all__ = ["FlowerTransport"]
 
-_BEFORE_THE_DEADLINE = 0.3  # seconds; when one looks once more
-_TRIES = 3
-_AGAIN = 5.0  # seconds until a question that got lost is asked again
+# Seconds between two looks: a look for a thousand answers is one request, too.
+LOOK_SECONDS = 0.1
 
-_Slot = threading.Semaphore | None  # of the memory that an answer takes up
+# Seconds before the deadline when one looks once more.
+LAST_LOOK_SECONDS = 0.3
+
+# How often a question is asked whose answer is large, if it gets lost.
+TRIES = 3
+
+# Seconds until a question that got lost is asked again.
+RETRY_SECONDS = 5.0
+
+_Slot = threading.Semaphore | None
+"""Of the memory that an answer takes up."""
 
 
 class FlowerTransport:
@@ -131,7 +140,7 @@ class _Watch:
     ----------
     slots
         Where answers are large: how many may be on their way; a question waits in `queue` until
-        there is a place, and is asked again if it or its answer got lost.
+        there is a slot, and is asked again if it or its answer got lost.
     """
 
     def __init__(
@@ -141,14 +150,13 @@ class _Watch:
         arrivals: "SimpleQueue[tuple[Arrival, _Slot]]",
         slots: _Slot,
     ) -> None:
-        self.queue: deque[_Question] = deque()
+        self.queue: list[_Question] = []
         self._push, self._pulls, self._arrivals, self._slots = push, pulls, arrivals, slots
         self._waiting: dict[str, _Question] = {}
-        self._again: list[_Question] = []  # which have their place already
 
     def run(self) -> None:
         """Ask, look, and sleep, until there is nothing to wait for."""
-        while self.queue or self._again or self._waiting:
+        while self.queue or self._waiting:
             self._ask_more()
             self._look()
             self._end_late_ones()
@@ -162,17 +170,19 @@ class _Watch:
                 self._waiting[identity] = question
             else:
                 reason = "the engine does not accept a message for the node"
-                self._arrived(question, question.nothing("gone", reason))
+                self._arrived(question, question.unanswered("gone", reason))
         return any(identities)
 
     def _ask_more(self) -> None:
-        now = time.monotonic()
-        due = [question for question in self._again if question.not_before <= now]
-        self._again = [question for question in self._again if question.not_before > now]
-        while self.queue and self._slots is not None and self._slots.acquire(blocking=False):
-            due.append(self.queue.popleft())
-        for question in due:
-            self.asked([question])
+        queue, self.queue, now = self.queue, [], time.monotonic()
+        for question in queue:
+            if question.not_before <= now and (question.tries or self._takes_slot()):
+                self.asked([question])
+            else:
+                self.queue.append(question)
+
+    def _takes_slot(self) -> bool:
+        return self._slots is not None and self._slots.acquire(blocking=False)
 
     def _look(self) -> None:
         sizes = {identity: question.largest for identity, question in self._waiting.items()}
@@ -182,28 +192,30 @@ class _Watch:
             del pulled  # it may be large
 
     def _arrived(self, question: "_Question", arrival: Arrival) -> None:
-        again = self._slots is not None and question.tries + 1 < _TRIES
-        if again and arrival.status == "gone" and question.left >= _AGAIN:
-            later = time.monotonic() + _AGAIN
-            self._again.append(replace(question, tries=question.tries + 1, not_before=later))
-            return
-        self._arrivals.put((arrival, self._slots))
+        may_retry = self._slots is not None and question.tries + 1 < TRIES
+        if may_retry and arrival.status == "gone" and question.left >= RETRY_SECONDS:
+            later = time.monotonic() + RETRY_SECONDS
+            self.queue.append(replace(question, tries=question.tries + 1, not_before=later))
+        else:
+            self._arrivals.put((arrival, self._slots))
 
     def _end_late_ones(self) -> None:
         for identity, question in list(self._waiting.items()):
             if question.left <= 0:
                 del self._waiting[identity]
-                self._arrivals.put((question.nothing("late", "no answer in time"), self._slots))
-        while self.queue and self.queue[0].left <= 0:
-            late = self.queue.popleft().nothing("late", "no answer in time")
-            self._arrivals.put((late, None))
+                self._late(question, self._slots)
+        for question in [question for question in self.queue if question.left <= 0]:
+            self.queue.remove(question)
+            self._late(question, self._slots if question.tries else None)
+
+    def _late(self, question: "_Question", slot: _Slot) -> None:
+        self._arrivals.put((question.unanswered("late", "no answer in time"), slot))
 
     def _sleep(self) -> None:
-        waiting = [*self._waiting.values(), *self._again, *self.queue]
+        waiting = [*self._waiting.values(), *self.queue]
         if waiting:
-            pause = self._pulls.pause(len(self._waiting))
-            last = min(question.left for question in waiting) - _BEFORE_THE_DEADLINE
-            time.sleep(min(pause, last) if last > 0 else min(pause, 0.1))
+            last = min(question.left for question in waiting) - LAST_LOOK_SECONDS
+            time.sleep(min(LOOK_SECONDS, last) if last > 0 else LOOK_SECONDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,29 +240,22 @@ class _Question:
         kind = message_type(self.kind)
         return Message(self.content, self.node, kind, ttl=max(self.left, 0.1), group_id=self.kind)
 
-    def nothing(self, status: Status, reason: str) -> Arrival:
-        return Arrival(self.number, self.client, status, reason=reason)
-
-    def malformed(self, error: MalformedError) -> Arrival:
-        now = time.monotonic()
-        return Arrival(self.number, self.client, "malformed", now, reason=str(error))
+    def unanswered(self, status: Status, reason: str, when: float = inf) -> Arrival:
+        return Arrival(self.number, self.client, status, when, reason=reason)
 
     def arrival(self, pulled: Pulled) -> Arrival:
-        if isinstance(pulled, Message):
-            return self.answered(pulled)
-        if isinstance(pulled, MalformedError):
-            return self.malformed(pulled)
-        return self.nothing("gone", str(pulled))
-
-    def answered(self, message: Message) -> Arrival:
+        """Return what was pulled as an answer, or why it is none."""
         now = time.monotonic()
-        if message.has_error():
-            return self.nothing("gone", printable(message.error.reason))
+        if isinstance(pulled, InputError):
+            return self.unanswered("gone", str(pulled))
+        if isinstance(pulled, MalformedError):
+            return self.unanswered("malformed", str(pulled), now)
+        if pulled.has_error():
+            return self.unanswered("gone", printable(pulled.error.reason))
         try:
-            facts, arrays = unpack(message.content, self.largest)
+            facts, arrays = unpack(pulled.content, self.largest)
         except MalformedError as error:
-            return self.malformed(error)
+            return self.unanswered("malformed", str(error), now)
         if "problem" in facts:
-            reason = printable(facts["problem"])
-            return Arrival(self.number, self.client, "problem", now, reason=reason)
+            return self.unanswered("problem", printable(facts["problem"]), now)
         return Arrival(self.number, self.client, "answer", now, facts, arrays)

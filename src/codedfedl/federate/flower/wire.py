@@ -2,10 +2,7 @@
 
 import json
 import math
-import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
@@ -17,7 +14,6 @@ from codedfedl.federate.transport import Answered, Arrays
 
 __all__ = [
     "MalformedError",
-    "inflating",
     "message_type",
     "pack",
     "pack_arrays",
@@ -25,7 +21,8 @@ __all__ = [
     "unpack",
 ]
 
-_MOST_FACTS = 2**22  # letters of the facts in an answer
+# Letters of the facts in an answer.
+MAX_FACTS = 2**22
 
 
 class MalformedError(ValueError):
@@ -67,7 +64,7 @@ def unpack(content: RecordDict, largest: int | None = None) -> Answered:
         assert isinstance(config, ConfigRecord)
         assert isinstance(record, ArrayRecord)
         text = str(config["json"])
-        _refuse_large(len(text), _MOST_FACTS)
+        _refuse_large(len(text), MAX_FACTS)
         _refuse_large(sum(len(array.data) for array in record.values()), largest)
         facts = json.loads(text)
         arrays = {name: _numbers(array) for name, array in record.items()}
@@ -94,45 +91,3 @@ def _numbers(array: Array) -> npt.NDArray[Any]:
 def _refuse_large(size: int, largest: int | None) -> None:
     if largest is not None and size > largest:
         raise MalformedError(f"malformed message ({size:,} bytes, {largest:,} at most)")
-
-
-# The engine puts an array together from chunks while it pulls a message, and the list of chunks may
-# repeat one of them at will: a few bytes on the wire become any number in memory. Before that, only
-# the array itself can tell its final size.
-
-_allowed = threading.local()
-_inflate = Array.inflate
-
-
-@contextmanager
-def inflating(largest: int | None) -> Iterator[None]:
-    """Limit the total bytes of the arrays that this thread pulls."""
-    _allowed.left = largest
-    try:
-        yield
-    finally:
-        _allowed.left = None
-
-
-def _bounded_inflate(object_content: bytes, children: dict[str, Any] | None = None) -> Array:
-    """Inflate an array unless its chunks are larger together than what is left."""
-    left = getattr(_allowed, "left", None)
-    if left is not None:
-        size = _declared(object_content, children or {})
-        _refuse_large(size, left)
-        _allowed.left = left - size
-    return _inflate(object_content, children)
-
-
-def _declared(content: bytes, chunks: Mapping[str, Any]) -> int:
-    """Return how many bytes an array's list of chunks comes to."""
-    try:
-        start = content.index(b"{")  # the head before it has the chunks' ids and no such letter
-        ids = [found.decode() for found in re.findall(rb"[0-9a-f]{64}", content[:start])]
-        sizes = [len(chunks[name].data) for name in ids]
-        return sum(sizes[index] for index in json.loads(content[start:])["arraychunk_ids"])
-    except Exception as error:  # a rogue may send anything
-        raise MalformedError(f"malformed message ({type(error).__name__})") from None
-
-
-Array.inflate = staticmethod(_bounded_inflate)  # type: ignore[method-assign]

@@ -23,25 +23,33 @@ from typing import Any
 from flwr.app import Context, Error, Message
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.client_app import respond
-from codedfedl.federate.flower.programs import environment, program
-from codedfedl.federate.flower.quiet import quietly
+from codedfedl.federate.deploy.keys import write_secret
+from codedfedl.federate.deploy.listener import quietly
+from codedfedl.federate.flower.apps import respond
+from codedfedl.federate.flower.programs import end, environment, program
 from codedfedl.federate.transport import Answerer, printable
 
-__all__ = ["Desk", "ServerWorker", "answer_tasks"]
+__all__ = ["ServerWorker", "TaskClient", "answer_tasks"]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_QUICK, _SLOW = 0.1, 0.5  # seconds between two looks for a task: just after one, and later
-_SOON = 30.0  # seconds after a task for which the next is expected soon
-_ALIVE = 10.0  # seconds between two heartbeats of a task
-_END = 5.0  # seconds between asking a server app to end and making it
-_FAILED_CODE = 1  # of an error reply, any number but 0 will do
+
+# Seconds between two looks for a task: just after another one, and later.
+QUICK_LOOK_SECONDS, SLOW_LOOK_SECONDS = 0.1, 0.5
+
+# Seconds after a task for which the next is expected soon.
+SOON_SECONDS = 30.0
+
+# Seconds between two heartbeats of a task.
+HEARTBEAT_SECONDS = 10.0
+
+# The code of an error reply: any number but 0 will do.
+FAILED = 1
 
 _log = logging.getLogger(__name__)
 _fault = quietly(_log.error)
 
 
-class Desk:
+class TaskClient:
     """The runtime API of a SuperNode or SuperLink, where tasks are.
 
     Parameters
@@ -91,7 +99,7 @@ class Desk:
         done = threading.Event()
 
         def live() -> None:
-            while not done.wait(_ALIVE):
+            while not done.wait(HEARTBEAT_SECONDS):
                 with suppress(Exception):  # the next one may get through
                     client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
@@ -103,23 +111,26 @@ class Desk:
             client.close()
 
 
-def answer_tasks(desk: Desk, node: Callable[[], Answerer], running: Callable[[], bool]) -> None:
+def answer_tasks(
+    tasks: TaskClient, node: Callable[[], Answerer], running: Callable[[], bool]
+) -> None:
     """Answer every message that a SuperNode receives, in this process, while it runs."""
     from flwr.supercore.constant import TaskType
 
-    last, warn = -_SOON, quietly(_log.warning)
+    last, warn = -SOON_SECONDS, quietly(_log.warning)
     while running():
         try:
-            token = desk.token(TaskType.CLIENT_APP)
+            token = tasks.token(TaskType.CLIENT_APP)
             if token:
-                with desk.task(token) as client:
+                with tasks.task(token) as client:
                     _answer(client, node)
                 last = time.monotonic()
         except Exception as error:  # the SuperNode may be busy, or on its way out
             warn(f"a task was not done ({printable(f'{type(error).__name__}: {error}')})")
             token = ""
         if not token:
-            time.sleep(_QUICK if time.monotonic() - last < _SOON else _SLOW)
+            is_soon = time.monotonic() - last < SOON_SECONDS
+            time.sleep(QUICK_LOOK_SECONDS if is_soon else SLOW_LOOK_SECONDS)
 
 
 def _answer(client: Any, node: Callable[[], Answerer]) -> None:
@@ -135,7 +146,7 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
         kind, lines = message.metadata.message_type, traceback.format_exception(error)
         _fault(f"no answer to {printable(kind)}: {' | '.join(printable(line) for line in lines)}")
         why, status = printable(f"{type(error).__name__}: {error}"), SubStatus.FAILED
-        reply = Message(Error(code=_FAILED_CODE, reason=why), reply_to=message)
+        reply = Message(Error(code=FAILED, reason=why), reply_to=message)
     del message
     theirs.push_message(client, reply, context)
     theirs.push_task_output(client, context, status, why)
@@ -144,54 +155,44 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
 class ServerWorker:
     """Starts server apps for a SuperLink, each with its token in a file that is soon gone."""
 
-    def __init__(self, desk: Desk, folder: Path, authority: Path | None) -> None:
-        self.desk, self.folder, self.authority = desk, folder, authority
-        self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+    def __init__(self, tasks: TaskClient, folder: Path, authority: Path | None) -> None:
+        self.tasks, self.folder, self.authority = tasks, folder, authority
+        self._started: dict[Path, subprocess.Popen[bytes]] = {}
         self._warn = quietly(_log.warning)
 
     def look(self) -> None:
         """Start the server app of a run that waits for one; tidy up after those that are over."""
         from flwr.supercore.constant import TaskType
 
-        self._started = [pair for pair in self._started if not self._over(*pair)]
+        for path, process in list(self._started.items()):
+            if process.poll() is not None:
+                self._end(path)
         try:
-            token = self.desk.token(TaskType.SERVER_APP)
+            token = self.tasks.token(TaskType.SERVER_APP)
         except Exception as error:  # the SuperLink may be busy
             self._warn(f"no task from the SuperLink ({type(error).__name__})")
             return
         if not token:
             return
         path = self.folder / f"token-{os.urandom(8).hex()}"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(token)
+        write_secret(path, token.encode())
         secure = ["--insecure"]
         if self.authority is not None:
             secure = ["--root-certificates", str(self.authority)]
-        command = [program("flwr-serverapp"), "--runtime-api-address", self.desk.address]
+        command = [program("flwr-serverapp"), "--runtime-api-address", self.tasks.address]
         command += ["--token-file", str(path), "--parent-pid", str(os.getpid()), *secure]
         try:
-            process = subprocess.Popen(
+            self._started[path] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, env=environment(self.folder), umask=0o077
             )
         except OSError as error:
             raise InputError(f"cannot start a server app: {error}") from None
-        self._started.append((process, path))
 
     def close(self) -> None:
         """End all server apps; their runs can be continued."""
-        for process, path in self._started:
-            process.terminate()
-            try:
-                process.wait(_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            path.unlink(missing_ok=True)
-        self._started = []
+        for path in list(self._started):
+            self._end(path)
 
-    @staticmethod
-    def _over(process: subprocess.Popen[bytes], path: Path) -> bool:
-        if process.poll() is None:
-            return False
+    def _end(self, path: Path) -> None:
+        end(self._started.pop(path))
         path.unlink(missing_ok=True)
-        return True

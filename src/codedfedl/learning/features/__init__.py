@@ -4,15 +4,16 @@ Clients receive a map's few settings, the seed among them, never its frequencies
 have already.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, FloatArray
 from codedfedl.errors import InputError
-from codedfedl.io.names import nearest
+from codedfedl.io.names import member_of, nearest
 from codedfedl.learning.features.base import FeatureMap, Identity
 from codedfedl.learning.features.encoder import Encoded, Encoder, encoder_of, load_encoder
 from codedfedl.learning.features.fourier import RandomFourier, Structured
@@ -34,6 +35,8 @@ __all__ = [
     "feature_map",
     "fingerprint",
     "load_encoder",
+    "map_class",
+    "map_settings",
     "safe_step",
     "same_map",
     "typical_sigma",
@@ -41,16 +44,34 @@ __all__ = [
 
 _ROWS_AT_ONCE = 512
 
-FEATURES: dict[str, Callable[[int, float, int, Tiles], FeatureMap]] = {
-    "fourier": lambda components, sigma, seed, _: RandomFourier(components, sigma, seed),
-    "structured": lambda components, sigma, seed, _: Structured(components, sigma, seed),
+FEATURES: dict[str, type[FeatureMap]] = {
+    "fourier": RandomFourier,
+    "structured": Structured,
     "patches": Patches,
-    "identity": lambda _components, _sigma, _seed, _: Identity(),
+    "identity": Identity,
 }
-"""Every kind of feature map that is drawn: from the number of features, σ, a seed and `Tiles`."""
+"""Every kind of feature map that comes with the package, and is drawn from a seed."""
 
 FEATURE_KINDS = (*FEATURES, "encoder")
-"""Every kind of feature map."""
+"""Every kind of feature map; ``module:Class`` is a user's own."""
+
+
+def map_class(kind: str) -> type[FeatureMap]:
+    """Return the class of a feature map that is drawn, or of a user's own ``module:Class``."""
+    if kind in FEATURES:
+        return FEATURES[kind]
+    if ":" not in kind:
+        raise InputError(f"features.kind is {kind!r}: {nearest(kind, FEATURE_KINDS)}")
+    made: Any = member_of(kind, "the feature map")
+    if not (isinstance(made, type) and is_dataclass(made)):
+        raise InputError(f"the feature map {kind!r} is not a dataclass: make it a frozen one")
+    for member in ("size", "macs", "transform", "largest_square", "shift_invariant"):
+        if not hasattr(made, member):
+            raise InputError(
+                f"the feature map {kind!r} has no {member}: write the members of "
+                "codedfedl.learning.features.FeatureMap"
+            )
+    return cast("type[FeatureMap]", made)
 
 
 def feature_map(
@@ -61,20 +82,45 @@ def feature_map(
     tiles: Tiles | None = None,
     encoder: Encoder | None = None,
 ) -> FeatureMap:
-    """Return a feature map by its kind, one of `FEATURE_KINDS`.
+    """Return a feature map by its kind, one of `FEATURE_KINDS` or ``module:Class``.
 
-    Only ``patches`` cuts images, and only ``encoder`` has an encoder, which is all that it needs.
+    A map is made from those of `n_components`, `sigma`, `seed` and `tiles` that are its fields.
+    Only ``encoder`` has an encoder, which is all that it needs.
     """
-    if kind not in FEATURE_KINDS:
-        raise InputError(f"features.kind is {kind!r}: {nearest(kind, FEATURE_KINDS)}")
     if kind != "encoder":
-        return FEATURES[kind](n_components, sigma, seed, tiles or Tiles())
+        settings: dict[str, Any] = {"n_components": n_components, "sigma": sigma, "seed": seed}
+        settings["tiles"] = tiles or Tiles()
+        made: Any = map_class(kind)
+        chosen = {
+            field.name: settings[field.name] for field in fields(made) if field.name in settings
+        }
+        drawn: FeatureMap = made(**chosen)
+        return drawn
     if encoder is None:
         raise InputError(
             "features.kind is 'encoder', and there is none: name an .onnx file or module:function "
             "in features.encoder"
         )
     return encoder
+
+
+def map_settings(features: FeatureMap) -> dict[str, Any] | None:
+    """Return the settings from which `feature_map` makes a map again; None if it does not."""
+    if isinstance(features, Encoder):
+        names = ("source", "text", "normalise", "operations", "digest")
+        return {"kind": "encoder", **{name: getattr(features, name) for name in names}}
+    made = type(features)
+    kinds = {known: kind for kind, known in FEATURES.items()}
+    kind = kinds.get(made, f"{made.__module__}:{made.__qualname__}")
+    values: dict[str, Any] = {
+        name: getattr(features, name, 1) for name in ("n_components", "sigma", "seed")
+    }
+    tiles = getattr(features, "tiles", Tiles())
+    try:
+        same = feature_map(kind, **values, tiles=tiles) == features
+    except (InputError, TypeError):  # it cannot be imported, or has fields of its own
+        return None
+    return {"kind": kind, **values, "tiles": asdict(tiles)} if same else None
 
 
 def typical_sigma(points: npt.NDArray[Any]) -> float:

@@ -201,7 +201,9 @@ class Encoded(Identity):
 
 def names_encoder(source: str) -> bool:
     """Whether a name is that of an ONNX file or a function, rather than of a feature map."""
-    return ":" in source or source.endswith(".onnx")
+    if source.endswith(".onnx"):
+        return True
+    return ":" in source and not isinstance(member_of(source, "the encoder"), type)
 
 
 @lru_cache(maxsize=8)
@@ -223,13 +225,7 @@ def load_encoder(
         return Encoder(source, encode, text, normalise, operations, digest)
     if not names_encoder(source):
         raise InputError(f"the encoder is {source!r}: name an .onnx file, or module:function")
-    try:
-        function = member_of(source)
-    except (ImportError, ValueError) as error:
-        raise InputError(
-            f"the encoder {source!r} cannot be imported ({error}): write module:function, with the "
-            "module in this folder or installed"
-        ) from None
+    function = member_of(source, "the encoder")
     if not callable(function):
         raise InputError(f"the encoder {source!r} is not a function: write module:function")
     return Encoder(source, function, text, normalise, operations)

@@ -111,7 +111,8 @@
     drawn.splice(0).forEach(u => u.destroy());
     places.forEach(place => drawn.push(draw(place)));
   }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  // In the dark and on paper, the ink is another, and on paper the width too.
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", redraw);
   new ResizeObserver(() => {
     if (places.some((place, i) => place.clientWidth && place.clientWidth !== drawn[i].width)) redraw();
   }).observe(document.body);

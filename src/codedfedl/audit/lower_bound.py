@@ -1,0 +1,207 @@
+"""An audit: one run with coins per attack, and the lower bound on ε that its guesses prove."""
+
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
+from codedfedl.audit.messages import check_work, messages
+from codedfedl.audit.records import Records, crafted, first_slots, planted, random_slots, real
+from codedfedl.core.protocol import Inbox
+from codedfedl.errors import InputError
+from codedfedl.privacy.auditing import Guesses, area, epsilon_bound, guess, true_positives
+from codedfedl.random import stream
+from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.clock import Arrivals
+from codedfedl.simulation.engine import Entry, Setting, Simulation
+
+__all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit", "audit"]
+
+LEAST_CANARIES = 1000
+LEAST_NON_MEMBERS = 10_000
+RECORDS = 36_000
+"""Of these, enough are left out even if clients embed only half of their points."""
+
+CONFIDENCE = 0.95
+_DEFAULT_DELTA = 1e-5  # It is used where a scheme claims no guarantee.
+_MAX_PLAIN_ROUNDS = 8  # Without noise, further rounds would repeat what is known.
+_GUESSED_SHARES = (0.1, 0.5)  # These shares are fixed before any score is known.
+_CANARIES, _RECORDS = 0, 1  # streams of coins
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """How well members were told from non-members.
+
+    Attributes
+    ----------
+    records, non_members
+        Records that could affect what was received, and how many of them were left out.
+    guesses
+        One or several sets, their sizes fixed beforehand.
+    area, true_positives
+        Under the ROC curve; at 0.1% false positives.
+    epsilon
+        Lower bound, at half of the allowed error probability.
+    """
+
+    records: int
+    non_members: int
+    guesses: tuple[Guesses, ...]
+    area: float
+    true_positives: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found of one setting.
+
+    Attributes
+    ----------
+    claimed
+        The ε of the scheme; ∞ where it claims none.
+    epsilon
+        Lower bound at the confidence of both attacks together.
+    """
+
+    setting: str
+    seed: int
+    claimed: float
+    delta: float
+    confidence: float
+    canaries: Attacked
+    membership: Attacked
+
+    @property
+    def epsilon(self) -> float:
+        """The larger of both bounds."""
+        return max(self.canaries.epsilon, self.membership.epsilon)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim is false, at this confidence."""
+        return self.epsilon > self.claimed
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        claimed = self.claimed if self.claimed < inf else None
+        return asdict(self) | {
+            "claimed": claimed,
+            "epsilon": self.epsilon,
+            "refuted": self.refuted,
+        }
+
+
+def audit(
+    problem: Problem,
+    entry: Entry,
+    seed: int,
+    *,
+    canaries: int = LEAST_CANARIES,
+    records: int = RECORDS,
+    least_non_members: int = LEAST_NON_MEMBERS,
+) -> Audit:
+    """Run one setting twice, with canaries and with coins for real records, and attack it.
+
+    Parameters
+    ----------
+    problem
+        The data as they are; the setting trains on copies in which some records are replaced.
+    canaries, records
+        How many crafted and real records have a coin.
+    least_non_members
+        With fewer non-members, a false-positive rate of 0.1% cannot be measured.
+    """
+    state = entry.scheme.start(entry.task, entry.fleet, None)
+    described = entry.scheme.describe(state)
+    account = described.account
+    claimed = inf if account is None else account.epsilon
+    delta = _DEFAULT_DELTA if account is None else account.delta
+    held = entry.task.held
+    order, room = _heaviest(described.plan, held, canaries)
+    luck = stream(seed, "audit", _CANARIES)
+    slots = first_slots(problem.batches, canaries, order, room)
+    made = crafted(problem.batches, slots, luck)
+    first = _attacked(problem, entry, seed, made, luck, delta, KnowsAllElse)
+    luck = stream(seed, "audit", _RECORDS)
+    drawn = real(problem.batches, random_slots(problem.batches, records, luck))
+    second = _attacked(problem, entry, seed, drawn, luck, delta, KnowsThePopulation)
+    if second.non_members < least_non_members:
+        raise InputError(
+            f"{second.non_members} of {records} records were left out of what reached the server, "
+            f"and 0.1% of false positives needs {least_non_members}: raise --records, or take "
+            "larger data"
+        )
+    return Audit(entry.label, seed, claimed, delta, CONFIDENCE, first, second)
+
+
+def _heaviest(plan: Any, held: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return the order in which clients get canaries, and how many each can hold.
+
+    A guarantee must hold for the most exposed record. If a plan says which clients hold it, the
+    canaries go there, on half of the points that a client processes. Otherwise every client gets
+    some.
+    """
+    weights = getattr(plan, "exposures", None)
+    if weights is None:
+        return np.arange(len(held)), np.minimum(held, -(-count // len(held)))
+    order = np.argsort(-weights, kind="stable")
+    room = np.asarray(plan.loads) // 2
+    if room.sum() < count:
+        room = np.asarray(plan.loads)
+    return order, room
+
+
+def _attacked(
+    problem: Problem,
+    entry: Entry,
+    seed: int,
+    records: Records,
+    luck: np.random.Generator,
+    delta: float,
+    attacker: type[KnowsAllElse] | type[KnowsThePopulation],
+) -> Attacked:
+    """Run once with a coin for every record, and guess the coins."""
+    included = luck.random(len(records)) < 0.5
+    here = planted(problem, records, included)
+    attack = attacker(here, records, seed)
+    plain = 0
+
+    def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
+        nonlocal plain
+        check_work(exchange.ask.work)
+        without = not exchange.ask.noise and not getattr(exchange.ask.work, "noise", 0.0)
+        if without and not exchange.ask.setup:
+            plain += 1
+            if plain > _MAX_PLAIN_ROUNDS:
+                return
+        for message in messages(setting, exchange, inbox, here, seed):
+            attack.observe(message)
+
+    simulation = Simulation(here, [entry], seed, listen)
+    for _ in simulation.run():
+        if plain >= _MAX_PLAIN_ROUNDS:
+            break
+    if not attack.touched.any():
+        raise InputError(
+            f"{entry.label}: no record with a coin had a part in what the server received: audit "
+            "with more records, or a scheme whose clients answer"
+        )
+    return _judged(attack.result()[attack.touched], included[attack.touched], delta)
+
+
+def _judged(scores: FloatArray, included: Mask, delta: float) -> Attacked:
+    sizes = [round(share * len(scores)) for share in _GUESSED_SHARES]
+    guesses = tuple(guess(scores, included, size) for size in sizes)
+    return Attacked(
+        records=len(scores),
+        non_members=int((~included).sum()),
+        guesses=guesses,
+        area=area(scores, included),
+        true_positives=true_positives(scores, included),
+        epsilon=epsilon_bound(guesses, delta, 1 - (1 - CONFIDENCE) / 2),
+    )

@@ -1,0 +1,185 @@
+"""Connections, counted from the moment they are accepted: before a handshake, and until closed.
+
+A peer that opens a connection and says nothing costs a descriptor and, with TLS, several hundred
+kilobytes. So each takes one of a limited number of slots at once, and a peer that finds none is
+disconnected before a byte is read. What goes wrong with a connection is reported in one sentence,
+without anything that a stranger wrote; no traceback is logged for it.
+"""
+
+import asyncio
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from codedfedl.errors import InputError
+
+__all__ = ["Listener", "Stream", "descriptors_for", "quietly"]
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""Both directions of a connection."""
+
+QUIET_SECONDS = 60.0
+"""Seconds between two sentences that others can cause at will."""
+
+# Connections that the kernel keeps until they are accepted.
+BACKLOG = 128
+
+# Seconds to wait when there is no descriptor left.
+EXHAUSTED_SECONDS = 1.0
+
+# Descriptors for everything but connections.
+OTHER_FILES = 256
+
+
+def quietly(
+    say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[str], None]:
+    """Return a way to say sentences: one a minute is passed on, with a count of the others."""
+    last, unsaid = -QUIET_SECONDS, 0
+
+    def speak(sentence: str) -> None:
+        nonlocal last, unsaid
+        unsaid += 1
+        if clock() - last >= QUIET_SECONDS:
+            more = f", and {unsaid - 1} more since the last" if unsaid > 1 else ""
+            say(f"{sentence}{more}")
+            last, unsaid = clock(), 0
+
+    return speak
+
+
+@dataclass
+class Listener:
+    """Accepts connections, so many at a time.
+
+    Attributes
+    ----------
+    handle
+        Serves one connection, which is closed after it.
+    connections, per_address
+        Connections at a time, in all and from one address.
+    head
+        Bytes that a reader holds before its peer has to wait.
+    patience
+        Seconds for a handshake, and for closing.
+    tls
+        How the certificate is shown; None for plaintext.
+    """
+
+    handle: Callable[[Stream], Awaitable[None]]
+    connections: int
+    per_address: int
+    head: int
+    patience: float
+    tls: ssl.SSLContext | None
+    say: Callable[[str], None]
+    _open: Counter[str] = field(default_factory=Counter)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+        """Accept connections on every address of a host until the context ends; give the port."""
+        listeners = _listeners(host, port)
+        try:
+            for listener in listeners:
+                self._begin(self._accept(listener))
+            yield int(listeners[0].getsockname()[1])
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for listener in listeners:
+                listener.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, (address, *_) = await loop.sock_accept(listener)
+            except ConnectionError:
+                continue  # it is gone already
+            except OSError as error:
+                self.say(f"no connection can be accepted ({error.strerror})")
+                await asyncio.sleep(EXHAUSTED_SECONDS)
+                continue
+            is_full = self._open.total() >= self.connections
+            if is_full or self._open[address] >= self.per_address:
+                connection.close()
+                self.say("refused a connection (too many)")
+            else:
+                self._open[address] += 1
+                self._begin(self._connected(connection, address))
+            await asyncio.sleep(0)  # a flood is accepted in turns with everything else
+
+    async def _connected(self, connection: socket.socket, address: str) -> None:
+        try:
+            reader, writer = await self._after_handshake(connection)
+            try:
+                await self.handle((reader, writer))
+                writer.close()
+                await asyncio.wait_for(writer.wait_closed(), self.patience)
+            finally:
+                writer.transport.abort()  # which waits for nobody
+        except (OSError, EOFError, TimeoutError):
+            pass  # the peer hung up, was too slow, or speaks another protocol
+        except Exception as error:
+            self.say(f"a connection failed by a fault of our own ({type(error).__name__})")
+        finally:
+            self._open[address] -= 1
+            self._open += Counter()  # forget addresses at zero
+
+    async def _after_handshake(self, connection: socket.socket) -> Stream:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=self.head)
+        timeout = None if self.tls is None else self.patience
+        transport, protocol = await loop.connect_accepted_socket(
+            lambda: asyncio.StreamReaderProtocol(reader),
+            connection,
+            ssl=self.tls,
+            ssl_handshake_timeout=timeout,
+            ssl_shutdown_timeout=timeout,
+        )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+def _listeners(host: str, port: int) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    try:
+        for family, _, _, _, end in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            listener = socket.create_server(end[:2], family=family, backlog=BACKLOG)
+            listener.setblocking(False)
+            listeners.append(listener)
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise InputError(
+            f"cannot listen on {host}:{port} ({error.strerror}): end the process that listens "
+            "there, or choose another --host or --port"
+        ) from None
+    return listeners
+
+
+def descriptors_for(connections: int) -> int:
+    """Raise the limit on open files, as far as it may be; return the connections it allows.
+
+    Each takes two: a peer's, and the one behind it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, (allowed - OTHER_FILES) // 2)

@@ -1,0 +1,1 @@
+"""A node of a federation: it answers, and limits what leaves it."""

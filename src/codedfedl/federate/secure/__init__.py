@@ -1,0 +1,1 @@
+"""Secure sums: a node's vault, the helper, and the server's side."""

@@ -1,0 +1,1 @@
+"""The server of a federation: it asks, waits, checks and judges."""

@@ -1,0 +1,311 @@
+"""The life of a federation at its server.
+
+Wait until all nodes are ready and agree; measure them; fit a fleet; plan; let them embed and send
+parity; play rounds; save the model. Every finished step is in the journal, so that a server that
+was killed continues where it was.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from codedfedl.arrays import Array
+from codedfedl.core.disclosure import needs_helper, only_private
+from codedfedl.core.loop import Driver, drive
+from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.record import metric_name
+from codedfedl.data.dataset import chance_of
+from codedfedl.data.loading import DATASET_NAMES, load_dataset
+from codedfedl.data.scaling import UNSCALED, Scaling
+from codedfedl.data.shards import Shard, read_shard
+from codedfedl.errors import InputError
+from codedfedl.federate.secure.ledger import keep_account
+from codedfedl.federate.secure.sums import SummedFederation
+from codedfedl.federate.server.judging import Watch, suspects_of
+from codedfedl.federate.server.measuring import agree_on_scaling, probe
+from codedfedl.federate.server.meeting import job_of, meet, wait_for
+from codedfedl.federate.server.outcomes import nobody_arrived
+from codedfedl.federate.server.rounds import Federation
+from codedfedl.federate.transport import Say, Transport
+from codedfedl.io.files import synced
+from codedfedl.learning.features import map_settings
+from codedfedl.learning.metrics import accuracy, r_squared
+from codedfedl.models.model import Model
+from codedfedl.runs.advice import Conduct, advice
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.ending import Ending, write_records
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
+from codedfedl.runs.journal import Journal, Members
+from codedfedl.runs.named import NamedRound
+from codedfedl.runs.status import StatusFile
+from codedfedl.runs.tables import planned_share
+from codedfedl.runs.watching import probed_seconds
+
+__all__ = ["Evaluation", "federate", "trained_model"]
+
+_GOODBYE, _LONGEST_GOODBYE = 15.0, 120.0  # seconds
+
+
+def federate(
+    transport: Transport,
+    experiment: Experiment,
+    directory: RunDirectory,
+    say: Say = print,
+) -> None:
+    """Run or continue a federation until its model and records are written, or it is stopped."""
+    config, scheme = federation_config(experiment), scheme_of(experiment)
+    evaluation = Evaluation(experiment)  # a wrong path is refused at once
+    with directory.opened(experiment) as status:
+        directory.stop_wanted()  # of an earlier run
+        journal, began = Journal(directory.path), transport.now()
+        journal.check_begun()
+        journal.check_kept()
+        federation = _assembled(transport, experiment, journal, _telling(say, status))
+        if not journal.traces.is_file():
+            probe(federation).write(journal.traces)
+            synced(journal.traces)
+            journal.keep_beginning(transport.now() - began)
+        members, workload = federation.members, federation.task.workload
+        fit = fitted(journal, members)
+        fit.fleet.write(directory.path / "fleet.csv")
+        zero = np.zeros((workload.features, workload.labels), dtype=np.float32)
+        state = start(scheme, experiment, members, fit, zero)
+        account = scheme.describe(state).account
+        if account is not None:
+            keep_account(directory, experiment, account)
+        elif only_private(scheme.info.disclosure):
+            raise InputError(
+                "the scheme does not declare what it releases: return an account from describe"
+            )
+        federation.begin(account)
+        driver = Driver(scheme, state, config.rounds)
+        watch = Watch(config.fall, state.task.held)
+        for exchange in _played(driver, federation, journal):
+            metric = evaluation.metric(np.asarray(driver.state.model), Scaling(**members.scaling))
+            has_model = driver.state.model is not zero
+            record = replace(exchange.record, metric=metric, has_model=has_model)
+            journal.append(replace(exchange, record=record))
+            named = NamedRound.of(record, members.names)
+            sentence = named.sentence(config.rounds)
+            say(sentence)
+            directory.event("exchange", **named.facts)
+            status.running(sentence, round_=named.round, rounds=config.rounds, metric=metric)
+            if directory.stop_wanted():  # no goodbye: the nodes keep what they have for later
+                say(f"stopped: {directory.path} is kept; run it again to continue")
+                status.stopped()
+                return
+            if not record.is_setup and watch.fell(metric, record.arrived):
+                raise InputError(watch.alarm(suspects_of(federation.judge), members.names))
+        model = np.asarray(driver.state.model)
+        ending = Ending(
+            members=members,
+            fleet=fit.fleet,
+            planned_share=planned_share(scheme, driver.state),
+            facts={**scheme.describe(driver.state).facts, **evaluation.facts()},
+            model=model,
+        )
+        journal.keep_gone(_part(federation))
+        directory.save({"model": model, "round": np.array(driver.played)})
+        write_records(directory, experiment, journal, ending)
+        if np.isfinite(model).all():
+            trained = trained_model(experiment, ending, evaluation, journal)
+            directory.save_model("model.npz", trained)
+        for sentence in _lessons(journal, members):
+            say(sentence)
+        say(f"done: {directory.path}")
+
+
+def _lessons(journal: Journal, members: Members) -> Iterator[str]:
+    """Yield what an operator should know of a run that is over."""
+    records = journal.records()
+    if nobody := nobody_arrived(records):
+        yield f"warning: {nobody}"
+    for sentence in advice(Conduct(records, members.names, probed_seconds(journal))):
+        yield f"advice: {sentence}"
+
+
+def _telling(say: Say, status: StatusFile) -> Say:
+    """Return a function that says a sentence and also writes it to the status."""
+
+    def tell(sentence: str) -> None:
+        say(sentence)
+        status.running(sentence)
+
+    return tell
+
+
+def _assembled(
+    transport: Transport,
+    experiment: Experiment,
+    journal: Journal,
+    say: Say,
+) -> Federation:
+    """Wait for the nodes, those of the journal where there is one."""
+    config, members = federation_config(experiment), journal.members()
+    if members is None:
+        members = meet(transport, experiment, config, say)
+        if config.scale:
+            say("the nodes agree on a scale")
+            job = job_of(experiment, members.key, members)
+            scaling = agree_on_scaling(transport, config, members, job)
+            members = replace(members, scaling=asdict(scaling))
+        journal.keep_members(members)
+    else:
+        members = wait_for(transport, experiment, members, say)
+    task, job = (
+        federation_task(experiment, members),
+        job_of(experiment, members.key, members),
+    )
+    summed = needs_helper(scheme_of(experiment).info.disclosure)
+    kind = SummedFederation if summed else Federation
+    return kind(transport, config, members, task, job, journal, say)
+
+
+class _Recorded:
+    """A runtime that answers from the journal."""
+
+    def __init__(self, federation: Federation, exchanges: Iterator[Exchange]) -> None:
+        self.federation, self.exchanges = federation, exchanges
+
+    def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
+        return self.federation.recall(ask, model, round_, next(self.exchanges))
+
+
+def _played(driver: Driver, federation: Federation, journal: Journal) -> Iterator[Exchange]:
+    """Bring the scheme to where the journal ends, and drive it on."""
+    recorded = _Recorded(federation, journal.exchanges())
+    done = journal.count()
+    with np.errstate(over="ignore", invalid="ignore"):  # a step may be too large
+        for _ in islice(drive(driver, recorded), done):
+            pass
+        if done:
+            federation.resume()
+        for _ in drive(driver, federation):
+            assert federation.last is not None
+            yield federation.last
+
+
+def _part(federation: Federation) -> list[int]:
+    """End the federation at the clients; return who is gone.
+
+    A node that is late with its last answer says goodbye after it: it is given the time.
+    """
+    federation.end()
+    transport, last = federation.transport, federation.last
+    deadline = last.record.deadline if last is not None else 0.0
+    patience = float(min(_GOODBYE + 2 * deadline, _LONGEST_GOODBYE))
+    asked = federation.question("goodbye", {j: {} for j in federation.everyone}, patience)
+    answered = {
+        arrival.client
+        for arrival in transport.gather(asked, transport.now() + patience)
+        if np.isfinite(arrival.when)
+    }
+    return [j for j in federation.everyone if j not in answered]
+
+
+class Evaluation:
+    """Test points and their features; reads the data at once, so that a wrong path is refused."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        assert experiment.federation is not None
+        name = experiment.federation.test
+        self._features: Any = None
+        self._shard: Shard | None = None
+        if name in DATASET_NAMES:
+            dataset = load_dataset(name)
+            self._shard = Shard(dataset.test_inputs, dataset.test_labels)
+        elif name is not None:
+            self._shard = read_shard(name, experiment.data.label, experiment.data.text)
+        self._map = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+
+    def facts(self) -> dict[str, float]:
+        """Return how many test points there are, and what answering without inputs gives."""
+        if self._shard is None:
+            return {}
+        labels = np.asarray(self._shard.labels)
+        chance = chance_of(labels, self._shard.is_classification)
+        return {"chance": chance, "test_points": float(len(labels))}
+
+    def points(self) -> tuple[Any, Any] | None:
+        """Return the test points and their labels, where there are some."""
+        return None if self._shard is None else (self._shard.inputs, self._shard.labels)
+
+    def metric(self, model: Any, scaling: Scaling = UNSCALED) -> float:
+        """Return accuracy or R², on the scale that the clients have; NaN without test points."""
+        if self._shard is None:
+            return float("nan")
+        if self._features is None:
+            inputs = scaling.inputs(np.asarray(self._shard.inputs))
+            points = inputs if self._shard.is_text else inputs.astype(np.float32)
+            self._features = self._map.transform(points)
+        predictions = (self._features @ model)[:, None, :]
+        if self._shard.is_classification:
+            return float(accuracy(predictions, np.asarray(self._shard.labels))[0])
+        rows = np.arange(len(self._shard.labels))
+        targets = scaling.targets(self._shard.targets(rows, model.shape[1]))
+        return float(r_squared(predictions, targets)[0])
+
+
+def trained_model(
+    experiment: Experiment, ending: Ending, evaluation: Evaluation, journal: Journal
+) -> Model:
+    """Return the model with its card, calibrated on the server's test points where it has some."""
+    members, scheme = ending.members, experiment.schemes[0]
+    features = experiment.feature_map(experiment.seeds[0], scheme)
+    scaling = Scaling(**members.scaling)
+    model = Model(
+        features=features,
+        weights=ending.model,
+        inputs=members.inputs,
+        classes=np.arange(members.columns) if members.classes else None,
+        columns=() if experiment.data.text is None else (experiment.data.text,),
+        labels=tuple((experiment.data.label or "label").split(",")),
+        low=np.array(scaling.low) if scaling.low else None,
+        span=np.array(scaling.span) if scaling.low else None,
+        offset=np.array(scaling.offset) if scaling.offset else None,
+        scale=np.ones(members.columns) if scaling.offset else None,
+        card=_card(experiment, ending, journal) | {"features": map_settings(features)},
+    )
+    points = evaluation.points()
+    if points is None or not members.classes:
+        return model
+    inputs, labels = points
+    return model.calibrated(
+        scaling.inputs(inputs), labels, f"the server's {len(labels):,} test points"
+    )
+
+
+def _guarantee(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return what the run's account guarantees, and against whom; None if it promises nothing."""
+    document = directory.privacy()
+    return {"holds": document["holds"], **document["runs"][0]} if document else None
+
+
+def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str, Any]:
+    members, scheme = ending.members, experiment.schemes[0]
+    records = journal.records()
+    metric = float(records[-1].metric) if records else float("nan")
+    setup = sum(record.seconds for record in records if record.is_setup)
+    total = sum(record.seconds for record in records)
+    return {
+        "training_points": sum(members.points),
+        "scheme": scheme.plain_name,
+        "setting": scheme.label,
+        "seed": experiment.seeds[0],
+        "clients": len(members.names),
+        "rounds": sum(not record.is_setup for record in records),
+        "training_hours": (total - setup) / 3600,
+        "total_hours": total / 3600,
+        "simulated": False,
+        "metric": metric_name(members.classes),
+        "test_metric": metric if np.isfinite(metric) else None,
+        "epsilon": ending.facts.get("epsilon"),
+        "privacy": _guarantee(RunDirectory(journal.folder)),
+        "calibrated_on": None,
+        "temperature": None,
+    }

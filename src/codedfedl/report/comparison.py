@@ -1,0 +1,240 @@
+"""Who won, by how much and on which clock, in sentences; and what several runs do differently."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codedfedl.report.results import Outcome, median_of_all, written
+from codedfedl.runs.config import Experiment
+
+__all__ = [
+    "CLOCKS",
+    "UNITS",
+    "Unit",
+    "best",
+    "change",
+    "changes_sentence",
+    "configuration_diff",
+    "races",
+    "span",
+    "three_digits",
+    "unit_for",
+    "verdict",
+]
+
+CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
+"""The two clocks, and what each of them counts."""
+
+_SAME_TIME_SHARE = 0.005  # Times that differ by a smaller share are called the same.
+_SIMILAR_TIME_SHARE = 0.05  # Runs that differ by a smaller share are called about as fast.
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of time: its sign, its name, and how many of it are an hour."""
+
+    sign: str
+    name: str
+    per_hour: float
+
+
+UNITS = (Unit("h", "hours", 1.0), Unit("min", "minutes", 60.0), Unit("s", "seconds", 3600.0))
+"""The longest first."""
+_MIN_UNITS = 1.5  # With fewer of a unit, times are written in the next smaller one.
+
+
+def unit_for(hours: Iterable[float]) -> Unit:
+    """Choose the unit in which most of some times are neither tiny nor huge: by their middle.
+
+    Examples
+    --------
+    >>> unit_for([0.01, 0.5, 2.6]).name
+    'minutes'
+    """
+    known = [hour for hour in hours if 0 < hour < np.inf]
+    if not known:
+        return UNITS[0]
+    middle = float(np.exp(np.median(np.log(known))))
+    return next((unit for unit in UNITS if middle * unit.per_hour >= _MIN_UNITS), UNITS[-1])
+
+
+def three_digits(value: float) -> str:
+    """Write a number as briefly as its reader needs it."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def span(hours: float, unit: Unit | None = None) -> str:
+    """Write a time in a unit, by default in the one that people would take."""
+    if unit is None:
+        unit = next((unit for unit in UNITS if hours * unit.per_hour >= 1), UNITS[-1])
+    return f"{three_digits(hours * unit.per_hour)} {unit.sign}"
+
+
+def best(outcomes: Sequence[Outcome], clock: str) -> Outcome | None:
+    """Return the setting with the smallest median time that met the target on every seed, or None.
+
+    A setting that is not above chance does not count.
+    """
+    hours = {id(o): median_of_all(getattr(o, clock)) for o in outcomes}
+    met = [o for o in outcomes if hours[id(o)] is not None and o.above_chance]
+    return min(met, key=lambda o: hours[id(o)] or 0.0, default=None)
+
+
+def races(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Group outcomes by their data and target: others cannot be compared."""
+    groups: dict[tuple[str, float], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.dataset, outcome.target), []).append(outcome)
+    return list(groups.values())
+
+
+def verdict(outcomes: Sequence[Outcome], unit: Unit | None = None) -> list[str]:
+    """Say on each clock which setting is best, and how much sooner it is than waiting for all.
+
+    Parameters
+    ----------
+    unit
+        Of all times; by default each has the unit that suits it.
+    """
+    sentences = []
+    every = races(outcomes)
+    for race in every:
+        target = race[0].target
+        aim = f", to {written(race[0].metric, target)}" if np.isfinite(target) else ""
+        goal = f"On {race[0].dataset}{aim}: " if len(every) > 1 else ""
+        sentences += [goal + sentence for sentence in _verdict(race, unit)]
+    return sentences
+
+
+def _verdict(race: Sequence[Outcome], unit: Unit | None) -> list[str]:
+    if not any(o.above_chance for o in race):
+        return [_nothing_learned(race)]
+    if not np.isfinite(race[0].target):
+        return [
+            f"There is no target: neither exact ridge regression nor {race[0].reference}, which "
+            "set it by default, is above chance. Give training.target, or lower training.step."
+        ]
+    sentences = []
+    for clock, name in CLOCKS.items():
+        first = best(race, clock)
+        if first is None:
+            return ["No setting met the target on every seed."]
+        hours = median_of_all(getattr(first, clock)) or 0.0
+        took = f"in {span(hours, unit)}" if hours else "before any round, with its first model"
+        gain = first.gain if clock == "training_hours" else first.gain_total
+        goal = f"{first.metric} {written(first.metric, first.target)}"
+        if len(race) == 1:
+            sentences.append(f"With {name}, {first.setting} reaches {goal} {took}.")
+            continue
+        versus = ""
+        if gain is not None and not first.is_reference:
+            versus = f": {_times(gain)} {first.reference_name}"
+        sentences.append(f"With {name}, {first.setting} reaches the target first, {took}{versus}.")
+    return sentences
+
+
+def _nothing_learned(race: Sequence[Outcome]) -> str:
+    """Say that nobody is first, and what to try."""
+    metric, chance = race[0].metric, race[0].chance or 0.0
+    finals = [value for o in race for value in o.final if np.isfinite(value)]
+    if all(o.diverged for o in race) or not finals:
+        return (
+            "Every setting diverged, so no winner is declared: lower training.step, or leave it at "
+            '"auto".'
+        )
+    guess = "the most frequent class" if metric == "accuracy" else "the mean"
+    return (
+        f"No setting is clearly above chance: the best {metric} is {written(metric, max(finals))}, "
+        f"and always answering {guess} gives {written(metric, chance)}. No winner is declared: "
+        'leave training.step and features.sigma at "auto", train for more epochs, or check that '
+        "the inputs say something about the label."
+    )
+
+
+def _times(gain: float) -> str:
+    much, word = (gain, "sooner") if gain >= 1 else (1 / gain, "later")
+    return f"{much:,.{0 if much >= 100 else 1}f} times {word} than"
+
+
+def configuration_diff(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
+    """Return the keys whose values differ between runs, and the value of each run in words."""
+    flat = [_flat(experiment) for experiment in experiments]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    rows = [{"key": key, "values": [settings.get(key, "–") for settings in flat]} for key in keys]
+    return [row for row in rows if len(set(row["values"])) > 1]
+
+
+def _flat(experiment: Experiment) -> dict[str, str]:
+    """Return an experiment by dotted keys, each scheme's settings under its own name."""
+    document = experiment.model_dump(exclude={"title", "schemes"}, exclude_none=True)
+    flat: dict[str, str] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": _in_words(below) for name, below in value.items()}
+        else:
+            flat[key] = _in_words(value)
+    labels = [scheme.labelled(scheme.name) for scheme in experiment.schemes]
+    return flat | {"schemes": ", ".join(labels)}
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_in_words(entry) for entry in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def change(first: Outcome | None, other: Outcome) -> str:
+    """Say how much longer or shorter a setting takes to the target than in the first run."""
+    if first is None:
+        return "only here"
+    before, after = median_of_all(first.total_hours), median_of_all(other.total_hours)
+    if before is None:
+        return "met in neither" if after is None else "met only here"
+    return "no longer met" if after is None else _ratio(before, after, ("× longer", "× shorter"))
+
+
+def changes_sentence(runs: Mapping[str, Sequence[Outcome]], unit: Unit | None = None) -> list[str]:
+    """Say in a sentence per run how its fastest setting compares with the first run's.
+
+    Parameters
+    ----------
+    runs
+        The results of every run, by its name.
+    unit
+        Of all times; by default each has the unit that suits it.
+    """
+    (name, first), *others = runs.items()
+    if len(races([o for outcomes in runs.values() for o in outcomes])) > 1:
+        return ["The runs differ in data or target, so their times are not compared."]
+    fastest = best(first, "total_hours")
+    if fastest is None:
+        return [f'No setting of run "{name}" met the target, so no time is compared with it.']
+    before = median_of_all(fastest.total_hours) or 0.0
+    target = f"{fastest.metric} {written(fastest.metric, fastest.target)}"
+    sentences = []
+    for run, outcomes in others:
+        winner = best(outcomes, "total_hours")
+        if winner is None:
+            sentences.append(f'No setting of run "{run}" reached {target}.')
+            continue
+        after = median_of_all(winner.total_hours) or 0.0
+        compared = _ratio(before, after, (" times slower than", " times faster than"))
+        if abs(after - before) <= _SIMILAR_TIME_SHARE * max(before, after):
+            compared = "about as fast as"
+        then = "" if winner.setting == fastest.setting else f" of {fastest.setting}"
+        sentences.append(
+            f'Run "{run}" is {compared} run "{name}": with set-up charged, its fastest setting, '
+            f"{winner.setting}, reaches {target} in {span(after, unit)} instead of "
+            f"{span(before, unit)}{then}."
+        )
+    return sentences
+
+
+def _ratio(before: float, after: float, words: tuple[str, str]) -> str:
+    """Say how many times longer or shorter a time is than another, which may both be 0."""
+    if abs(after - before) <= _SAME_TIME_SHARE * max(before, after):
+        return "same"
+    longer, times = after > before, max(before, after) / (min(before, after) or 1e-12)
+    return three_digits(times) + words[0 if longer else 1]

@@ -1,0 +1,35 @@
+"""Federations of Flower's own nodes, which load the client of whatever app a run delivers."""
+
+import json
+from math import inf
+
+from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
+from codedfedl.federate.flower.programs import HOST, free_port, own_user
+from codedfedl.federate.flower.supernode import NodeSettings
+from codedfedl.federate.node.config import NodeConfig
+
+__all__ = ["StockFederation", "as_flower_takes_it"]
+
+
+class StockFederation(LocalFederation):
+    """A local federation whose nodes are those of the engine."""
+
+    def command(self, name: str) -> list[str]:
+        """Return how a program is started: nodes look for work five times a second."""
+        if name == SUPERLINK:
+            return super().command(name)
+        config = self.node_config(name)
+        settings = NodeSettings(self.address, config, *self.credentials(name))
+        quick = ["env", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2"]
+        program = [*own_user("flower-supernode"), "--host", HOST, "--port", str(free_port())]
+        stated = ["--node-config", as_flower_takes_it(config)]
+        return [*quick, *program, *settings.options, *stated]
+
+
+def as_flower_takes_it(config: NodeConfig) -> str:
+    """Return a node's configuration as it stands on the command line of a SuperNode."""
+    texts = {
+        key: "inf" if value == inf else json.dumps(value)  # as TOML has it
+        for key, value in config.values.items()
+    }
+    return " ".join(f"{key}={text}" for key, text in texts.items())
