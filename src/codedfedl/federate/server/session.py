@@ -76,7 +76,7 @@ def federate(
         account = scheme.describe(state).account
         if account is not None:
             keep_account(directory, experiment, account)
-        elif only_private(scheme.info.disclosure):
+        elif only_private(scheme.disclosure):
             raise InputError(
                 "the scheme does not declare what it releases: return an account from describe"
             )
@@ -159,7 +159,7 @@ def _assembled(
         federation_task(experiment, members),
         job_of(experiment, members.key, members),
     )
-    summed = needs_helper(scheme_of(experiment).info.disclosure)
+    summed = needs_helper(scheme_of(experiment).disclosure)
     kind = SummedFederation if summed else Federation
     return kind(transport, config, members, task, job, journal, say)
 
