@@ -3,9 +3,8 @@ import pytest
 from scipy.stats import norm
 
 from codedfedl import InputError
-from codedfedl.learning import dense_codes
-from codedfedl.learning.codes import CODES, Code, point_weights
-from codedfedl.learning.dense_codes import Use
+from codedfedl.learning import codes
+from codedfedl.learning.codes import CODES, Code
 
 
 def _matrix(code: Code, points: int, rows: int, seed: int) -> np.ndarray:
@@ -100,49 +99,30 @@ def test_clients_together_are_the_sum_of_each(name: str, held: list[int]) -> Non
         for j, (own, end) in enumerate(zip(weights, ends, strict=True))
     ]
     streams = [_stream(j) for j in range(len(held))]
-    (together,) = code.mix_all(parts, [Use(rows, weights)], streams)
+    together = code.mix_all(parts, weights, rows, streams)
     for k, found in enumerate(together):
         np.testing.assert_allclose(found, sum(one[k] for one in each), rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "sign"])
-@pytest.mark.parametrize("wide", [1, 1000], ids=["shared", "one by one"])
 @pytest.mark.parametrize("entries", [64, 1 << 22], ids=["few rows at a time", "all rows"])
-def test_plans_that_share_a_dense_code_get_what_each_gets_alone(
-    name: str, wide: int, entries: int, monkeypatch: pytest.MonkeyPatch
+def test_points_of_weight_0_are_left_out_of_a_dense_code(
+    name: str, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights as plans have them: two values a client, some of them 0; some clients nobody asks."""
-    rng, held = np.random.default_rng(0), [30, 50, 0, 20, 41]
+    """Some of the points, all of a client's, and a client that has none."""
+    rng, held, rows, code = np.random.default_rng(0), [30, 50, 0, 20, 41], 25, Code(name)
     parts = [rng.standard_normal((sum(held), k)) for k in (6, 2)]
-    chances = [[1.0, 0.4, 0.5, 1.0, 1.0], [1.0, 0.2, 0.1, 0.9, 1.0], [1.0, 0.2, 0.3, 0.8, 0.7]]
-    loads = [[30, 50, 0, 20, 11], [30, 45, 0, 20, 11], [30, 10, 0, 7, 41]]
-    code, plans = Code(name), zip((12, 25, 40), loads, chances, strict=True)
-    uses = [
-        Use(rows, [point_weights(*client) for client in zip(held, load, chance, strict=True)])
-        for rows, load, chance in plans
-    ]
-    each = []
-    for use in uses:
-        codes = np.hstack([code.matrix(k, use.rows, _stream(j)) for j, k in enumerate(held)])
-        each.append(codes.astype(np.float64) @ np.diag(np.concatenate(use.weights)) @ parts[0])
-    monkeypatch.setattr(dense_codes, "_WIDE", wide)
-    monkeypatch.setattr(dense_codes, "_ENTRIES", entries)
-    monkeypatch.setattr(dense_codes, "_POINTS", 60)
-    found = code.mix_all(parts, uses, [_stream(j) for j in range(len(held))])
-    for own, expected in zip(found, each, strict=True):
-        assert own[1].shape == (len(expected), 2)
-        np.testing.assert_allclose(own[0], expected, rtol=0, atol=1e-5)
-
-
-def test_a_plan_with_more_rows_may_leave_all_clients_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where everybody surely answers, its weights are 0; another plan needs the first rows."""
-    monkeypatch.setattr(dense_codes, "_ENTRIES", 40)
-    monkeypatch.setattr(dense_codes, "_WIDE", 1)
-    part = np.random.default_rng(0).standard_normal((10, 3))
-    uses = [Use(6, [np.ones(10)]), Use(30, [np.zeros(10)])]
-    (few,), (many,) = Code().mix_all([part], uses, [_stream(0)])
-    np.testing.assert_allclose(few, Code().mix([part], np.ones(10), 6, _stream(0))[0], atol=1e-6)
-    np.testing.assert_array_equal(many, np.zeros((30, 3)))
+    weights = [rng.uniform(0.2, 1.0, points) for points in held]
+    weights[0][:], weights[4][:11] = 0.0, 0.0
+    each = [code.matrix(points, rows, _stream(j)) for j, points in enumerate(held)]
+    expected = np.hstack(each).astype(np.float64) * np.concatenate(weights)
+    monkeypatch.setattr(codes, "ENTRIES_AT_ONCE", entries)
+    monkeypatch.setattr(codes, "POINTS_AT_ONCE", 60)
+    mixed = code.mix_all(parts, weights, rows, [_stream(j) for j in range(len(held))])
+    for part, product in zip(parts, mixed, strict=True):
+        np.testing.assert_allclose(product, expected @ part, rtol=0, atol=1e-5)
+    (nothing,) = code.mix_all([parts[0][:30]], weights[:1], rows, [_stream(0)])
+    np.testing.assert_array_equal(nothing, np.zeros((rows, 6)))
 
 
 @pytest.mark.parametrize("name", ["gaussian", "sign"])

@@ -1,7 +1,6 @@
 """Frozen encoders: what they compute, what they cost, and that all clients have the same one."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -42,12 +41,9 @@ POINTS = 240
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    load_encoder.cache_clear()
     encoders.CALLS.clear()
-    yield
-    load_encoder.cache_clear()
 
 
 def texts_and_labels(points: int = POINTS) -> tuple[list[str], list[str]]:
@@ -274,7 +270,6 @@ class TestSimulation:
         (again,) = simulate(experiment, tmp_path / "run", resume=True)
         assert again.final == before.final
         monkeypatch.setattr(encoders, "letters", encoders.other_letters)
-        load_encoder.cache_clear()
         with pytest.raises(InputError, match="is not the encoder that this run began with"):
             simulate(experiment, tmp_path / "run", resume=True)
 

@@ -12,7 +12,7 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.data import load_dataset
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.codes import Code, warn_of_thin_rows
+from codedfedl.learning.codes import Code
 from codedfedl.learning.features import Structured
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.learning.sketch import Sketch
@@ -25,7 +25,7 @@ from codedfedl.schemes.newton_state import (
     assumed_curvature,
     newton_step,
 )
-from codedfedl.schemes.sketch_solve import SketchSolve, blocks_of
+from codedfedl.schemes.sketch_solve import blocks_of
 from codedfedl.simulation.clients import Batch, Problem, SimulatedClient
 from codedfedl.simulation.clock import Clock, Timeline
 from codedfedl.simulation.engine import Setting, Simulation, entries
@@ -462,14 +462,11 @@ class TestBadInput:
                 played(**settings)
 
     def test_fewer_points_a_row_than_ten_warn(self, caplog: pytest.LogCaptureFixture) -> None:
-        warn_of_thin_rows.cache_clear()
         with caplog.at_level(logging.WARNING):
-            SketchSolve(mixing=10)
+            played(mixing=10)
             assert not caplog.records
-            SketchSolve(mixing=4)
-            SketchSolve(mixing=4)
-            assert len(caplog.records) == 1
-        assert "close to raw data" in caplog.text
+            played(mixing=4)
+        assert "coded-newton: a parity row mixes 4 points and is close to raw data" in caplog.text
 
     def test_parity(self) -> None:
         state, _, scheme = newton_state()

@@ -13,19 +13,18 @@ as many points as every other.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from math import floor, log, sqrt
 
 import numpy as np
+import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.dense_codes import Draw, Entries, Use, mixed
 from codedfedl.prefetch import prefetch
 
 __all__ = [
@@ -45,8 +44,13 @@ LEAST_MIXING = 10
 
 _log = logging.getLogger(__name__)
 
-_COLUMNS = 1 << 12  # of a sparse code that are drawn together, at least
-_WIDE = 1 << 11  # columns that make a product fast
+Entries = npt.NDArray[np.float32]
+Draw = Callable[[np.random.Generator, int, int], Entries]
+
+POINTS_AT_ONCE = 1 << 13  # Dense codes of clients with so many points go into one product.
+ENTRIES_AT_ONCE = 1 << 20  # So many entries of a dense code are in memory at one time.
+COLUMNS_AT_ONCE = 1 << 12  # At least so many columns of a sparse code are drawn together.
+MIN_PRODUCT_COLUMNS = 1 << 11  # Columns of a sparse code that make a product fast.
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Code:
         Parameters
         ----------
         evenness
-            Of the weights (`learning.parity.evenness`).
+            Of the weights (`evenness`).
         """
         mean = self.points_per_row(points, rows) * evenness
         all_alike = self.name == "dealt" and evenness > 1 - 1e-9
@@ -118,43 +122,41 @@ class Code:
             raise InputError(f"a code mixes {points} points: features, targets and weights differ")
         if self.name == "dealt" and rows > points:
             raise InputError(f"a dealt code of {points} points has no {rows} rows")
-        return self.mix_all(parts, [Use(rows, [weights])], [rng])[0]
+        return self.mix_all(parts, [weights], rows, [rng])
 
     def mix_all(
         self,
         parts: Sequence[Array],
-        uses: Sequence[Use],
+        weights: Sequence[FloatArray],
+        rows: int,
         rngs: Sequence[np.random.Generator],
-    ) -> list[list[Array]]:
+    ) -> list[Array]:
         """Σ_j G_j·W_j·X_j of clients whose points lie one after the other: the sum of their `mix`.
 
         Codes of several clients go into one product, which is faster than one for each.
 
         Parameters
         ----------
-        uses
-            Rows and weights; several of them for dense codes alone, which can share draws.
-        rngs
+        weights, rngs
             Of each client.
         """
         if self.is_dense:
-            return mixed(_DENSE[self.name], parts, uses, rngs)
-        (use,) = uses
-        clients = zip(use.weights, rngs, strict=True)
+            return _added(_dense(_DENSE[self.name], parts, weights, rows, rngs))
+        clients = zip(weights, rngs, strict=True)
         if self.name == "sparse":
 
             def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
-                return list(self._columns(parts[0], client[0], use.rows, client[1]))
+                return list(self._columns(parts[0], client[0], rows, client[1]))
 
             drawn = chain.from_iterable(prefetch(draw, clients))
-            return [_added(_products(parts, _wide(drawn)))]
-        s, ends = self.operations(use.rows), np.cumsum([len(own) for own in use.weights]).tolist()
+            return _added(_products(parts, _wide(drawn)))
+        s, ends = self.operations(rows), np.cumsum([len(held) for held in weights]).tolist()
         each = (
-            _deal([part[end - len(own) : end] for part in parts], own, use.rows, rng, s)
-            for (own, rng), end in zip(clients, ends, strict=True)
-            if len(own)
+            _deal([part[end - len(held) : end] for part in parts], held, rows, rng, s)
+            for (held, rng), end in zip(clients, ends, strict=True)
+            if len(held)
         )
-        return [_added(each)]
+        return _added(each)
 
     @property
     def is_dense(self) -> bool:
@@ -178,15 +180,14 @@ class Code:
         self, like: Array, weights: FloatArray, rows: int, rng: np.random.Generator
     ) -> Iterator[Array]:
         """Draw G·W of a sparse code, some columns at a time."""
-        width = max(_COLUMNS, rows)
+        width = max(COLUMNS_AT_ONCE, rows)
         for start in range(0, len(weights), width):
-            own = weights[start : start + width]
-            yield _scattered(like, own, rows, rng, self.operations(rows))
+            held = weights[start : start + width]
+            yield _scattered(like, held, rows, rng, self.operations(rows))
 
 
-@cache
 def warn_of_thin_rows(scheme: str, points: int) -> None:
-    """Say once that a row of fewer than ten points is close to raw data."""
+    """Say that a row of fewer than ten points is close to raw data."""
     if points < LEAST_MIXING:
         few = "less than one point" if points == 0 else f"{points} points"
         _log.warning("%s: a parity row mixes %s and is close to raw data", scheme, few)
@@ -248,6 +249,51 @@ def encode(
     return Parity(*code.mix((features, targets), weights, rows, rng))
 
 
+def _dense(
+    draw: Draw,
+    parts: Sequence[Array],
+    weights: Sequence[FloatArray],
+    rows: int,
+    rngs: Sequence[np.random.Generator],
+) -> Iterator[list[Array]]:
+    """Multiply dense codes, drawn row by row, with the points of some clients after others."""
+    begin = first = 0
+    while first < len(weights):
+        last, points = first + 1, len(weights[first])
+        while last < len(weights) and points + len(weights[last]) <= POINTS_AT_ONCE:
+            points += len(weights[last])
+            last += 1
+        clients = list(zip(weights[first:last], rngs[first:last], strict=True))
+        mixed = [part[begin : begin + points] for part in parts]
+        yield _dense_product(draw, mixed, clients, rows)
+        begin, first = begin + points, last
+
+
+def _dense_product(
+    draw: Draw,
+    parts: Sequence[Array],
+    clients: Sequence[tuple[FloatArray, np.random.Generator]],
+    rows: int,
+) -> list[Array]:
+    """Multiply the codes of some clients, some rows at a time, with those points that count."""
+    xp, where = array_namespace(parts[0]), device(parts[0])
+    totals = [xp.zeros((rows, part.shape[1]), dtype=part.dtype, device=where) for part in parts]
+    scale = np.concatenate([weights for weights, _ in clients]) / np.sqrt(rows)
+    counted = np.flatnonzero(scale)
+    if not len(counted):
+        return totals
+    if len(counted) < len(scale):
+        parts = [xp.take(part, xp.asarray(counted, device=where), axis=0) for part in parts]
+    step = max(1, ENTRIES_AT_ONCE // len(scale))
+    for start in range(0, rows, step):
+        height = min(step, rows - start)
+        drawn = [draw(rng, height, len(held)) for held, rng in clients]
+        entries = asarray_like((np.hstack(drawn) * scale.astype(np.float32))[:, counted], parts[0])
+        for total, part in zip(totals, parts, strict=True):
+            total[start : start + height] += entries @ part
+    return totals
+
+
 def _scattered(
     like: Array, weights: FloatArray, rows: int, rng: np.random.Generator, nonzeros: int
 ) -> Array:
@@ -271,9 +317,9 @@ def _scattered(
 def _products(parts: Sequence[Array], columns: Iterable[Array]) -> Iterator[list[Array]]:
     """Multiply columns of a code with the points that they mix."""
     begin = 0
-    for some in columns:
-        end = begin + some.shape[1]
-        yield [some @ matrix[begin:end] for matrix in parts]
+    for block in columns:
+        end = begin + block.shape[1]
+        yield [block @ matrix[begin:end] for matrix in parts]
         begin = end
 
 
@@ -289,14 +335,14 @@ def _added(mixed: Iterable[list[Array]]) -> list[Array]:
 
 def _wide(columns: Iterable[Array]) -> Iterator[Array]:
     """Put columns side by side until there are enough for a fast product."""
-    some: list[Array] = []
+    blocks: list[Array] = []
     for block in columns:
-        some.append(block)
-        if sum(one.shape[1] for one in some) >= _WIDE:
-            yield _side_by_side(some)
-            some = []
-    if some:
-        yield _side_by_side(some)
+        blocks.append(block)
+        if sum(waiting.shape[1] for waiting in blocks) >= MIN_PRODUCT_COLUMNS:
+            yield _side_by_side(blocks)
+            blocks = []
+    if blocks:
+        yield _side_by_side(blocks)
 
 
 def _side_by_side(blocks: Sequence[Array]) -> Array:

@@ -39,7 +39,7 @@ from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings, check_replan
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import LEAST_MIXING, Code
+from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketch import Sketch, damping
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
@@ -148,6 +148,7 @@ class CodedNewton(Scheme):
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> NewtonState:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
+        warn_of_thin_rows(self.info.name, self.mixing)
         if not isinstance(fleet, Fleet):
             raise InputError(
                 "coded-newton plans with a Fleet: measured delays do not say how long embedding "

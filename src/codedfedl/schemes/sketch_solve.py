@@ -117,12 +117,11 @@ def block_facts(blocks: Mapping[int, Block], task: Task, code: Code) -> dict[str
 
 
 def check_mixing(scheme: str, mixing: int, bits: int) -> None:
-    """Refuse rows of no points, and warn of rows of few."""
+    """Refuse rows of no points."""
     if bits not in (16, 32):
         raise InputError(f"{scheme}.bits is {bits}: must be 16 or 32")
     if not isinstance(mixing, int) or mixing < 1:
         raise InputError(f"{scheme}.mixing is {mixing}: must be a whole number from 1 on")
-    warn_of_thin_rows(scheme, mixing)
 
 
 def stacked(blocks: Mapping[int, Block]) -> tuple[Array, Array]:
@@ -192,7 +191,8 @@ class SketchSolve(Scheme):
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> SketchState:
-        """Refuse rows with more points than any client has."""
+        """Refuse rows with more points than any client has, and warn of rows of few."""
+        warn_of_thin_rows(self.info.name, self.mixing)
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
         seconds = self.setup_deadline or (None if limits is None else limits.setup_deadline)

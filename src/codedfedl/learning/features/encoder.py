@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,6 +82,7 @@ class Encoder:
     operations: int | None = None
     digest: str = ""
     _sizes: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    _operations: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     shift_invariant: ClassVar[bool] = False
     rows_at_once: ClassVar[int] = _ROWS_AT_ONCE
@@ -103,7 +103,9 @@ class Encoder:
         if self.operations is not None:
             return self.operations
         if self.digest:
-            return count_operations(Path(self.source), inputs)
+            if inputs not in self._operations:
+                self._operations[inputs] = count_operations(Path(self.source), inputs)
+            return self._operations[inputs]
         raise InputError(
             f"features.operations is not given, and cannot be counted for {self.source!r}: say the "
             "multiply-accumulates of one point, which the clients' clocks are charged"
@@ -206,7 +208,6 @@ def names_encoder(source: str) -> bool:
     return ":" in source and not isinstance(member_of(source, "the encoder"), type)
 
 
-@lru_cache(maxsize=8)
 def load_encoder(
     source: str, *, text: bool = False, normalise: bool = True, operations: int | None = None
 ) -> Encoder:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,7 +136,6 @@ def _shaped(path: Path, points: Array, shape: list[Any]) -> Array:
     return points.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
 
 
-@lru_cache(maxsize=8)
 def count_operations(path: Path, inputs: int) -> int:
     """Return the multiply-accumulates that one point costs, from the shapes in the graph.
 
