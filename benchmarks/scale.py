@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.data import Dataset, load_dataset
-from codedfedl.data.rows import Rows
+from codedfedl.data.dataset import Rows
 from codedfedl.experiments import built_in
 from codedfedl.learning.features import Structured
 from codedfedl.runs.grid import cells

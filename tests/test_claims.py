@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codedfedl.data.scaling import moments
-from codedfedl.data.shards import read_shard
+from codedfedl.data.shards import moments, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from codedfedl.data import load_dataset
-from codedfedl.data.download import download
-from codedfedl.data.idx import _folders, find_files, read_idx
+from codedfedl.data.idx import _folders, download, find_files, read_idx
 from codedfedl.errors import InputError
 
 FILES = (

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from codedfedl import load_model
-from codedfedl.data.scaling import UNSCALED, agreed_scaling, moments
-from codedfedl.data.shards import Shard
+from codedfedl.data.shards import UNSCALED, Shard, agreed_scaling, moments
 from codedfedl.errors import InputError
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered

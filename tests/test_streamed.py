@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from codedfedl import Experiment
 from codedfedl.data import Dataset
-from codedfedl.data.rows import Rows
+from codedfedl.data.dataset import Rows
 from codedfedl.learning.features import FeatureMap, Identity, RandomFourier, Structured
 from codedfedl.runs.grid import cells
 from codedfedl.simulation import clients

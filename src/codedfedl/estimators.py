@@ -33,8 +33,8 @@ from codedfedl.arrays import FloatArray
 from codedfedl.core.columns import round_columns
 from codedfedl.core.disclosure import only_private
 from codedfedl.data import Dataset, mini_batches
+from codedfedl.data.client_assignment import dealt, fleet_of, known_clients
 from codedfedl.data.dataset import texts
-from codedfedl.data.owners import dealt, fleet_of, known_clients
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
 from codedfedl.learning.features import (

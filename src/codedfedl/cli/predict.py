@@ -59,7 +59,7 @@ def predict_command(
     probabilities
         Also give the probability of every class.
     """
-    from codedfedl.data.unlabelled import read_unlabelled
+    from codedfedl.data.loading import read_unlabelled
     from codedfedl.io.tables import write_table
     from codedfedl.models import load_model
 

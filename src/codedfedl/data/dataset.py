@@ -1,5 +1,6 @@
 """`Dataset`: inputs and labels to train on and to test with, checked once."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, cast
@@ -8,10 +9,41 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.data.rows import Rows
 from codedfedl.errors import InputError
 
-__all__ = ["Dataset", "Origin", "chance_of", "check_finite", "real_numbers", "texts"]
+__all__ = [
+    "Dataset",
+    "Origin",
+    "Rows",
+    "chance_of",
+    "check_finite",
+    "real_numbers",
+    "scaled",
+    "targets_of",
+    "texts",
+]
+
+
+class Rows(ABC):
+    """A matrix of float32, shape (n, d), of which only the rows asked for ever exist.
+
+    The same row is the same numbers whenever it is asked for. `Dataset` takes it for its training
+    points; nobody checks that the numbers are finite.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Points, and numbers of each."""
+
+    @abstractmethod
+    def __getitem__(self, rows: Any) -> npt.NDArray[np.float32]:
+        """Return some rows: a slice, or an array of numbers."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,16 +197,16 @@ class Dataset:
     @property
     def targets(self) -> npt.NDArray[np.float32]:
         """What the model is fitted to, shape (n, c): one-hot classes, or the labels as columns."""
-        return _targets(self.labels, self.classes)
+        return targets_of(self.labels, self.classes)
 
     def targets_of(self, rows: IntArray) -> npt.NDArray[np.float32]:
         """Return the targets of some points."""
-        return _targets(self.labels[rows], self.classes)
+        return targets_of(self.labels[rows], self.classes)
 
     @property
     def test_targets(self) -> npt.NDArray[np.float32]:
         """The same for the test points, shape (n_test, c)."""
-        return _targets(self.test_labels, self.classes)
+        return targets_of(self.test_labels, self.classes)
 
 
 def chance_of(labels: npt.NDArray[Any], is_classification: bool) -> float:
@@ -261,7 +293,18 @@ def texts(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
     return one
 
 
-def _targets(labels: IntArray | FloatArray, classes: int | None) -> npt.NDArray[np.float32]:
+def scaled(
+    inputs: npt.NDArray[Any], low: npt.ArrayLike | None, span: npt.ArrayLike | None
+) -> npt.NDArray[Any]:
+    """Return (inputs − low) / span, or the inputs where there is no scale."""
+    if low is None or span is None:
+        return inputs
+    with np.errstate(over="ignore", invalid="ignore"):  # `Dataset` refuses what overflows
+        return np.asarray((inputs - np.asarray(low)) / np.asarray(span))
+
+
+def targets_of(labels: npt.NDArray[Any], classes: int | None) -> npt.NDArray[np.float32]:
+    """Return what a model is fitted to, shape (n, c): one-hot classes, or labels as columns."""
     if classes is None:
         return labels.reshape(len(labels), -1).astype(np.float32)
     one_hot = np.zeros((len(labels), classes), dtype=np.float32)

@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from codedfedl.arrays import FloatArray
-from codedfedl.data.dataset import texts
+from codedfedl.data.dataset import scaled, texts
 from codedfedl.data.loading import DATASET_NAMES
 from codedfedl.errors import InputError
 from codedfedl.learning.features import Encoder, FeatureMap
@@ -98,11 +98,9 @@ class Model:
         For built-in data sets, a file may hold whole pixels or pixels scaled to [0, 1].
         """
         given = self._points(values)
-        if self.low is None or self.span is None:
-            return given
         if self.card.get("data") in DATASET_NAMES and given.min() >= 0 and given.max() <= 1:
             return given
-        return (given - self.low) / self.span
+        return scaled(given, self.low, self.span)
 
     def scores(self, points: npt.ArrayLike) -> FloatArray:
         """Return the model's outputs, shape (n, c), some rows at a time."""

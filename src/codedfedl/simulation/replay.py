@@ -16,8 +16,7 @@ from codedfedl.core.protocol import SUM, Ask, Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import Dataset
 from codedfedl.data.partitions import processing_order
-from codedfedl.data.scaling import Scaling
-from codedfedl.data.shards import Shard
+from codedfedl.data.shards import Scaling, Shard
 from codedfedl.errors import InputError
 from codedfedl.random import stream
 from codedfedl.runs.config import Experiment

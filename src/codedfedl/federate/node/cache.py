@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.data.partitions import processing_order
-from codedfedl.data.scaling import UNSCALED, Scaling
-from codedfedl.data.shards import Shard
+from codedfedl.data.shards import UNSCALED, Scaling, Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.node.schema import MAX_NUMBER
 from codedfedl.federate.transport import Answered

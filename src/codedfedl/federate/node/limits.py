@@ -31,8 +31,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
 from codedfedl.core.work import Answer, ArrayClient, Points, Work
-from codedfedl.data.scaling import moments
-from codedfedl.data.shards import Shard
+from codedfedl.data.shards import Shard, moments
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.io.files import durable, lock, make_folder

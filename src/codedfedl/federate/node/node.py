@@ -27,8 +27,7 @@ from codedfedl.core.client import work_from
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
 from codedfedl.core.work import Work
-from codedfedl.data.scaling import Scaling
-from codedfedl.data.shards import Shard
+from codedfedl.data.shards import Scaling, Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.node.cache import RECORDS, Cache, clear_old

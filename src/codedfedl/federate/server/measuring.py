@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.arrays import IntArray
-from codedfedl.data.scaling import Moments, Scaling, agreed_scaling
+from codedfedl.data.shards import Moments, Scaling, agreed_scaling
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.server.rounds import Federation

@@ -19,8 +19,7 @@ from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.record import metric_name
 from codedfedl.data.dataset import chance_of
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
-from codedfedl.data.scaling import UNSCALED, Scaling
-from codedfedl.data.shards import Shard, read_shard
+from codedfedl.data.shards import UNSCALED, Scaling, Shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.secure.ledger import keep_account
 from codedfedl.federate.secure.sums import SummedFederation
