@@ -8,7 +8,7 @@ from codedfedl.arrays import Array
 from codedfedl.core.encoding import Parity
 from codedfedl.core.loop import RunningSum
 from codedfedl.learning.codes import point_weights
-from codedfedl.simulation.clients import Batch, SimulatedClient
+from codedfedl.simulation.client_data import Batch, SimulatedClient
 
 __all__ = ["composite_parities"]
 
