@@ -236,7 +236,6 @@ def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: 
         {"name": "coded", "redundancy": 0.05},
         {"name": "coded", "redundancy": 0.2, "code": "sign"},
         NEWTON,
-        model_of,
     ],
 )
 def test_honest_gradients_lie_well_within_the_tolerance(
