@@ -38,7 +38,6 @@ from tests.loopback import (
     Script,
     experiment_of,
     far,
-    model_of,
     named,
     rounds_of,
     run,

@@ -36,14 +36,17 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from codedfedl.errors import InputError
 from codedfedl.federate.flower import transport as transports
-from codedfedl.federate.flower.pulls import Batched, Pulled, pulls_of, tried
 from codedfedl.federate.flower.transport import FlowerTransport
 from codedfedl.federate.flower.wire import (
+    Batched,
     MalformedError,
+    Pulled,
     message_type,
     pack,
     pack_arrays,
+    pulls_of,
     question_of,
+    tried,
     unpack,
 )
 from codedfedl.federate.transport import Answered, Arrays, Arrival
@@ -625,6 +628,32 @@ class TestBatched:
         assert times.pop(missing) == 4
         assert set(times.values()) == {1}
         assert len(times) > 2
+
+    def test_a_part_that_the_engine_fails_to_give_is_asked_for_again(self) -> None:
+        engine = Engine(1)
+        engine.answer(0)
+        missing = set(engine.parts)
+        give = engine.PullObject
+
+        def fail_once(request: Any) -> Any:
+            if request.object_id in missing and len(engine.pulled) == 2:
+                missing.clear()
+                raise ConnectionError
+            return give(request)
+
+        engine.PullObject = fail_once  # type: ignore[method-assign]
+        pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
+        assert dict(pulls.ready(waiting)) == {}
+        assert self.facts(dict(pulls.ready(waiting))["question 0"]) == 0
+
+    def test_a_look_at_an_upload_asks_for_one_part_in_vain(self) -> None:
+        """However many are missing: looks at a thousand uploads must not keep the engine busy."""
+        engine = Engine(1)
+        engine.answer(0, uploaded=False)
+        pulls, waiting = engine.pulls(), dict.fromkeys(engine.identities)
+        for count in (1, 2, 3):
+            assert dict(pulls.ready(waiting)) == {}
+            assert len(set(engine.pulled)) == len(engine.pulled) == count
 
     def test_a_rogue_spoils_its_own_answer_alone(self) -> None:
         engine = Engine(2)

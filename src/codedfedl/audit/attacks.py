@@ -19,9 +19,9 @@ from codedfedl.simulation.clients import Problem
 
 __all__ = ["KnowsAllElse", "KnowsThePopulation"]
 
-_ROUNDING = 1e-5  # relative error of sums in single precision, where there is no noise
-_RIDGE = 1e-6  # of the mean eigenvalue
-_SHRINKAGE = 0.05  # the same, for estimated covariances assumed to be a product
+_ROUNDING_ERROR = 1e-5  # Sums in single precision have about this relative error.
+_RIDGE_SHARE = 1e-6  # A covariance gets this share of its mean eigenvalue as a ridge.
+_PRODUCT_RIDGE_SHARE = 0.05  # So does one that is estimated and assumed to be a product.
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class KnowsAllElse(_Attack):
 
     def _observe_sum(self, message: Summed, added: Contributions) -> None:
         left = message.values - known_sum(message, self.blank, self.seed)
-        floor = _ROUNDING * float(np.abs(message.values).max())
+        floor = _ROUNDING_ERROR * float(np.abs(message.values).max())
         variance = message.sigma**2 + floor**2
         self._add(added.which, _ratios_of_canaries(left, added, variance))
 
@@ -156,7 +156,7 @@ def _ratios_of_parity(
     """
     rows, code = message.values, message.code
     count = len(rows)
-    ridge = _RIDGE * np.trace(covariance) / len(covariance)
+    ridge = _RIDGE_SHARE * np.trace(covariance) / len(covariance)
     root = linalg.cho_factor(covariance / count + ridge * np.eye(len(covariance)) / count)
     towards = linalg.cho_solve(root, joined.T)  # (q + c, k)
     nonzeros = code.operations(count)  # points behind each row
@@ -193,7 +193,7 @@ class KnowsThePopulation(_Attack):
         within = added.right - _client_means(added.right, clients)
         others, axes = linalg.eigh(within.T @ within / len(within))
         variance = spread * np.outer(np.maximum(values, 0), np.maximum(others, 0))
-        floor = _SHRINKAGE * float(variance.mean()) + 1e-300
+        floor = _PRODUCT_RIDGE_SHARE * float(variance.mean()) + 1e-300
         precision = 1 / (variance + message.sigma**2 + floor)
         left = basis.T @ (message.values - middle) @ axes
         # A message farther off than the population explains means that the model is too confident.

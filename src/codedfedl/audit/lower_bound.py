@@ -26,9 +26,9 @@ RECORDS = 36_000
 """Of these, enough are left out even if clients embed only half of their points."""
 
 CONFIDENCE = 0.95
-_DELTA = 1e-5  # where a scheme claims nothing
-_PLAIN_ROUNDS = 8  # without noise, more of them would only repeat what is known
-_SHARES = (0.1, 0.5)  # of the records that are guessed: fixed before any score is known
+_DEFAULT_DELTA = 1e-5  # It is used where a scheme claims no guarantee.
+_MAX_PLAIN_ROUNDS = 8  # Without noise, further rounds would repeat what is known.
+_GUESSED_SHARES = (0.1, 0.5)  # These shares are fixed before any score is known.
 _CANARIES, _RECORDS = 0, 1  # streams of coins
 
 
@@ -120,7 +120,7 @@ def audit(
     described = entry.scheme.describe(state)
     account = described.account
     claimed = inf if account is None else account.epsilon
-    delta = _DELTA if account is None else account.delta
+    delta = _DEFAULT_DELTA if account is None else account.delta
     held = entry.task.held
     order, room = _heaviest(described.plan, held, canaries)
     luck = stream(seed, "audit", _CANARIES)
@@ -177,14 +177,14 @@ def _attacked(
         without = not exchange.ask.noise and not getattr(exchange.ask.work, "noise", 0.0)
         if without and not exchange.ask.setup:
             plain += 1
-            if plain > _PLAIN_ROUNDS:
+            if plain > _MAX_PLAIN_ROUNDS:
                 return
         for message in messages(setting, exchange, inbox, here, seed):
             attack.observe(message)
 
     simulation = Simulation(here, [entry], seed, listen)
     for _ in simulation.run():
-        if plain >= _PLAIN_ROUNDS:
+        if plain >= _MAX_PLAIN_ROUNDS:
             break
     if not attack.touched.any():
         raise InputError(
@@ -195,7 +195,7 @@ def _attacked(
 
 
 def _judged(scores: FloatArray, included: Mask, delta: float) -> Attacked:
-    sizes = [round(share * len(scores)) for share in _SHARES]
+    sizes = [round(share * len(scores)) for share in _GUESSED_SHARES]
     guesses = tuple(guess(scores, included, size) for size in sizes)
     return Attacked(
         records=len(scores),

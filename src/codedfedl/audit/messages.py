@@ -32,8 +32,8 @@ __all__ = [
     "messages",
 ]
 
-_SILENT = Prepare | Embed
-_SUMMED = Gradient | Embedded | Gram | PrivateSum
+_WITHOUT_ANSWER = Prepare | Embed
+_SUMS = Gradient | Embedded | Gram | PrivateSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class Contributions:
 def check_work(work: Work) -> None:
     """Raise `InputError` for work that no attack here covers."""
     if type(work) is Masked:
-        if not isinstance(work.work, _SUMMED):
+        if not isinstance(work.work, _SUMS):
             raise InputError(
                 f"no attack on a secure sum of {work.work.kind!r} is known here: audit the scheme "
                 "without secure, where the server sees more"
@@ -106,7 +106,7 @@ def check_work(work: Work) -> None:
         raise InputError(
             f"raw points leave the clients for {work.kind!r}: there is nothing left to infer"
         )
-    if not isinstance(work, _SILENT | _SUMMED | Parity | BlockParity):
+    if not isinstance(work, _WITHOUT_ANSWER | _SUMS | Parity | BlockParity):
         raise InputError(
             f"no attack on {work.kind!r} is known here: audit a scheme of sums, gradients or parity"
         )

@@ -55,6 +55,54 @@ class ServerOptions:
         return Superlink(self.superlink, cache, self.authority and self.authority.resolve())
 
 
+federate_app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
+)
+_OPERATOR, _OWNER = "The server's operator", "Owners of nodes and helpers"
+federate_app.command("local", rich_help_panel="Try it")(local_command)
+
+
+@federate_app.command("keys", rich_help_panel=_OPERATOR)
+@documented
+def keys_command(
+    folder: Path,
+    *,
+    host: list[str],
+    nodes: str = "",
+    days: float = 365.0,
+) -> None:
+    """Make an authority, the server's certificate and, if asked, keys for nodes.
+
+    Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
+    node makes its own key with `codedfedl federate key`; with --nodes the keys are made here, and
+    each node's .key must be copied to it.
+
+    Parameters
+    ----------
+    folder
+        Folder for certificates and keys.
+    host
+        The server's name or address; may be repeated.
+    nodes
+        Nodes' names, separated by commas; better, let nodes make their own keys.
+    days
+        Validity of the certificates, in days.
+    """
+    from codedfedl.federate.flower.programs import check_engine
+
+    check_engine()
+    from codedfedl.federate.deploy.keys import make_keys
+
+    if not 0 < days < math.inf:
+        raise InputError(f"--days is {days:g}: must be above 0")
+    names = [name.strip() for name in nodes.split(",")] if nodes else []
+    if len(set(names)) < len(names):
+        raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
+    make_keys(folder, host, names, days=days)
+    wrote(folder)
+
+
+@federate_app.command("serve", rich_help_panel=_OPERATOR)
 @documented
 def serve_command(
     *,
@@ -96,26 +144,7 @@ def serve_command(
     raise typer.Exit(serve(ServerSettings(home.resolve(), host, port, held, database), say))
 
 
-@documented
-def key_command(name: str, *, folder: Path = Path()) -> None:
-    """Make a node's key pair, on the node; only the .pub goes to the operator.
-
-    Parameters
-    ----------
-    name
-        The node's name.
-    folder
-        Folder for the key pair.
-    """
-    from codedfedl.federate.flower.programs import check_engine
-
-    check_engine()
-    from codedfedl.federate.deploy.keys import make_node_key
-
-    private, public = make_node_key(folder, name)
-    say(f"{private} stays here; give {public} to the operator")
-
-
+@federate_app.command("register", rich_help_panel=_OPERATOR)
 @documented
 def register_command(
     keys: list[Path],
@@ -160,6 +189,7 @@ def register_command(
             say(f"{node} is already registered")
 
 
+@federate_app.command("revoke", rich_help_panel=_OPERATOR)
 @documented
 def revoke_command(
     who: str,
@@ -179,38 +209,7 @@ def revoke_command(
     say(f"revoked {server.link().revoke(node)}")
 
 
-@documented
-def stop_command(
-    run: Path | None = None,
-    *,
-    number: Annotated[int | None, typer.Option("--run")] = None,
-    server: ServerOptions,
-) -> None:
-    """End a run after its current round, or at once by its number.
-
-    Finished rounds stay, and the nodes keep their caches: `federate run` with the same --out
-    continues it.
-
-    Parameters
-    ----------
-    run
-        The run directory.
-    number
-        Instead: the number of the run, which ends at once.
-    """
-    if (run is None) == (number is None):
-        raise InputError("give a run directory, or --run with a number")
-    if run is not None:
-        from codedfedl.runs.directory import RunDirectory
-
-        RunDirectory(run).stop()
-        say(f"{run} ends after its current round; see {run / 'server.log'}")
-    else:
-        assert number is not None
-        server.link().stop(number)
-        say(f"run {number} is stopped")
-
-
+@federate_app.command("run", rich_help_panel=_OPERATOR)
 @documented
 def run_command(
     experiment: Path,
@@ -250,6 +249,7 @@ def run_command(
     say(f"run {number} started; follow it with {how_to_follow(out)}")
 
 
+@federate_app.command("follow", rich_help_panel=_OPERATOR)
 @documented
 def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None:
     """Show a run in progress, every round as it happens, until it ends.
@@ -267,45 +267,40 @@ def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None
     follow_run(run.resolve(), serve, track)
 
 
+@federate_app.command("stop", rich_help_panel=_OPERATOR)
 @documented
-def keys_command(
-    folder: Path,
+def stop_command(
+    run: Path | None = None,
     *,
-    host: list[str],
-    nodes: str = "",
-    days: float = 365.0,
+    number: Annotated[int | None, typer.Option("--run")] = None,
+    server: ServerOptions,
 ) -> None:
-    """Make an authority, the server's certificate and, if asked, keys for nodes.
+    """End a run after its current round, or at once by its number.
 
-    Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
-    node makes its own key with `codedfedl federate key`; with --nodes the keys are made here, and
-    each node's .key must be copied to it.
+    Finished rounds stay, and the nodes keep their caches: `federate run` with the same --out
+    continues it.
 
     Parameters
     ----------
-    folder
-        Folder for certificates and keys.
-    host
-        The server's name or address; may be repeated.
-    nodes
-        Nodes' names, separated by commas; better, let nodes make their own keys.
-    days
-        Validity of the certificates, in days.
+    run
+        The run directory.
+    number
+        Instead: the number of the run, which ends at once.
     """
-    from codedfedl.federate.flower.programs import check_engine
+    if (run is None) == (number is None):
+        raise InputError("give a run directory, or --run with a number")
+    if run is not None:
+        from codedfedl.runs.directory import RunDirectory
 
-    check_engine()
-    from codedfedl.federate.deploy.keys import make_keys
-
-    if not 0 < days < math.inf:
-        raise InputError(f"--days is {days:g}: must be above 0")
-    names = [name.strip() for name in nodes.split(",")] if nodes else []
-    if len(set(names)) < len(names):
-        raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
-    make_keys(folder, host, names, days=days)
-    wrote(folder)
+        RunDirectory(run).stop()
+        say(f"{run} ends after its current round; see {run / 'server.log'}")
+    else:
+        assert number is not None
+        server.link().stop(number)
+        say(f"run {number} is stopped")
 
 
+@federate_app.command("app", rich_help_panel=_OPERATOR)
 def app_command() -> None:
     """Print the folder of the Flower app, for `flwr run $(codedfedl federate app)`."""
     from codedfedl.federate.flower.programs import APP
@@ -313,28 +308,27 @@ def app_command() -> None:
     typer.echo(APP)
 
 
-federate_app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
-)
-_COMMANDS = {
-    "Try it": {"local": local_command},
-    "The server's operator": {
-        "keys": keys_command,
-        "serve": serve_command,
-        "register": register_command,
-        "revoke": revoke_command,
-        "run": run_command,
-        "follow": follow_command,
-        "stop": stop_command,
-        "app": app_command,
-    },
-    "Owners of nodes and helpers": {
-        "key": key_command,
-        "node": node_command,
-        "helper": helper_command,
-        "ledger": ledger_command,
-    },
-}
-for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        federate_app.command(_name, rich_help_panel=_panel)(_command)
+@federate_app.command("key", rich_help_panel=_OWNER)
+@documented
+def key_command(name: str, *, folder: Path = Path()) -> None:
+    """Make a node's key pair, on the node; only the .pub goes to the operator.
+
+    Parameters
+    ----------
+    name
+        The node's name.
+    folder
+        Folder for the key pair.
+    """
+    from codedfedl.federate.flower.programs import check_engine
+
+    check_engine()
+    from codedfedl.federate.deploy.keys import make_node_key
+
+    private, public = make_node_key(folder, name)
+    say(f"{private} stays here; give {public} to the operator")
+
+
+federate_app.command("node", rich_help_panel=_OWNER)(node_command)
+federate_app.command("helper", rich_help_panel=_OWNER)(helper_command)
+federate_app.command("ledger", rich_help_panel=_OWNER)(ledger_command)

@@ -1,7 +1,7 @@
 """`codedfedl reproduce`: the paper's figures and tables, and the experiments beyond them."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from codedfedl.cli.options import Data, Device, Json, documented
 from codedfedl.cli.output import print_json, print_views, results, say, with_resume_hint
@@ -73,22 +73,14 @@ def reproduce_command(
     if item == "robustness" and dataset not in (None, "mnist", "fashion-mnist"):
         raise InputError(f"--dataset is {dataset!r}: robustness has mnist and fashion-mnist")
     from codedfedl.cli.running import watched
-    from codedfedl.reproduce.charged_hours import (
-        cold_start,
-        private,
-        quality,
-        robustness,
-        settings,
-    )
-    from codedfedl.reproduce.frontiers import frontier
-    from codedfedl.reproduce.paper_results import figure_1, table_1
-    from codedfedl.reproduce.reproduction import Reproduction
+    from codedfedl.reproduce import REPRODUCTIONS, Reproduction
 
     job = Reproduction(
         out,
         seeds,
         data,
         device,
+        alpha,
         fleet,
         dataset,
         show=(lambda _: None) if as_json else print_views,
@@ -96,20 +88,7 @@ def reproduce_command(
         width=results.width,
         watched=watched,
     )
-    reproductions = {
-        "fig1": lambda: figure_1(job, alpha),
-        "fig2": lambda: table_1(job, ("mnist",)),
-        "fig3": lambda: table_1(job, ("fashion-mnist",)),
-        "table1": lambda: table_1(job),
-        "all": lambda: figure_1(job, alpha) | table_1(job),
-        "coldstart": lambda: cold_start(job),
-        "robustness": lambda: robustness(job),
-        "quality": lambda: quality(job),
-        "settings": lambda: settings(job),
-        "frontier": lambda: frontier(job),
-        "private": lambda: private(job),
-    }
     with with_resume_hint(out, resumes=True):
-        document: dict[str, Any] = reproductions[item]()
+        document = REPRODUCTIONS[item](job)
     if as_json:
         print_json(document)

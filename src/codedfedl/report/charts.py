@@ -26,8 +26,8 @@ __all__ = [
     "page_data",
 ]
 
-_MOST_LINES = 10
-_MOST_POINTS = 400  # of a line: more than a screen can show
+_MAX_LINES = 10
+_MAX_POINTS = 400  # A screen cannot show more points of a line.
 LARGE_RATIO = 10.0
 """Where the longest time is so many times the shortest, time is logarithmic."""
 
@@ -66,7 +66,7 @@ def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
     runs = list(dict.fromkeys(run for run, _ in every))
     shades: dict[str, list[str]] = {}
     lines = []
-    for run, o in (every[at] for at in sorted(soonest[:_MOST_LINES])):
+    for run, o in (every[at] for at in sorted(soonest[:_MAX_LINES])):
         settings = shades.setdefault(o.scheme, [])
         if o.setting not in settings:
             settings.append(o.setting)
@@ -110,7 +110,7 @@ def curve_charts(lines: Sequence[Line], target: float | None, unit: Unit) -> lis
 def _series(line: Line, clock: str, scale: float) -> dict[str, Any]:
     """Return the median over seeds after each round, at its median time, and the range."""
     times, *metrics = over_seeds(line.outcome.seeds, clock)
-    shown = np.linspace(0, len(times) - 1, min(len(times), _MOST_POINTS)).round().astype(int)
+    shown = np.linspace(0, len(times) - 1, min(len(times), _MAX_POINTS)).round().astype(int)
     middle, low, high = (_numbers(values[np.unique(shown)]) for values in metrics)
     many = len(line.outcome.seeds) > 1
     return {

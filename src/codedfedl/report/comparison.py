@@ -27,8 +27,8 @@ __all__ = [
 CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
 """The two clocks, and what each of them counts."""
 
-_SAME = 0.005  # relative: below it a time is called the same
-_ABOUT = 0.05  # relative: below it a run is called about as fast
+_SAME_TIME_SHARE = 0.005  # Times that differ by a smaller share are called the same.
+_SIMILAR_TIME_SHARE = 0.05  # Runs that differ by a smaller share are called about as fast.
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Unit:
 
 UNITS = (Unit("h", "hours", 1.0), Unit("min", "minutes", 60.0), Unit("s", "seconds", 3600.0))
 """The longest first."""
-_ENOUGH = 1.5  # of a unit, before it takes the place of the next smaller one
+_MIN_UNITS = 1.5  # With fewer of a unit, times are written in the next smaller one.
 
 
 def unit_for(hours: Iterable[float]) -> Unit:
@@ -57,7 +57,7 @@ def unit_for(hours: Iterable[float]) -> Unit:
     if not known:
         return UNITS[0]
     middle = float(np.exp(np.median(np.log(known))))
-    return next((unit for unit in UNITS if middle * unit.per_hour >= _ENOUGH), UNITS[-1])
+    return next((unit for unit in UNITS if middle * unit.per_hour >= _MIN_UNITS), UNITS[-1])
 
 
 def three_digits(value: float) -> str:
@@ -221,7 +221,7 @@ def changes_sentence(runs: Mapping[str, Sequence[Outcome]], unit: Unit | None = 
             continue
         after = median_of_all(winner.total_hours) or 0.0
         compared = _ratio(before, after, (" times slower than", " times faster than"))
-        if abs(after - before) <= _ABOUT * max(before, after):
+        if abs(after - before) <= _SIMILAR_TIME_SHARE * max(before, after):
             compared = "about as fast as"
         then = "" if winner.setting == fastest.setting else f" of {fastest.setting}"
         sentences.append(
@@ -234,7 +234,7 @@ def changes_sentence(runs: Mapping[str, Sequence[Outcome]], unit: Unit | None = 
 
 def _ratio(before: float, after: float, words: tuple[str, str]) -> str:
     """Say how many times longer or shorter a time is than another, which may both be 0."""
-    if abs(after - before) <= _SAME * max(before, after):
+    if abs(after - before) <= _SAME_TIME_SHARE * max(before, after):
         return "same"
     longer, times = after > before, max(before, after) / (min(before, after) or 1e-12)
     return three_digits(times) + words[0 if longer else 1]

@@ -24,10 +24,10 @@ __all__ = ["fit_figure", "fleet_figure", "plan_figure", "return_figure", "round_
 
 _LIGHT = "#c9d6e6"
 _PART_COLOURS = (BLUE, ORANGE, "#c9a227", GREY)
-_DRAWN_CLIENTS = 120  # with more, a bar stands for many
-_NAMED_CLIENTS = 40
-_CURVE_CLIENTS = 4096  # with more, a sample gives the curve
-_FIT_PANELS = 16
+_MAX_BARS = 120  # With more clients, a bar stands for many.
+_MAX_NAMES = 40  # With more clients, bars have no names.
+_MAX_CURVE_CLIENTS = 4096  # With more clients, a sample gives the curve.
+_MAX_PANELS = 16  # With more clients, those that fit worst are drawn.
 
 
 def plan_figure(plan: "Plan", model: DelayModel | None = None) -> Figure:
@@ -82,7 +82,7 @@ def round_parts(fleet: Fleet) -> dict[str, FloatArray]:
 
 def _groups(order: IntArray) -> list[IntArray]:
     """Return the clients in an order: each alone, or a hundred groups of them."""
-    return np.array_split(order, len(order) if len(order) <= _DRAWN_CLIENTS else 100)
+    return np.array_split(order, len(order) if len(order) <= _MAX_BARS else 100)
 
 
 def _means(values: Any, groups: list[IntArray]) -> FloatArray:
@@ -94,7 +94,7 @@ def _name_clients(ax: Axes, clients: Any, groups: list[IntArray], order: str) ->
     label = f"{len(clients):,} {order}"
     ax.set_xlabel(label if len(groups) == len(clients) else f"{label}; means of groups")
     ax.set_xticks([])
-    if len(clients) <= _NAMED_CLIENTS:
+    if len(clients) <= _MAX_NAMES:
         names = [_plain(clients[group[0]]) for group in groups]
         ax.set_xticks(np.arange(len(groups)), names, rotation=90, fontsize=7)
 
@@ -122,7 +122,7 @@ def _draw_probabilities(ax: Axes, plan: "Plan", groups: list[IntArray]) -> None:
 
 
 def _draw_return_against_time(ax: Axes, plan: "Plan", model: DelayModel) -> None:
-    every = slice(None, None, -(-len(model) // _CURVE_CLIENTS))
+    every = slice(None, None, -(-len(model) // _MAX_CURVE_CLIENTS))
     sample, points = model.take(every), plan.points[every]
     scale = plan.points.sum() / points.sum()
     horizon = 2.5 * plan.deadline or 1.0
@@ -198,7 +198,7 @@ def fit_figure(fit: "Fit") -> Figure:
     """
     n = len(fit.fleet)
     judged = np.where(np.isnan(fit.p_value), 1.0, fit.p_value)
-    shown = np.sort(np.argsort(judged, kind="stable")[:_FIT_PANELS])
+    shown = np.sort(np.argsort(judged, kind="stable")[:_MAX_PANELS])
     across = min(4, len(shown))
     down = ceil(len(shown) / across)
     with new_figure(max(2.9 * across, 6.0), 2.3 * down + 0.9) as figure:
@@ -209,7 +209,7 @@ def fit_figure(fit: "Fit") -> Figure:
         for ax in panels[len(shown) :]:
             ax.set_axis_off()
         title = "Share of measurements back by t: measured (steps) and fitted (lines)"
-        which = f"\nthe {_FIT_PANELS} of {n:,} clients that fit worst" if n > _FIT_PANELS else ""
+        which = f"\nthe {_MAX_PANELS} of {n:,} clients that fit worst" if n > _MAX_PANELS else ""
         figure.suptitle(title + which, fontsize=10, color=GREY)
         figure.supxlabel("t, seconds", fontsize=9)
     return figure

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["duration", "fit_view", "plan_view"]
 
-_ROWS = 40  # a longer fleet is summarised
-_UNLIKELY = 0.5
+_MAX_ROWS = 40  # Of a larger fleet, the clients least likely to answer are listed.
+_UNLIKELY = 0.5  # Below it, a client is unlikely to answer in time.
 _FIT_COLUMNS = {
     "rate": "rate, points/s",
     "alpha": "alpha",
@@ -81,10 +81,10 @@ def _division(plan: "Plan") -> str:
 
 def _clients(plan: "Plan") -> Table:
     order = np.lexsort((np.arange(len(plan.loads)), plan.return_probabilities))
-    shown = order[:_ROWS]
+    shown = order[:_MAX_ROWS]
     title = None
-    if len(order) > _ROWS:
-        title = f"The {_ROWS} of {len(order):,} clients least likely to answer"
+    if len(order) > _MAX_ROWS:
+        title = f"The {_MAX_ROWS} of {len(order):,} clients least likely to answer"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2), header_style="bold")
     table.add_column("client")
     for heading in ("points", "load"):

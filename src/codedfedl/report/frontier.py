@@ -17,14 +17,13 @@ from codedfedl.report.results import Outcome, median_of_all
 
 __all__ = ["FrontierPoint", "at_their_best", "frontier_figure", "frontier_points", "frontier_rows"]
 
-_TRAINED = 0.2  # relative excess of the training objective, by which knobs are compared
+_TRAINED_EXCESS = 0.2  # Settings are compared by when the objective's excess falls below it.
 _BANDS = (  # who may see what, the most telling first
     ({"raw"}, "raw points leave"),
     ({"mixed", "statistics"}, "parity or Gram matrices leave"),
     ({"gradients", "models"}, "a client's gradients or models leave"),
     ({"sums", "dp"}, "sums leave"),
 )
-_COLUMNS = 2
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _slowness(outcome: Outcome) -> tuple[float, float]:
     for curve in outcome.seeds:
         excess = np.where(np.isnan(curve.excess), np.inf, curve.excess)
         explained = np.nan_to_num(curve.facts.get("explained", np.nan), nan=np.inf)  # if unknown
-        there = np.flatnonzero(excess <= telling_excess(_TRAINED, float(explained)))
+        there = np.flatnonzero(excess <= telling_excess(_TRAINED_EXCESS, float(explained)))
         hours.append(float(curve.total_hours[there[0]]) if len(there) else np.inf)
         lowest.append(float(excess.min(initial=np.inf)))
     return float(np.median(hours)), float(np.median(lowest))
@@ -115,7 +114,7 @@ def frontier_figure(panels: Sequence[tuple[str, Sequence[FrontierPoint]]]) -> Fi
     """
     drawn = [(title, _by_band(frontier)) for title, frontier in panels]
     unit = unit_for(point.hours or 0.0 for _, frontier in panels for point in frontier)
-    pairs = [drawn[first : first + _COLUMNS] for first in range(0, len(drawn), _COLUMNS)]
+    pairs = [drawn[first : first + 2] for first in range(0, len(drawn), 2)]
     heights = [1.6 + 0.26 * max(len(lines) for _, lines in pair) for pair in pairs]
     with new_figure(6.2 * len(pairs[0]), sum(heights)) as figure:
         grid = figure.add_gridspec(len(pairs), len(pairs[0]), height_ratios=heights)

@@ -42,12 +42,11 @@ from codedfedl.report.curves import curve_figure
 from codedfedl.report.figures import page_svg
 from codedfedl.report.grids import sweep_figure
 from codedfedl.report.results import Outcome, median_of_all, written
-from codedfedl.report.story import PARTS, SHOWN_CLIENTS, Story, stories_of
+from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_of
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.named import NamedRound, listed
-from codedfedl.runs.status import Status
+from codedfedl.runs.observing import NamedRound, Status, listed
 
 __all__ = ["main_figure", "render_report", "render_waiting"]
 
@@ -148,7 +147,7 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
         timelines={story.name: _timelines(story, unit) for story in stories},
         median=lambda values: float(np.median(values)),
         colours=TIMELINE,
-        parts=PARTS,
+        parts=TIME_COLUMNS,
         shown_clients=SHOWN_CLIENTS,
     )
 

@@ -21,16 +21,16 @@ from codedfedl.errors import InputError
 from codedfedl.report.html import render_report, render_waiting
 from codedfedl.report.prometheus import metrics_text
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.status import Status
+from codedfedl.runs.observing import Status
 from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Admits", "LivePage", "LiveView", "is_loopback_host"]
 
 HOST = "127.0.0.1"
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.ASCII)
-_SLOWEST = 10.0  # seconds that a request may take to arrive
-_QUIET = 2.5  # seconds without a question after which no page is open, or all have the end
-_FAREWELL = 15.0  # seconds in which open pages may take the last state
+_REQUEST_SECONDS = 10.0  # A request may take so long to arrive.
+_QUIET_SECONDS = 2.5  # After so long without a request no page is open, or all have the end.
+_FAREWELL_SECONDS = 15.0  # Open pages have so long to fetch the last state.
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; "
@@ -94,7 +94,7 @@ def is_loopback_host(names: Sequence[str]) -> bool:
 
 
 def _facts(sight: Sight) -> dict[str, Any]:
-    """Return what changes with the exchanges alone."""
+    """Return what changes with the exchanges alone; of many rounds it takes most of a second."""
     last = [each.facts for each in sight.named(len(sight.happened) - 1) if each.round]
     return {
         "round": len(sight.conduct.rounds),
@@ -123,7 +123,7 @@ class LivePage:
         self, directory: RunDirectory, port: int, admits: Admits = lambda _client, _server: True
     ) -> None:
         self.view, self.admits = LiveView(directory), admits
-        self._asked, self._open = -_QUIET, 0
+        self._asked, self._open = -_QUIET_SECONDS, 0
         self._lock = threading.Lock()
         self._server = _listening(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
@@ -152,10 +152,10 @@ class LivePage:
 
     def farewell(self) -> None:
         """Wait until all open pages have the last state: then they do not ask again."""
-        until = time.monotonic() + _FAREWELL
+        until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
             with self._lock:
-                if not self._open and time.monotonic() - self._asked > _QUIET:
+                if not self._open and time.monotonic() - self._asked > _QUIET_SECONDS:
                     return
             time.sleep(0.1)
 
@@ -210,7 +210,7 @@ def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTT
 
 def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _SLOWEST
+        timeout = _REQUEST_SECONDS
         server_version, sys_version = "codedfedl", ""
 
         def do_GET(self) -> None:

@@ -18,13 +18,13 @@ from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.status import Status
+from codedfedl.runs.observing import Status
 from codedfedl.runs.watching import probed_seconds
 
-__all__ = ["PARTS", "SHOWN_CLIENTS", "Story", "stories_of"]
+__all__ = ["SHOWN_CLIENTS", "TIME_COLUMNS", "Story", "stories_of"]
 
 SHOWN_CLIENTS = 40
-PARTS = {
+TIME_COLUMNS = {
     "compute": "compute_s",
     "link": "link_s",
     "retransmissions": "retransmission_s",
@@ -211,7 +211,7 @@ def _median(values: Sequence[float | None]) -> float:
 def _client(columns: Columns, row: int) -> Row:
     """Return a client's row, with its time in a round and the share of each part of it."""
     client = {name: columns[name][row] for name in columns}
-    parts = {name: float(client[column]) for name, column in PARTS.items()}
+    parts = {name: float(client[column]) for name, column in TIME_COLUMNS.items()}
     known = not any(np.isnan(seconds) for seconds in parts.values())  # measured delays have none
     planned = float(client["planned_share"])
     return client | {

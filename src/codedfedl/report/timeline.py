@@ -15,7 +15,7 @@ from codedfedl.report.figures import PAGE, new_figure
 
 __all__ = ["TIMELINE", "timeline_figure"]
 
-_LANES = 30  # a larger fleet is shown by as many of its clients
+_MAX_LANES = 30  # A larger fleet is shown by so many of its clients.
 TIMELINE = {
     "busy, and there in time": "#3d7cc9",
     "the answer to an earlier round": "#8fb8e8",
@@ -44,7 +44,7 @@ def timeline_figure(rows: Columns, seconds: float, time: Unit) -> Figure:
     ends = np.cumsum(rows["round_seconds"].reshape(shape)[:, 0])
     order = np.argsort(np.median(when, axis=0), kind="stable")
     lanes = order[
-        np.unique(np.linspace(0, len(order) - 1, min(_LANES, len(order))).round().astype(int))
+        np.unique(np.linspace(0, len(order) - 1, min(_MAX_LANES, len(order))).round().astype(int))
     ]
     unit, name = 3600 / time.per_hour, time.name
     with new_figure(9, 0.9 + 0.13 * len(lanes), PAGE) as figure:

@@ -12,16 +12,16 @@ from codedfedl.report.reading import curves
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 
-__all__ = ["figure_1", "table_1"]
+__all__ = ["figure_1", "figure_1_and_table", "table_1"]
 
 _FIGURES = {"mnist": "fig2", "fashion-mnist": "fig3"}
 
 
-def figure_1(job: Reproduction, alpha: float) -> dict[str, Any]:
+def figure_1(job: Reproduction) -> dict[str, Any]:
     """Draw the expected return against the load, and the best return against the time."""
     from codedfedl.report.fleet_figures import return_figure
 
-    client = figure_1_client(alpha)
+    client = figure_1_client(job.alpha)
     make_folder(job.out)
     peaks = piece_peaks(client, FIGURE_1_SECONDS)
     returns = expected_return(client, peaks[:, None], FIGURE_1_SECONDS)[:, 0]
@@ -38,6 +38,11 @@ def figure_1(job: Reproduction, alpha: float) -> dict[str, Any]:
         f"{best['expected_return']:.4f} points in expectation"
     )
     return {"alpha": alpha, "t_s": FIGURE_1_SECONDS, "pieces": pieces, "files": files}
+
+
+def figure_1_and_table(job: Reproduction) -> dict[str, Any]:
+    """Draw all of the paper's figures, and run its Table 1."""
+    return figure_1(job) | table_1(job)
 
 
 def table_1(job: Reproduction, datasets: tuple[str, ...] = PAPER_DATASETS) -> dict[str, Any]:

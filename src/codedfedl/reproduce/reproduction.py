@@ -41,6 +41,8 @@ class Reproduction:
         Folder for runs and pictures.
     seeds
         Number of seeds, from 0 on.
+    alpha
+        α of the paper's figure 1, which it does not give.
     fleet, dataset
         For `frontier` and `robustness`, the part that is run; by default everything.
     show, say
@@ -55,6 +57,7 @@ class Reproduction:
     seeds: int
     data: str | None = None
     device: str = "cpu"
+    alpha: float = 20.0
     fleet: str | None = None
     dataset: str | None = None
     show: Callable[[RenderableType | list[dict[str, Any]]], object] = lambda _view: None

@@ -15,7 +15,7 @@ from codedfedl.io.files import memory
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
-from codedfedl.runs.status import StatusFile
+from codedfedl.runs.observing import StatusFile
 from codedfedl.simulation.checkpoint import (
     final_metrics,
     part_of,
@@ -35,7 +35,6 @@ from codedfedl.simulation.pool import (
     limited,
     on_dask,
     on_processes,
-    results,
     usable_threads,
 )
 from codedfedl.simulation.progress import Progress, ProgressReporter, Watch, end_of, no_progress
@@ -219,7 +218,7 @@ def _play_all(every: Sequence[Unit], device: str, sink: _DirectorySink, pool: Po
             known = problem if follows and not unit.fresh else None
             problem = _play(unit, number, sink.checkpoint, device, sink, known)
         return
-    for message in results(pool, {k: part_of(sink.checkpoint, f"{k}/") for k in left}):
+    for message in pool.results({k: part_of(sink.checkpoint, f"{k}/") for k in left}):
         for what, progress in message.reports:
             sink.report(what, progress)
         if message.arrays:  # every worker sends arrays every few seconds
@@ -326,7 +325,7 @@ def simulate_all(
         return
     order = Order(_run_in_worker, jobs, device, cores // at_once)
     with on_processes(order, at_once, "run the same command again to continue") as pool:
-        for message in results(pool, {number: {} for number in range(len(experiments))}):
+        for message in pool.results({number: {} for number in range(len(experiments))}):
             for what, progress in message.reports:
                 watch(what, progress)
 

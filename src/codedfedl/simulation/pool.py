@@ -1,24 +1,24 @@
 """Work on several processes, of this machine or of a Dask cluster.
 
-Every worker receives what all items share once, and is then given items by their numbers. What it
-reports, and what it wants kept, comes back over one queue, in order.
+Workers are sent what all items share, and then items by their numbers. What they report, and what
+they want kept, comes back over one queue, in order.
 """
 
 import pickle
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context, parent_process
+from multiprocessing.managers import SyncManager
 from os import _exit
-from queue import Empty
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -38,13 +38,11 @@ __all__ = [
     "limited",
     "on_dask",
     "on_processes",
-    "results",
-    "set_threads",
     "usable_threads",
 ]
 
-SECONDS_BETWEEN_MESSAGES = 0.5
-SECONDS_TO_WAIT = 0.2  # For a message, before it is asked whether a worker has failed.
+SECONDS_BETWEEN_MESSAGES = 0.5  # Of a worker, but for what is to be kept.
+SECONDS_BETWEEN_LOOKS = 0.05  # For messages that have come.
 SECONDS_TO_CONNECT = 10
 
 
@@ -69,12 +67,18 @@ class Message:
 
 
 class Worker:
-    """How an item in a worker reports: now and then, but what is to be kept at once."""
+    """How an item in a worker reports: now and then, but what is to be kept at once.
 
-    def __init__(
-        self, item: int, send: Callable[[bytes], object], stopped: Callable[[], bool]
-    ) -> None:
-        self.item, self.send, self.stopped = item, send, stopped
+    Parameters
+    ----------
+    queue
+        Takes pickled messages.
+    stop
+        Set where the first process was interrupted, and nobody waits any more.
+    """
+
+    def __init__(self, item: int, queue: Any, stop: Any) -> None:
+        self.item, self.queue, self.stop = item, queue, stop
         self._reports: list[tuple[str, Progress | None]] = []
         self._sent = 0.0
 
@@ -85,15 +89,11 @@ class Worker:
             self.keep({})
 
     def keep(self, arrays: Checkpoint, *, last: bool = False) -> None:
-        """Send it; end where the first process was interrupted, and nobody waits any more."""
-        if self.stopped():
+        """Send it, or end."""
+        if self.stop.is_set():
             raise KeyboardInterrupt
-        self.send(pickle.dumps(Message(self.item, tuple(self._reports), arrays, last)))
+        self.queue.put(pickle.dumps(Message(self.item, tuple(self._reports), arrays, last)))
         self._reports, self._sent = [], time.monotonic()
-
-
-Task = Callable[[Any, int, Checkpoint, Worker], None]
-"""What workers do: with what all items share, an item, its part of a checkpoint, and reports."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,84 +102,73 @@ class Order:
 
     Attributes
     ----------
-    shared
-        By all items.
+    task
+        What workers do: with what all items share, an item and its part of a checkpoint.
     threads
         Of the linear algebra; None changes nothing.
     """
 
-    task: Task
+    task: Callable[[Any, int, Checkpoint, Worker], None]
     shared: Any
     device: str
     threads: int | None
 
 
-class Pool(Protocol):
-    """Processes that work on items."""
-
-    def submit(self, item: int, checkpoint: Checkpoint) -> Any:
-        """Have an item worked on; return a future."""
-
-    def receive(self) -> Message | None:
-        """Return the next message; None where none comes before long."""
-
-
-def results(pool: Pool, items: Mapping[int, Checkpoint]) -> Iterator[Message]:
-    """Have items worked on, and yield every message until all are finished."""
-    futures = {item: pool.submit(item, checkpoint) for item, checkpoint in items.items()}
-    while futures:
-        for future in futures.values():
-            if future.done():
-                future.result()  # raises what it has failed with
-        message = pool.receive()
-        if message is not None:
-            if message.last:
-                futures.pop(message.item, None)
-            yield message
-
-
-def _work(
-    order: Order,
-    item: int,
-    checkpoint: Checkpoint,
-    send: Callable[[bytes], object],
-    stopped: Callable[[], bool],
-) -> None:
-    """Work on an item in a worker, as long as somebody waits for it."""
-    worker = Worker(item, send, stopped)
+def _work(order: Order, item: int, checkpoint: Checkpoint, queue: Any, stop: Any) -> None:
+    """Work on an item, as long as somebody waits for it."""
+    _set_threads(order.threads, order.device)  # for good: items in other threads have as many
+    worker = Worker(item, queue, stop)
     try:
         order.task(order.shared, item, checkpoint, worker)
         worker.keep({}, last=True)
     except KeyboardInterrupt:
-        if not stopped():
+        if not stop.is_set():
             raise
 
 
-class _Processes:
-    """Processes of this machine."""
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Processes that work on items.
 
-    def __init__(self, executor: ProcessPoolExecutor, queue: Any) -> None:
-        self.executor, self.queue = executor, queue
+    Attributes
+    ----------
+    submit
+        Has `_work` done with these arguments, without the order; returns a future.
+    """
 
-    def submit(self, item: int, checkpoint: Checkpoint) -> Any:
-        return self.executor.submit(_work_here, item, checkpoint)
+    submit: Callable[..., Any]
+    queue: Any
+    stop: Any
 
-    def receive(self) -> Message | None:
-        try:
-            message: Message = pickle.loads(self.queue.get(timeout=SECONDS_TO_WAIT))
-        except Empty:
-            return None
-        return message
+    def results(self, items: Mapping[int, Checkpoint]) -> Iterator[Message]:
+        """Have items worked on, and yield every message until all are finished."""
+        futures = {
+            item: self.submit(item, checkpoint, self.queue, self.stop)
+            for item, checkpoint in items.items()
+        }
+        while futures:
+            for future in futures.values():
+                if future.done():
+                    future.result()  # raises what it has failed with
+            if not self.queue.qsize():  # Dask's scheduler logs a wait that times out as an error
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                continue
+            message: Message = pickle.loads(self.queue.get())
+            if message.last:
+                del futures[message.item]
+            yield message
 
 
 @contextmanager
 def on_processes(order: Order, jobs: int, remedy: str) -> Iterator[Pool]:
     """Start so many processes; they end when this does, or when this process dies."""
     context = get_context("spawn")  # a fork would copy the locks of the threads of this process
-    queue, stop = context.Queue(), context.Event()
-    executor = ProcessPoolExecutor(jobs, context, _begin, (order, queue, stop))
+    manager = SyncManager(ctx=context)
+    manager.start(_end_with_parent)
+    queue, stop = manager.Queue(), manager.Event()
+    executor = ProcessPoolExecutor(jobs, context, _begin, (order,))
     try:
-        yield _Processes(executor, queue)
+        yield Pool(lambda *item: executor.submit(_work_here, *item), queue, stop)
     except BrokenProcessPool:
         raise InputError(
             f"one of {jobs} processes was ended from outside, perhaps for want of memory: {remedy}"
@@ -187,52 +176,35 @@ def on_processes(order: Order, jobs: int, remedy: str) -> Iterator[Pool]:
     finally:
         stop.set()
         executor.shutdown(cancel_futures=True)
+        manager.shutdown()
 
 
-_here: tuple[Order, Any, Any] | None = None  # of a worker process: its order, the queue, the stop
+_order: Order | None = None  # of a worker process: sent once, and not with every item
 
 
-def _begin(order: Order, queue: Any, stop: Any) -> None:
+def _begin(order: Order) -> None:
     """Prepare a worker process."""
-    global _here  # noqa: PLW0603
-    _here = order, queue, stop
-    queue.cancel_join_thread()  # whoever stopped reads no more; results are awaited
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process says when to stop
-    Thread(target=_end_with_parent, daemon=True).start()
-    set_threads(order.threads, order.device)
+    global _order  # noqa: PLW0603
+    _order = order
+    _end_with_parent()
+
+
+def _work_here(item: int, checkpoint: Checkpoint, queue: Any, stop: Any) -> None:
+    assert _order is not None
+    _work(_order, item, checkpoint, queue, stop)
 
 
 def _end_with_parent() -> None:
+    """End this process when the first one dies, which alone is interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
-    parent.join()
-    _exit(1)
 
+    def wait() -> None:
+        parent.join()
+        _exit(1)
 
-def _work_here(item: int, checkpoint: Checkpoint) -> None:
-    assert _here is not None
-    order, queue, stop = _here
-    _work(order, item, checkpoint, queue.put, stop.is_set)
-
-
-class _Cluster:
-    """The workers of a Dask cluster."""
-
-    def __init__(self, client: Any, order: Any, queue: Any, name: str) -> None:
-        self.client, self.order, self.queue, self.name = client, order, queue, name
-        self._received: deque[bytes] = deque()
-
-    def submit(self, item: int, checkpoint: Checkpoint) -> Any:
-        return self.client.submit(_work_there, self.order, item, checkpoint, self.name, pure=False)
-
-    def receive(self) -> Message | None:
-        if not self._received:  # a wait with a timeout would be an error in the scheduler's log
-            self._received += self.queue.get(batch=True)
-        if not self._received:
-            time.sleep(SECONDS_TO_WAIT)
-            return None
-        message: Message = pickle.loads(self._received.popleft())
-        return message
+    Thread(target=wait, daemon=True).start()
 
 
 @contextmanager
@@ -255,19 +227,10 @@ def on_dask(order: Order, address: str) -> Iterator[Pool]:
         queue, stop = Queue(name, client=client), Event(name, client=client)
         try:
             scattered = client.scatter(order, broadcast=True, hash=False)
-            yield _Cluster(client, scattered, queue, name)
+            yield Pool(partial(client.submit, _work, scattered, pure=False), queue, stop)
         finally:
             stop.set()
             queue.close()
-
-
-def _work_there(order: Order, item: int, checkpoint: Checkpoint, name: str) -> None:
-    """Work on an item in a worker of the cluster."""
-    from distributed import Event, Queue
-
-    set_threads(order.threads, order.device)  # for good: items in other threads have as many
-    queue, stop = Queue(name), Event(name)
-    _work(order, item, checkpoint, queue.put, stop.is_set)
 
 
 def _packages() -> dict[str, str]:
@@ -300,7 +263,7 @@ def usable_threads() -> int | None:
     return max(libraries, default=None)
 
 
-def set_threads(threads: int | None, device: str) -> None:
+def _set_threads(threads: int | None, device: str) -> None:
     """Give the linear algebra of this process so many threads, from now on; None changes nothing.
 
     Another number of threads gives other last digits.

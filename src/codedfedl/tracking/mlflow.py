@@ -11,8 +11,8 @@ from codedfedl.tracking import Series, flat
 
 __all__ = ["MLflow"]
 
-_AT_ONCE = 500  # metrics in a message; MLflow takes a thousand
-_LONGEST_VALUE = 6000  # characters of a parameter
+_BATCH_METRICS = 500  # MLflow takes a thousand metrics in a message.
+_MAX_VALUE_CHARACTERS = 6000  # MLflow refuses longer values of a parameter.
 
 
 class MLflow:
@@ -37,7 +37,7 @@ class MLflow:
         now = int(time.time() * 1000)
         waiting = self._waiting.setdefault(run, [])
         waiting += [Metric(name, value, now, round_) for name, value in values.items()]
-        if len(waiting) >= _AT_ONCE:
+        if len(waiting) >= _BATCH_METRICS:
             self._send(run)
 
     def finish(self, report: Path | None) -> None:
@@ -61,7 +61,7 @@ class MLflow:
         made = self._client.create_run(self._experiment, tags=tags, run_name=series.name)
         run = str(made.info.run_id)
         settings = flat({**series.settings, "seed": series.seed})
-        parameters = [Param(key, value[:_LONGEST_VALUE]) for key, value in settings.items()]
+        parameters = [Param(key, value[:_MAX_VALUE_CHARACTERS]) for key, value in settings.items()]
         label = [RunTag("setting", series.setting)]
         self._client.log_batch(run, params=parameters, tags=label)
         self._runs[series] = run

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from math import inf
 from pathlib import Path
 
-from codedfedl.federate.deploy.listener import Listener, Stream
+from codedfedl.federate.deploy.listener import GateLimits, Listener, Stream
 
 __all__ = ["Gate", "GateLimits", "client_context", "server_context"]
 
@@ -41,16 +42,6 @@ _NOT_PASSED = {
 }
 _PULL, _UPLOAD = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
 _STORED = (_UPLOAD, b"/v1/fleet/push-messages")
-_REASONS = {
-    400: "Bad Request",
-    404: "Not Found",
-    408: "Request Timeout",
-    411: "Length Required",
-    413: "Content Too Large",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-    507: "Insufficient Storage",
-}
 
 
 class RefusedRequest(Exception):  # noqa: N818
@@ -97,38 +88,6 @@ def parsed_head(line: bytes, lines: list[bytes], most: int) -> Head:
     return Head(line, fields, int(length))
 
 
-@dataclass(frozen=True)
-class GateLimits:
-    """What one peer may ask of the gate.
-
-    Attributes
-    ----------
-    head, body, upload
-        Bytes of a request's head, of its body, and of one that uploads a part of an array.
-    connections, per_address
-        Connections at a time, in all and from one address, from before their handshake on.
-    first, idle
-        Seconds for a TLS handshake or a head, and until the next request or piece of a body.
-    rate
-        Bytes a second below which a body is given up, once it took longer than `idle`.
-    reserve
-        Bytes of the disk that stay free: below, no answer is stored.
-    hold
-        Seconds for which a question for messages waits at the gate; 0 passes it at once.
-    """
-
-    head: int = 2**14
-    body: int = 2**22
-    upload: int = 2**23
-    connections: int = 2048
-    per_address: int = 256
-    first: float = 10.0
-    idle: float = 60.0
-    rate: float = 1000.0
-    reserve: int = 2**30
-    hold: float = 10.0
-
-
 @dataclass
 class Gate:
     """A gate to one SuperLink.
@@ -158,16 +117,7 @@ class Gate:
         self, host: str, port: int, tls: ssl.SSLContext | None
     ) -> AbstractAsyncContextManager[int]:
         """Listen until the context ends; give the port."""
-        limits = self.limits
-        listener = Listener(
-            lambda node: _Passage(self, node).serve(),
-            limits.connections,
-            limits.per_address,
-            limits.head,
-            limits.first,
-            tls,
-            self.say,
-        )
+        listener = Listener(lambda node: _Passage(self, node).serve(), self.limits, tls, self.say)
         return listener.listening(host, port)
 
     @property
@@ -194,7 +144,7 @@ class _Passage:
                 await self._pass(path, head)
                 patience = self.limits.idle
         except RefusedRequest as refused:
-            line = f"{refused.status} {_REASONS[refused.status]}"
+            line = f"{refused.status} {HTTPStatus(refused.status).phrase}"
             self.gate.say(f"refused a request ({line})")
             answer = Head(f"HTTP/1.1 {line}".encode("ascii"), [], 0)
             self.writer.write(answer.written(None, close=True))

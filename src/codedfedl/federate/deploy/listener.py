@@ -19,7 +19,7 @@ from typing import Any
 
 from codedfedl.errors import InputError
 
-__all__ = ["Listener", "Stream", "descriptors_for", "quietly"]
+__all__ = ["GateLimits", "Listener", "Stream", "descriptors_for", "quietly"]
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 """Both directions of a connection."""
@@ -54,6 +54,38 @@ def quietly(
     return speak
 
 
+@dataclass(frozen=True)
+class GateLimits:
+    """What one peer may ask of the gate.
+
+    Attributes
+    ----------
+    head, body, upload
+        Bytes of a request's head, of its body, and of one that uploads a part of an array.
+    connections, per_address
+        Connections at a time, in all and from one address, from before their handshake on.
+    first, idle
+        Seconds for a TLS handshake or a head, and until the next request or piece of a body.
+    rate
+        Bytes a second below which a body is given up, once it took longer than `idle`.
+    reserve
+        Bytes of the disk that stay free: below, no answer is stored.
+    hold
+        Seconds for which a question for messages waits at the gate; 0 passes it at once.
+    """
+
+    head: int = 2**14
+    body: int = 2**22
+    upload: int = 2**23
+    connections: int = 2048
+    per_address: int = 256
+    first: float = 10.0
+    idle: float = 60.0
+    rate: float = 1000.0
+    reserve: int = 2**30
+    hold: float = 10.0
+
+
 @dataclass
 class Listener:
     """Accepts connections, so many at a time.
@@ -62,21 +94,12 @@ class Listener:
     ----------
     handle
         Serves one connection, which is closed after it.
-    connections, per_address
-        Connections at a time, in all and from one address.
-    head
-        Bytes that a reader holds before its peer has to wait.
-    patience
-        Seconds for a handshake, and for closing.
     tls
         How the certificate is shown; None for plaintext.
     """
 
     handle: Callable[[Stream], Awaitable[None]]
-    connections: int
-    per_address: int
-    head: int
-    patience: float
+    limits: GateLimits
     tls: ssl.SSLContext | None
     say: Callable[[str], None]
     _open: Counter[str] = field(default_factory=Counter)
@@ -114,8 +137,8 @@ class Listener:
                 self.say(f"no connection can be accepted ({error.strerror})")
                 await asyncio.sleep(EXHAUSTED_SECONDS)
                 continue
-            is_full = self._open.total() >= self.connections
-            if is_full or self._open[address] >= self.per_address:
+            is_full = self._open.total() >= self.limits.connections
+            if is_full or self._open[address] >= self.limits.per_address:
                 connection.close()
                 self.say("refused a connection (too many)")
             else:
@@ -129,7 +152,7 @@ class Listener:
             try:
                 await self.handle((reader, writer))
                 writer.close()
-                await asyncio.wait_for(writer.wait_closed(), self.patience)
+                await asyncio.wait_for(writer.wait_closed(), self.limits.first)
             finally:
                 writer.transport.abort()  # which waits for nobody
         except (OSError, EOFError, TimeoutError):
@@ -142,8 +165,8 @@ class Listener:
 
     async def _after_handshake(self, connection: socket.socket) -> Stream:
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=self.head)
-        timeout = None if self.tls is None else self.patience
+        reader = asyncio.StreamReader(limit=self.limits.head)
+        timeout = None if self.tls is None else self.limits.first
         transport, protocol = await loop.connect_accepted_socket(
             lambda: asyncio.StreamReaderProtocol(reader),
             connection,

@@ -16,12 +16,15 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower.pulls import Pulled, Pulls, pulls_of, tried
 from codedfedl.federate.flower.wire import (
     MalformedError,
+    Pulled,
+    Pulls,
     message_type,
     pack,
     pack_arrays,
+    pulls_of,
+    tried,
     unpack,
 )
 from codedfedl.federate.transport import Arrays, Arrival, Status, printable

@@ -38,13 +38,11 @@ from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.ending import Ending, write_records
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.named import NamedRound
-from codedfedl.runs.status import StatusFile
-from codedfedl.runs.tables import planned_share
+from codedfedl.runs.observing import NamedRound, StatusFile
+from codedfedl.runs.tables import Ending, planned_share, write_records
 from codedfedl.runs.watching import probed_seconds
 
 __all__ = ["Evaluation", "federate", "trained_model"]
@@ -79,12 +77,12 @@ def federate(
         account = scheme.describe(state).account
         if account is not None:
             keep_account(directory, experiment, account)
-        elif only_private(scheme.info.disclosure):
+        elif only_private(scheme.disclosure):
             raise InputError(
                 "the scheme does not declare what it releases: return an account from describe"
             )
         federation = Federation(
-            asking, Sums(asking, account) if needs_helper(scheme.info.disclosure) else None
+            asking, Sums(asking, account) if needs_helper(scheme.disclosure) else None
         )
         driver = Driver(scheme, state, config.rounds)
         watch = Watch(config.fall, state.task.held)
