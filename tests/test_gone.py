@@ -28,7 +28,6 @@ from codedfedl.runs.grid import cells
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded import Coded, CodedState
-from codedfedl.schemes.on_sums import on_sums
 from codedfedl.schemes.stand_in import LARGEST_CHANCE, StandIns, encoded_chances
 from codedfedl.simulation.clients import embedded
 from codedfedl.simulation.engine import Simulation
@@ -144,9 +143,7 @@ class TestScheme:
         assert np.max(ask.work.return_probabilities) <= LARGEST_CHANCE
 
     def test_secure_sums_have_only_the_composite(self) -> None:
-        summed = on_sums(Coded())
-        assert isinstance(summed, Coded)
-        assert not started(summed, LIMITS).stand_in
+        assert not started(Coded(secure=True), LIMITS).stand_in
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -161,7 +158,7 @@ class TestScheme:
 
     def test_secure_sums_hide_each_clients_parity(self) -> None:
         with pytest.raises(InputError, match="leave out stand_in or secure"):
-            on_sums(Coded(stand_in=True))
+            Coded(stand_in=True, secure=True)
 
     def test_a_silent_client_counts_and_an_answer_corrects_it(self) -> None:
         """Steps are those of the whole gradient, with a client gone from the second round on."""

@@ -29,7 +29,6 @@ from codedfedl.io import files
 from codedfedl.report.arrivals import federation_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
-from codedfedl.runs.chain import digest
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
@@ -128,7 +127,7 @@ def test_a_kill_between_a_round_and_the_head_loses_nothing(finished: Path, tmp_p
     exchanges = tmp_path / "run" / "exchanges"
     head = json.loads((exchanges / "head.json").read_text())
     last = (exchanges / "000003-round.npz").read_bytes()
-    head |= {"count": 4, "last": digest(last)}
+    head |= {"count": 4, "last": files.digest(last)}
     (exchanges / "head.json").write_text(json.dumps(head))
     assert len(list(Journal(tmp_path / "run").exchanges())) == 5
 
@@ -137,6 +136,7 @@ class _Killed(BaseException):
     """The process ends here."""
 
 
+_DURABLE = files.durable
 _MOMENTS = ("before the write", "in the middle of the write", "after the write")
 
 
@@ -149,7 +149,7 @@ def _killed_at(write: int, moment: str) -> Callable[[Path], Any]:
         doomed = next(writes, -1) == write
         if doomed and moment == "before the write":
             raise _Killed
-        with files.durable(path) as file:
+        with _DURABLE(path) as file:
             yield file
         if doomed:
             if moment == "in the middle of the write" and path.suffix == ".npz":
@@ -194,7 +194,7 @@ def test_two_kills_at_any_write_lose_at_most_the_exchange_in_flight(
         folder.mkdir()
         for write, when in ((i, moment), (j, second)):
             with monkeypatch.context() as patch:
-                patch.setattr("codedfedl.runs.chain.durable", _killed_at(write, when))
+                patch.setattr("codedfedl.io.files.durable", _killed_at(write, when))
                 with suppress(_Killed):
                     _continued(folder, 4)
             kept = [exchange.record.round for exchange in Journal(folder).exchanges()]

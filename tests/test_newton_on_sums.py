@@ -19,8 +19,7 @@ from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded_newton import CodedNewton
-from codedfedl.schemes.newton_on_sums import NewtonOnSums, SummedState
-from codedfedl.schemes.on_sums import on_sums
+from codedfedl.schemes.newton_on_sums import SummedState
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.experiment import simulate
@@ -41,7 +40,7 @@ def client_of(shard: tuple[np.ndarray, np.ndarray]) -> ArrayClient:
 
 
 def counted(
-    state: SummedState, scheme: NewtonOnSums, shards: list[Any], arrived: list[int]
+    state: SummedState, scheme: CodedNewton, shards: list[Any], arrived: list[int]
 ) -> SummedState:
     """Play a round by hand, in which some clients arrive and all that they say is a sum."""
     ask = scheme.ask(state)
@@ -58,14 +57,12 @@ def counted(
     return found
 
 
-def summed(plain: Any, scheme: CodedNewton) -> tuple[SummedState, NewtonOnSums]:
+def summed(plain: Any, scheme: CodedNewton) -> tuple[SummedState, CodedNewton]:
     """Return the state of the plain scheme after its set-up, for the form on sums."""
     known = {name: value for name, value in vars(plain).items() if name != "represented_points"}
     work = Changed(Embedded(), SCALE, {})
     loads = np.asarray(plain.task.held)
-    same = on_sums(scheme)
-    assert isinstance(same, NewtonOnSums)
-    return SummedState(**known, work=work, loads=loads), same
+    return SummedState(**known, work=work, loads=loads), replace(scheme, secure=True)
 
 
 class TestChanges:
@@ -217,7 +214,7 @@ class TestRuns:
         simulate(small(SECURE | {"rounds": 2}), directory)
         (outcome,) = outcomes(directory)
         assert outcome.disclosure == ["mixed", "sums"]
-        assert on_sums(CodedNewton()).info.disclosure == {Disclosure.MIXED, Disclosure.SUMS}
+        assert CodedNewton(secure=True).disclosure == {Disclosure.MIXED, Disclosure.SUMS}
 
     def test_features_without_a_bound_are_refused(self) -> None:
         with pytest.raises(InputError, match="features with a bound"):
@@ -226,7 +223,7 @@ class TestRuns:
     def test_absent_clients_do_not_lengthen_rounds(self) -> None:
         """One of ten never answers, and another in every second round."""
         _, problem, task, planned = prepared(SECURE_PLAN)
-        scheme = {"secure": on_sums(CodedNewton(rounds=30))}
+        scheme = {"secure": CodedNewton(rounds=30, secure=True)}
         lengths = []
         for availability in (1.0, np.array([1, 1, 0, 0.5, 1, 1, 1, 1, 1, 1])):
             fleet = replace(planned, availability=np.broadcast_to(availability, 10))

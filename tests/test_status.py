@@ -16,7 +16,7 @@ from codedfedl.cli.following import submit
 from codedfedl.federate.server.session import federate
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.status import Status, StatusFile, reason
+from codedfedl.runs.observing import Status, StatusFile, reason
 from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of

@@ -126,7 +126,7 @@ WRONG: list[Any] = ["x", 1.5, True, float("nan"), [1]]
 def test_settings_of_a_wrong_kind(name: str) -> None:
     """Whatever a setting is annotated with, something else is refused by name and value."""
     scheme = SCHEMES[name]
-    for field in fields(scheme):  # type: ignore[arg-type]
+    for field in fields(scheme):
         refused = 0
         for value in WRONG:
             try:

@@ -104,11 +104,11 @@ class TrainingOptions:
             encoder=encoder,
             works=module if colon else None,
         )
-        if not needs_helper(scheme.info.disclosure):
+        if not needs_helper(scheme.disclosure):
             return config
-        private = only_private(scheme.info.disclosure)
+        private = only_private(scheme.disclosure)
         cap = max(EPSILON_CAP, self.epsilon or 0.0) if private else inf
-        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.info.disclosure
+        parity = {Disclosure.MIXED, Disclosure.SUMS} <= scheme.disclosure
         return replace(config, epsilon_cap=cap, parity=parity)
 
 
@@ -238,7 +238,7 @@ def _train(
     loaded = experiment.data.load(data)
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
     scheme = scheme_of(experiment)
-    if only_private(scheme.info.disclosure):
+    if only_private(scheme.disclosure):
         refuse_own_scale(loaded, scheme.info.name)
     is_text = experiment.data.text is not None
     node = training.node(scheme, experiment.features.encoder, text=is_text)

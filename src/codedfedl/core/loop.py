@@ -5,18 +5,20 @@ rules of the loop are in it.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Prepare
-from codedfedl.core.protocol import Ask, Inbox, Runtime, Scheme, State, Task
+from codedfedl.core.masked import Masked, masked
+from codedfedl.core.protocol import EACH, Ask, Inbox, Runtime, Scheme, State, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 
-__all__ = ["PREPARE", "Driver", "RunningSum", "check_ask", "drive", "loads_of"]
+__all__ = ["PREPARE", "Driver", "RunningSum", "check_ask", "drive", "is_secure", "loads_of"]
 
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
 """The set-up of a scheme that has none of its own."""
@@ -38,6 +40,7 @@ class Driver:
         self.played = 0
         self._prepared = False
         self._asked: Ask | None = None
+        self._encoded: Masked | None = None
 
     def ask(self) -> Ask | None:
         """Return what to ask the clients now; None when all is done."""
@@ -45,10 +48,14 @@ class Driver:
         if ask is None:
             return None
         check_ask(self.scheme, ask)
+        self._encoded = None
         if not ask.setup and not self._prepared and ask.work.embeds:
             ask = PREPARE
         elif not ask.setup and self.played >= self.rounds:
             return None
+        elif is_secure(self.scheme, ask):
+            self._encoded = masked(ask.work, self.state.task)
+            ask = replace(ask, work=self._encoded, noise=0.0)
         self._asked = ask
         return ask
 
@@ -70,6 +77,8 @@ class Driver:
         assert ask is not None
         self._prepared = True
         if ask is not PREPARE:
+            if self._encoded is not None:
+                inbox = self._decoded(self._encoded, inbox)
             state = self.scheme.receive(self.state, inbox)
             if not isinstance(state, State):
                 raise InputError(
@@ -78,6 +87,12 @@ class Driver:
                 )
             self.state = state
         self.played += not ask.setup
+
+    def _decoded(self, work: Masked, inbox: Inbox) -> Inbox:
+        """Return the numbers of a secure sum; where it was not given out, as if nobody arrived."""
+        if inbox.sums:
+            return replace(inbox, sums=work.decoded(inbox.sums, self.state.model))
+        return replace(inbox, arrived=np.zeros_like(inbox.arrived), points=0.0)
 
 
 def drive(driver: Driver, runtime: Runtime) -> Iterator[int]:
@@ -101,6 +116,24 @@ def check_ask(scheme: Scheme, ask: Ask) -> None:
         raise InputError(
             f"scheme {scheme_name!r} waits with {ask.wait!r}: give a Wait, with deadline and enough"
         )
+
+
+def is_secure(scheme: Scheme, ask: Ask) -> bool:
+    """Return whether a sum is to be made secure; refuse where every single answer is needed.
+
+    What a secure scheme discloses beside its sums is left alone, such as parity.
+    """
+    discloses = ask.work.discloses
+    if not (ask.secure or scheme.secure) or ask.noise is not None or discloses is None:
+        return False
+    if scheme.secure and discloses in scheme.disclosure:
+        return False
+    if ask.combine is EACH or ask.keep_late:
+        raise InputError(
+            f"{scheme.info.name} needs each client's answer, and a secure sum hides it: choose "
+            "uncoded, coded, balanced, coded-newton or private, or leave secure out"
+        )
+    return True
 
 
 def loads_of(ask: Ask, task: Task) -> IntArray:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray, Mask
-from codedfedl.core.disclosure import Disclosed
+from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.task import State, Task
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
@@ -84,6 +84,9 @@ class Ask:
         Whether this is done once, before the first round: on the paper's clock it takes no time.
     model
         The model sent to the clients, if it is not the state's.
+    secure
+        Whether the server may see no more than the sum of the answers. Whoever drives the scheme
+        asks for it in integers, without noise, and decodes it.
     noise
         If given, the answers are integers modulo 2³², nobody sees more than their sum, and a helper
         adds Gaussian noise with this standard deviation to every value of it, in integer steps.
@@ -102,6 +105,7 @@ class Ask:
     keep_late: bool = False
     setup: bool = False
     model: Array = None
+    secure: bool = False
     noise: float | None = None
     least: int = LEAST_SUMMED
     server_work: ServerWork | None = None
@@ -210,6 +214,8 @@ class Info:
         What it is called in experiments and tables.
     disclosure
         What leaves a client, to the server or to peers.
+    secure_disclosure
+        The same where the scheme trains on secure sums.
     solver
         How it minimises the objective, unless a setting `optimiser` says so.
     solves
@@ -230,6 +236,7 @@ class Info:
 
     name: str
     disclosure: Disclosed = frozenset()
+    secure_disclosure: Disclosed = frozenset({Disclosure.SUMS})
     solver: str = "gd"
     solves: bool = False
     descends: bool = True
@@ -263,13 +270,26 @@ class Description:
     planned_deadline: float | None = None
 
 
+@dataclass(frozen=True)
 class Scheme(ABC):
     """A way to train: a frozen dataclass of settings with pure functions.
 
     It holds no state: everything that it learns is in the `State` that it returns.
+
+    Parameters
+    ----------
+    secure
+        Whether the server sees sums of the answers alone: every ask becomes one for a secure sum.
     """
 
+    secure: bool = field(default=False, kw_only=True)
+
     info: ClassVar[Info]
+
+    @property
+    def disclosure(self) -> Disclosed:
+        """What leaves a client, with or without secure sums."""
+        return self.info.secure_disclosure if self.secure else self.info.disclosure
 
     def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse what would fail later, before any work.

@@ -20,6 +20,7 @@ from codedfedl.io.files import check_room
 
 __all__ = ["array_names", "read_arrays"]
 
+_REMEDY = "it may be truncated: copy it again, or write it again with numpy.savez"
 _SUFFIX = ".npy"
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _BAD_ZIP = (BadZipFile, EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error)
@@ -40,21 +41,28 @@ def read_arrays(
     names: Iterable[str] | None = None,
     most_bytes: int | None = None,
     *,
+    skip: tuple[str, ...] = (),
     content: bytes | None = None,
+    remedy: str = _REMEDY,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a file, or those of some names that it has; others are not unpacked.
+    """Return the arrays of a file, or those of given names that it has; others are not unpacked.
 
     Parameters
     ----------
     most_bytes
         Of all of them together, unpacked; by default half of the memory.
+    skip
+        How the names of arrays begin that are left out.
     content
         Of the file, where it was read already.
+    remedy
+        What to do about a file that cannot be read.
     """
     try:
         with ZipFile(path if content is None else io.BytesIO(content)) as archive:
             members = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
-            wanted = members if names is None else [name for name in names if name in members]
+            wanted = [name for name in (members if names is None else names) if name in members]
+            wanted = [name for name in wanted if not name.startswith(skip)]
             needed = sum(members[name].file_size for name in wanted)
             check_room(path, needed)
             if most_bytes is not None and needed > most_bytes:
@@ -66,7 +74,7 @@ def read_arrays(
     except InputError:
         raise
     except (*_BAD_ZIP, *_BAD_ARRAY) as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable(path, error, remedy) from None
 
 
 def _array(path: Path, archive: ZipFile, info: ZipInfo) -> npt.NDArray[Any]:
@@ -92,9 +100,6 @@ def _check_header(path: Path, info: ZipInfo, member: IO[bytes]) -> None:
         )
 
 
-def _unreadable(path: Path, error: BaseException) -> InputError:
+def _unreadable(path: Path, error: BaseException, remedy: str = _REMEDY) -> InputError:
     reason = "it is not an .npz file" if isinstance(error, BadZipFile) else error
-    return InputError(
-        f"cannot read {path}: {reason}; it may be truncated: copy it again, or write it again with "
-        "numpy.savez"
-    )
+    return InputError(f"cannot read {path}: {reason}; {remedy}")

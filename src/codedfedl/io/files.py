@@ -1,5 +1,7 @@
 """Files that are written whole or not at all, destinations that are checked first, and locks."""
 
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -14,15 +16,20 @@ __all__ = [
     "FIGURE_SUFFIXES",
     "TABLE_SUFFIXES",
     "Files",
+    "HashedFile",
     "cache_folder",
     "check_destination",
     "check_room",
+    "digest",
     "durable",
     "lock",
     "make_folder",
     "memory",
+    "read_json",
     "replacing",
     "synced",
+    "write_durably",
+    "write_json",
 ]
 
 TABLE_SUFFIXES = (".csv", ".parquet")
@@ -59,6 +66,12 @@ def durable(path: Path) -> Iterator[BinaryIO]:
     synced(path.parent)  # the name is stored in the folder
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file that is on disk when this returns."""
+    with durable(path) as file:
+        file.write(content)
+
+
 def synced(path: Path) -> None:
     """Wait until a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -66,6 +79,41 @@ def synced(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """Read a JSON document, or say why it cannot be read, and what to do about it."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {path}: {error}; {remedy}") from None
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON document that is on disk when this returns."""
+    write_durably(path, json.dumps(document, indent=1).encode())
+
+
+def digest(content: bytes | memoryview) -> str:
+    """Return the SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class HashedFile:
+    """A file to write to, and the SHA-256 of what was written: large arrays are not copied."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        """Write some bytes."""
+        self._hash.update(content)
+        return self._file.write(content)
+
+    @property
+    def digest(self) -> str:
+        """The hash so far, in hexadecimal digits."""
+        return self._hash.hexdigest()
 
 
 def check_destination(path: str | Path, suffixes: Sequence[str]) -> None:
@@ -112,8 +160,7 @@ class Files(MutableMapping[str, bytes]):
 
     def __setitem__(self, key: str, value: bytes) -> None:
         make_folder(self.folder)
-        with durable(self.folder / key) as file:
-            file.write(value)
+        write_durably(self.folder / key, value)
 
     def __delitem__(self, key: str) -> None:
         (self.folder / key).unlink()

@@ -46,8 +46,7 @@ from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_o
 from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.named import NamedRound, listed
-from codedfedl.runs.status import Status
+from codedfedl.runs.observing import NamedRound, Status, listed
 
 __all__ = ["main_figure", "render_report", "render_waiting"]
 

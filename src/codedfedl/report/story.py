@@ -18,7 +18,7 @@ from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.status import Status
+from codedfedl.runs.observing import Status
 from codedfedl.runs.watching import probed_seconds
 
 __all__ = ["SHOWN_CLIENTS", "TIME_COLUMNS", "Story", "stories_of"]

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
-from codedfedl.runs.named import AT_DEADLINE, ended
+from codedfedl.runs.observing import AT_DEADLINE, ended
 
 __all__ = ["Conduct", "advice", "client_advice"]
 

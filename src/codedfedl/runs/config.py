@@ -248,7 +248,7 @@ class SchemeConfig(BaseModel):
 
     def scheme(self) -> Scheme:
         """Return the scheme."""
-        return make_scheme(self.name, self.settings)
+        return make_scheme(self.name, self.settings, secure=bool(self.secure))
 
 
 class Experiment(_Table):

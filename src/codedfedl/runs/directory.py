@@ -28,7 +28,7 @@ from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.documents import check
 from codedfedl.runs.grid import CELLS, cells, cells_text
-from codedfedl.runs.status import Status, StatusFile, reason
+from codedfedl.runs.observing import Status, StatusFile, reason
 
 __all__ = ["Checkpoint", "RunDirectory"]
 

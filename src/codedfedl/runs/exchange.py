@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,9 @@ import numpy.typing as npt
 from codedfedl.core.protocol import Reply
 from codedfedl.core.record import DROPPED, REFUSED, SETUP, Record, record_arrays, record_of
 from codedfedl.fitting.drift import Timings
+from codedfedl.io.archives import read_arrays
 
-__all__ = ["Exchange", "exchange_columns"]
+__all__ = ["Exchange"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,51 +57,72 @@ class Exchange:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays, for a file."""
-        kept = record_arrays(self.record)
-        kept["points"], kept["spent"] = np.asarray(self.points), np.asarray(self.spent)
-        kept |= {f"sum/{name}": array for name, array in self.sums.items()}
-        facts = [(r.client, r.round, r.points) for r in self.replies]
-        kept["replies"] = np.array(facts, dtype=np.int64).reshape(-1, 3)
+        arrays = record_arrays(self.record) | {
+            "points": np.asarray(self.points),
+            "spent": np.asarray(self.spent),
+            "excluded": np.array(self.excluded, dtype=np.int64),
+            "replies": np.array(
+                [(reply.client, reply.round, reply.points) for reply in self.replies],
+                dtype=np.int64,
+            ).reshape(-1, 3),
+            "stored": _pairs(self.stored),
+            **{f"sum/{name}": array for name, array in self.sums.items()},
+        }
         for k, reply in enumerate(self.replies):
-            kept |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
-        kept["stored"] = np.array(list(self.stored.items()), dtype=np.int64).reshape(-1, 2)
+            arrays |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
         if self.revised is not None:
-            kept["revised"] = np.array(list(self.revised.items()), np.int64).reshape(-1, 2)
-        kept["excluded"] = np.array(self.excluded, dtype=np.int64)
+            arrays["revised"] = _pairs(self.revised)
         if self.counted is not None:
-            kept["counted"] = self.counted
+            arrays["counted"] = self.counted
         if (seen := self.timings) is not None:
-            kept["timings"] = np.array([seen.loads, seen.seconds, seen.answered], dtype=np.float64)
-        return kept
+            arrays["timings"] = np.array([seen.loads, seen.seconds, seen.answered], np.float64)
+        return arrays
 
     @classmethod
-    def of(cls, kept: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
         """Return the exchange from its `arrays`; from earlier versions, what a report needs."""
         replies = tuple(
-            Reply(client, round_, points, _named(kept, f"reply/{k}/"))
-            for k, (client, round_, points) in enumerate(kept.get("replies", np.empty(0)).tolist())
+            Reply(client, round_, points, _named(arrays, f"reply/{k}/"))
+            for k, (client, round_, points) in enumerate(
+                arrays.get("replies", np.empty((0, 3))).tolist()
+            )
         )
-        stored = kept.get("stored", kept.get("blocks", np.empty((0, 2))))
-        points, spent = (kept.get(name, np.zeros(())).item() for name in ("points", "spent"))
+        stored = arrays.get("stored", arrays.get("blocks", np.empty((0, 2))))
+        points, spent = (arrays.get(name, np.zeros(())).item() for name in ("points", "spent"))
         return cls(
-            record_of(_upgraded(kept)),
+            record_of(_upgraded(arrays)),
             points,
-            _named(kept, "sum/"),
+            _named(arrays, "sum/"),
             replies,
             dict(stored.tolist()),
             spent=spent,
-            excluded=tuple(kept.get("excluded", np.empty(0, np.int64)).tolist()),
-            counted=kept.get("counted"),
-            timings=_timings(kept["timings"]) if "timings" in kept else None,
-            revised=dict(kept["revised"].tolist()) if "revised" in kept else None,
+            excluded=tuple(arrays.get("excluded", np.empty(0)).tolist()),
+            counted=arrays.get("counted"),
+            timings=_timings(arrays["timings"]) if "timings" in arrays else None,
+            revised=dict(arrays["revised"].tolist()) if "revised" in arrays else None,
         )
 
+    @staticmethod
+    def read(
+        path: Path,
+        content: bytes | None = None,
+        *,
+        gradients: bool = True,
+        remedy: str = "restore it from a copy",
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Read the arrays of an exchange from its file, without gradients where nobody needs them.
 
-def exchange_columns(file: BinaryIO, *, gradients: bool) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of an exchange from its file; without gradients where nobody needs them."""
-    large = () if gradients else ("sum/", "reply", "total")
-    with np.load(file) as stored:
-        return {name: stored[name] for name in stored.files if not name.startswith(large)}
+        Parameters
+        ----------
+        content
+            Of the file, where it was read already.
+        """
+        skip = () if gradients else ("sum/", "reply", "total")
+        return read_arrays(path, skip=skip, content=content, remedy=remedy)
+
+
+def _pairs(mapping: Mapping[int, int]) -> npt.NDArray[np.int64]:
+    return np.array(list(mapping.items()), dtype=np.int64).reshape(-1, 2)
 
 
 def _upgraded(kept: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -20,8 +20,7 @@ from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.random import stream
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.schemes import make_scheme, scheme_class
-from codedfedl.schemes.on_sums import on_sums
+from codedfedl.schemes import scheme_class
 
 __all__ = [
     "federation_config",
@@ -59,10 +58,9 @@ def federation_schedule(experiment: Experiment) -> Schedule:
 def scheme_of(experiment: Experiment) -> Scheme:
     """Return the scheme, if it can be trained in the limits that the federation sets."""
     config, chosen = federation_config(experiment), experiment.schemes[0]
-    scheme = make_scheme(chosen.name, chosen.settings)
-    scheme = on_sums(scheme) if chosen.secure else scheme
+    scheme = chosen.scheme()
     scheme.check(limits=_limits(config))
-    if needs_helper(scheme.info.disclosure):
+    if needs_helper(scheme.disclosure):
         _check_sums(config)
         refuse_unbounded(experiment.feature_map().largest_square)
     return scheme

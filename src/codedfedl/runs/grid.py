@@ -22,7 +22,6 @@ from codedfedl.io.names import nearest, shortened
 from codedfedl.runs.config import Experiment, SchemeConfig, distinct_labels, flattened
 from codedfedl.runs.documents import check, modules_of, parse_value, set_key, table_keys
 from codedfedl.schemes import RENAMED_SETTINGS, SCHEMES, scheme_class, settings_of
-from codedfedl.schemes.on_sums import on_sums
 
 __all__ = [
     "CELLS",
@@ -131,7 +130,6 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
     """Return the setting of an experiment with one scheme, which is made for that."""
     config = experiment.schemes[0]
     scheme = config.scheme()
-    disclosed = (on_sums(scheme) if config.secure else scheme).info.disclosure
     features = config.features or experiment.features.kind
     if scheme.info.features is not None:
         features = type(scheme.info.features).__name__.lower()
@@ -153,7 +151,7 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
         scheme=config.plain_name,
         features=features,
         optimiser=str(getattr(scheme, "optimiser", scheme.info.solver)),
-        disclosure=[kind.value for kind in Disclosure if kind in disclosed],
+        disclosure=[kind.value for kind in Disclosure if kind in scheme.disclosure],
         baseline=scheme.info.baseline,
         featured=scheme.info.featured,
         as_in_paper=features == "fourier"

@@ -2,8 +2,14 @@
 
 A scheme's state is a pure function of what it received. So the journal keeps, in files that are
 never changed: who takes part (`members.json`), how they were measured (`traces.parquet`), their
-parity, and one file for every exchange that was finished. To resume is to read them again. Anything
-lost, duplicated or changed since it was written is an error (`chain.py`), never a shorter history.
+parity, and one numbered file for every exchange that was finished. To resume is to read them again.
+Anything lost, duplicated or changed since it was written is an error, never a shorter history.
+
+Each exchange holds its number and the hash of the file before it; the first holds the hash of the
+members and their measurements. `head.json` holds the number and hash of the last file, and is
+written after it: a kill between the two leaves one file more than it says, never one less. That
+file is adopted if it is whole, and the head is written again before the next file; if it is torn,
+it never was.
 """
 
 import io
@@ -20,16 +26,24 @@ import numpy.typing as npt
 
 from codedfedl.core.loop import RunningSum
 from codedfedl.core.protocol import Inbox, Reply
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, SETUP, Record
+from codedfedl.core.record import DROPPED, LATE, SETUP, Record
 from codedfedl.errors import InputError
-from codedfedl.io.files import durable, make_folder
+from codedfedl.io.files import (
+    HashedFile,
+    digest,
+    durable,
+    make_folder,
+    read_json,
+    write_durably,
+    write_json,
+)
 from codedfedl.learning.codes import Parity
-from codedfedl.runs.chain import Chain, Hashing, digest
-from codedfedl.runs.exchange import Exchange, exchange_columns
+from codedfedl.runs.exchange import Exchange
 
 __all__ = ["Journal", "Members"]
 
 _FORMAT = 3
+_RESTORE = "restore it from a copy, or choose another --out"
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,9 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.exchanges_folder, self.parity_folder = folder / "exchanges", folder / "parity"
-        self._chain = Chain(self.exchanges_folder, self._beginning, _is_whole)
+        self.head = self.exchanges_folder / "head.json"
+        self._last: tuple[int, str] | None = None  # how many exchanges, and the last one's hash
+        self._in_head: tuple[int, str] = (0, "")
         self._points_behind: dict[int, int] = {}
 
     @property
@@ -81,96 +97,194 @@ class Journal:
         """Where the measurements of all clients are."""
         return self.folder / "traces.parquet"
 
+    # The beginning and the end.
+
     def members(self) -> Members | None:
         """Return who takes part, once that is known."""
         path = self.folder / "members.json"
         if not path.is_file():
             if self.count():
-                raise InputError(f"{path} is missing: restore it, or choose another --out")
+                raise InputError(f"{path} is missing: {_RESTORE}")
             return None
         try:
-            document = json.loads(path.read_text("utf-8"))
-            known = {**document, "format": document.get("format", 0)}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{path} is damaged ({error}): restore it from a copy, or choose another --out"
-            ) from None
-        if known["format"] != _FORMAT:
-            raise InputError(
-                f"{self.folder} holds a federation of another version of codedfedl: it can be "
-                "reported, not continued; choose another --out"
-            )
-        try:
+            document = read_json(path, _RESTORE)
+            if document.get("format", 0) != _FORMAT:
+                raise InputError(
+                    f"{self.folder} holds a federation of another version of codedfedl: it can be "
+                    "reported, not continued; choose another --out"
+                )
             return Members(**document)
-        except TypeError as error:
-            raise InputError(
-                f"{path} is damaged ({error}): restore it from a copy, or choose another --out"
-            ) from None
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"{path} is damaged ({error}): {_RESTORE}") from None
 
     def keep_members(self, members: Members) -> None:
         """Remember who takes part."""
-        with durable(self.folder / "members.json") as file:
-            file.write(json.dumps(vars(members), indent=1).encode())
+        write_json(self.folder / "members.json", vars(members))
 
     def keep_beginning(self, seconds: float) -> None:
         """Remember how long it took to meet and to measure all."""
-        with durable(self.folder / "beginning.json") as file:
-            file.write(json.dumps({"seconds": seconds}).encode())
+        write_json(self.folder / "beginning.json", {"seconds": seconds})
 
     def keep_gone(self, clients: Sequence[int]) -> None:
         """Remember who did not say goodbye."""
-        with durable(self.folder / "gone.json") as file:
-            file.write(json.dumps(list(clients)).encode())
+        write_json(self.folder / "gone.json", list(clients))
 
     def check_begun(self) -> None:
         """Refuse rounds without the measurements that they were planned by."""
         if self.count() and not self.traces.is_file():
-            raise InputError(f"{self.traces} is missing: restore it, or choose another --out")
+            raise InputError(f"{self.traces} is missing: {_RESTORE}")
+
+    # Exchanges.
+
+    def paths(self) -> list[Path]:
+        """Return the files of the exchanges, unchecked; without a last one that is torn."""
+        return self._files()[0]
+
+    def count(self) -> int:
+        """Return how many exchanges are finished."""
+        return len(self.paths())
+
+    def rounds(self) -> int:
+        """Return how many rounds are finished."""
+        return sum(path.name.endswith("-round.npz") for path in self.paths())
 
     def records(self) -> list[Record]:
         """Return the record of every exchange: the one source for tables, charts and sentences."""
-        return self.told([exchange.record for exchange in self.exchanges(gradients=False)])
+        return self.with_later_facts(
+            [exchange.record for exchange in self.exchanges(gradients=False)]
+        )
 
-    def told(self, records: Sequence[Record]) -> list[Record]:
+    def with_later_facts(self, records: Sequence[Record]) -> list[Record]:
         """Return records with what was known later.
 
         A client that never came back and did not say goodbye was dropped, not late, since its last
         answer. Meeting and measuring are part of the first exchange's seconds.
         """
-        records = list(records)
-        left = set(self._small("gone.json", []))
-        for place in reversed(range(len(records))):
-            outcome = records[place].outcome.copy()
-            left -= set(np.flatnonzero(outcome == ARRIVED).tolist())
-            for client in left:
-                outcome[client] = DROPPED if outcome[client] == LATE else outcome[client]
-            records[place] = replace(records[place], outcome=outcome)
-        if records:
+        revised = []
+        gone = set(self._small("gone.json", []))
+        for record in reversed(records):
+            gone -= set(np.flatnonzero(record.arrived).tolist())
+            late = np.isin(np.arange(len(record.outcome)), list(gone)) & (record.outcome == LATE)
+            revised.append(replace(record, outcome=np.where(late, DROPPED, record.outcome)))
+        if revised:
             before = float(self._small("beginning.json", {}).get("seconds", 0.0))
-            records[0] = replace(records[0], seconds=records[0].seconds + before)
-        return records
+            revised[-1] = replace(revised[-1], seconds=revised[-1].seconds + before)
+        return revised[::-1]
 
-    def _small(self, name: str, otherwise: Any) -> Any:
+    def _small(self, name: str, default: Any) -> Any:
         path = self.folder / name
-        if not path.is_file():
-            return otherwise
+        return read_json(path, "delete it") if path.is_file() else default
+
+    def exchanges(self, *, gradients: bool = True) -> Iterator[Exchange]:
+        """Read all that was finished, in order; without gradients where nobody needs them."""
+        (paths, count, last), before, rounds = self._files(), self._beginning(), 0
+        if len(paths) > 1 and not self.head.is_file():
+            raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
+        if len(paths) < count:
+            raise InputError(
+                f"{self.exchanges_folder} holds {len(paths)} exchanges where {self.head.name} says "
+                f"{count}: {self._remedy('restore the others')}"
+            )
+        for number, path in enumerate(paths):
+            if int(path.name.partition("-")[0]) != number:
+                raise InputError(
+                    f"{path} is in the place of number {number}: one is missing or "
+                    f"duplicated; {self._remedy('restore it')}"
+                )
+            content = path.read_bytes()
+            exchange, link = self._read(path, content, gradients)
+            if link not in (None, (number, before)):
+                raise self._damaged(path, "does not follow from what is before it")
+            if link is not None and exchange.record.round not in (SETUP, rounds):
+                raise self._damaged(path, f"is not of round {rounds + 1}")
+            rounds += not exchange.record.is_setup
+            yield exchange
+            before = digest(content)
+            if number == count - 1 and last and before != last:
+                raise self._damaged(path, "was changed since it was written")
+        self._last, self._in_head = (len(paths), before), (count, last)
+
+    def _read(
+        self, path: Path, content: bytes, gradients: bool
+    ) -> tuple[Exchange, tuple[int, str] | None]:
+        """Return an exchange, its number and the hash before it, which earlier versions had not."""
+        remedy = self._remedy("restore it")
+        arrays = Exchange.read(path, content, gradients=gradients, remedy=remedy)
         try:
-            return json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise InputError(f"cannot read {path}: {error}; delete it") from None
+            exchange = Exchange.of(arrays)
+        except (ValueError, KeyError) as error:
+            raise self._damaged(path, f"cannot be read ({error})") from None
+        if "before" not in arrays:
+            return exchange, None
+        return exchange, (int(arrays["number"]), str(arrays["before"]))
+
+    def append(self, exchange: Exchange) -> None:
+        """Keep an exchange: with this it is finished."""
+        make_folder(self.exchanges_folder)
+        if self._last is None:
+            for _ in self.exchanges(gradients=False):
+                pass
+        assert self._last is not None
+        number, before = self._last
+        if number and self._in_head != self._last:  # a kill came between the last file and it
+            self._write_head()
+        for torn in self.exchanges_folder.glob(f"{number:06d}-*.npz"):
+            torn.unlink()
+        content = io.BytesIO()
+        link = {"number": np.asarray(number), "before": np.array(before)}
+        np.savez(content, **exchange.arrays(), **link)  # type: ignore[arg-type]
+        kind = "setup" if exchange.record.is_setup else "round"
+        write_durably(self.exchanges_folder / f"{number:06d}-{kind}.npz", content.getvalue())
+        self._last = number + 1, digest(content.getvalue())
+        self._write_head()
+
+    def _write_head(self) -> None:
+        assert self._last is not None
+        write_json(self.head, {"count": self._last[0], "last": self._last[1]})
+        self._in_head = self._last
+
+    def _files(self) -> tuple[list[Path], int, str]:
+        """Return the files, how many the head counts, and the hash of the last of those."""
+        count, last = 0, ""  # of a head that is not yet written, or was emptied by the operator
+        text = self.head.read_text("utf-8", errors="replace") if self.head.is_file() else ""
+        if text:  # before the files are listed: another process may be adding some
+            try:
+                document = json.loads(text)
+                count, last = int(document["count"]), str(document["last"])
+            except (ValueError, KeyError, TypeError):
+                raise InputError(f"{self.head} is damaged: {self._remedy('restore it')}") from None
+        files = sorted(self.exchanges_folder.glob("[0-9]*-*.npz"))
+        if len(files) > count and not _is_whole(files[-1].read_bytes()):
+            files.pop()
+        return files, count, last
+
+    def _beginning(self) -> str:
+        """Return the hash of what the exchanges depend on: the members, and their measurements."""
+        paths = (self.folder / "members.json", self.traces)
+        return digest(b"".join(path.read_bytes() for path in paths if path.is_file()))
+
+    def _damaged(self, path: Path, reason: str) -> InputError:
+        return InputError(f"{path} {reason}: {self._remedy('restore it')}")
+
+    def _remedy(self, mend: str) -> str:
+        return (
+            f"{mend} from a copy, or, to continue from an earlier round, delete it, and what comes "
+            f"after it, and empty {self.head.name}"
+        )
+
+    # Answers that are sent once, such as parity.
 
     def keep(self, client: int, arrays: Mapping[str, npt.NDArray[Any]], points: int) -> None:
         """Write what a client sends once to the disk: it need not stay in memory."""
         folder = self.parity_folder / str(client)
         make_folder(folder)
-        hashes = []
+        lines = [str(points)]
         for name, array in arrays.items():
             with durable(folder / f"{name}.npy") as file:
-                hashing = Hashing(file)
-                np.save(hashing, array)
-            hashes.append(f"{hashing.digest} {name}.npy")
-        with durable(folder / "points") as file:  # last: marks it as complete
-            file.write("\n".join([str(points), *hashes]).encode())
+                hashed = HashedFile(file)
+                np.save(hashed, array)
+            lines.append(f"{hashed.digest} {name}.npy")
+        write_durably(folder / "points", "\n".join(lines).encode())  # last: marks it as complete
 
     def kept(self) -> dict[int, int]:
         """Return who has sent such an answer, and for how many points it stands."""
@@ -192,15 +306,12 @@ class Journal:
                 expected, name = line.split(" ", 1)
                 path = folder / name
                 if not path.is_file() or digest(path.read_bytes()) != expected:
-                    raise InputError(
-                        f"{path} is not what the client sent: restore it from a copy, or choose "
-                        "another --out"
-                    )
+                    raise InputError(f"{path} is not what the client sent: {_RESTORE}")
 
     def answer(self, client: int) -> dict[str, npt.NDArray[Any]]:
         """Return a client's answer, memory-mapped."""
-        found = sorted((self.parity_folder / str(client)).glob("*.npy"))
-        return {path.stem: np.load(path, "r") for path in found}
+        paths = sorted((self.parity_folder / str(client)).glob("*.npy"))
+        return {path.stem: np.load(path, "r") for path in paths}
 
     def parity(self, client: int, batch: int = 0) -> Parity | None:
         """Return a client's parity of a mini-batch, memory-mapped, if all of it is here."""
@@ -210,42 +321,7 @@ class Journal:
             return None
         return Parity(*(np.load(path, "r") for path in paths))
 
-    def append(self, exchange: Exchange) -> None:
-        """Keep an exchange: with this it is finished."""
-        kind = "setup" if exchange.record.is_setup else "round"
-
-        def content(number: int, before: str) -> bytes:
-            file = io.BytesIO()
-            own = {"number": np.asarray(number), "before": np.array(before)}
-            np.savez(file, **exchange.arrays(), **own)  # type: ignore[arg-type]
-            return file.getvalue()
-
-        self._chain.append(kind, content)
-
-    def paths(self) -> list[Path]:
-        """Return the files of the exchanges, unchecked."""
-        return self._chain.paths()
-
-    def rounds(self) -> int:
-        """Return how many rounds are finished."""
-        return sum(path.name.endswith("-round.npz") for path in self.paths())
-
-    def exchanges(self, *, gradients: bool = True) -> Iterator[Exchange]:
-        """Read all that was finished, in order; without gradients where nobody needs them."""
-        rounds = 0
-        for path, content, number, before in self._chain.links():
-            try:
-                columns = exchange_columns(io.BytesIO(content), gradients=gradients)
-                exchange = Exchange.of(columns)
-            except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-                raise self._chain.damaged(path, f"cannot be read ({error})") from None
-            if "before" in columns:  # earlier versions had none
-                if (int(columns["number"]), str(columns["before"])) != (number, before):
-                    raise self._chain.damaged(path, "does not follow from what is before it")
-                if not exchange.record.is_setup and exchange.record.round != rounds:
-                    raise self._chain.damaged(path, f"is not of round {rounds + 1}")
-            rounds += not exchange.record.is_setup
-            yield exchange
+    # What a scheme receives.
 
     def inbox(self, exchange: Exchange, *, summed: bool) -> Inbox:
         """Return what a scheme receives from an exchange.
@@ -255,7 +331,11 @@ class Journal:
         summed
             Whether answers that lie beside the journal are added up, one in memory at a time.
         """
-        sums, replies = self._stored(exchange.stored, summed=summed)
+        sums, replies = self._stored(exchange.stored, summed)
+        revised = None
+        if (counted := exchange.revised) is not None:
+            arrived = np.isin(np.arange(len(exchange.record.loads)), list(counted))
+            revised = Inbox(arrived, float(sum(counted.values())), *self._stored(counted, summed))
         return Inbox(
             exchange.record.arrived,
             exchange.points,
@@ -263,19 +343,11 @@ class Journal:
             replies + exchange.replies,
             loads=exchange.counted,
             timings=exchange.timings,
-            revised=self._revised(exchange, summed=summed),
+            revised=revised,
         )
 
-    def _revised(self, exchange: Exchange, *, summed: bool) -> Inbox | None:
-        """Return the stored answers that count from an exchange on, where that has changed."""
-        if (counted := exchange.revised) is None:
-            return None
-        clients = np.arange(len(exchange.record.loads))
-        sums, replies = self._stored(counted, summed=summed)
-        return Inbox(np.isin(clients, list(counted)), float(sum(counted.values())), sums, replies)
-
     def _stored(
-        self, stored: Mapping[int, int], *, summed: bool
+        self, stored: Mapping[int, int], summed: bool
     ) -> tuple[Mapping[str, Any], tuple[Reply, ...]]:
         """Return the sums of stored answers, or each of them."""
         if summed:
@@ -285,15 +357,6 @@ class Journal:
             return total.result(), ()
         each = sorted(stored.items())
         return {}, tuple(Reply(j, SETUP, points, self.answer(j)) for j, points in each)
-
-    def count(self) -> int:
-        """Return how many exchanges are finished."""
-        return len(self._chain.paths())
-
-    def _beginning(self) -> str:
-        """Return the hash of what the exchanges depend on: the members, and their measurements."""
-        paths = (self.folder / "members.json", self.traces)
-        return digest(b"".join(path.read_bytes() for path in paths if path.is_file()))
 
 
 def _is_whole(content: bytes) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -19,12 +18,11 @@ from codedfedl.fitting.traces import read_traces
 from codedfedl.fleet.devices import Fleet, read_fleet
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.ending import Ending, record_tables
-from codedfedl.runs.exchange import Exchange, exchange_columns
+from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.grid import known_cells
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.named import NamedRound
-from codedfedl.runs.status import Status
+from codedfedl.runs.observing import NamedRound, Status
+from codedfedl.runs.tables import Ending, record_tables
 
 __all__ = ["Sight", "look", "probed_seconds"]
 
@@ -92,18 +90,17 @@ def look(directory: RunDirectory) -> Sight:
     records: list[Record] = []
     for path in journal.paths() if members is not None else []:
         try:
-            found = path.stat()
-            records.append(_record(path, found.st_mtime_ns, found.st_size))
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            file = path.stat()
+            records.append(_record(path, file.st_mtime_ns, file.st_size))
+        except (OSError, ValueError, KeyError):
             break  # not whole yet: it is read the next time
-    return Sight(directory, status, members, records, journal.told(records))
+    return Sight(directory, status, members, records, journal.with_later_facts(records))
 
 
 @lru_cache(_REMEMBERED)
 def _record(path: Path, _changed: int, _size: int) -> Record:
     """Read the record of an exchange; a file that was changed since is another."""
-    with path.open("rb") as file:
-        return Exchange.of(exchange_columns(file, gradients=False)).record
+    return Exchange.of(Exchange.read(path, gradients=False)).record
 
 
 def probed_seconds(journal: Journal) -> Mapping[str, float]:

@@ -70,7 +70,7 @@ def _checked(name: str, found: Any) -> type[Scheme]:
     """Refuse what is not a scheme, or could keep state where no checkpoint would find it."""
     if not isinstance(found, type) or not issubclass(found, Scheme):
         raise InputError(f"scheme {name!r} is not a subclass of codedfedl.Scheme: derive it")
-    parameters = getattr(found, "__dataclass_params__", None)
+    parameters = vars(found).get("__dataclass_params__")  # its own: the base class has some
     if parameters is None or not parameters.frozen:
         raise InputError(
             f"scheme {name!r} is not a frozen dataclass: decorate it with "
@@ -92,11 +92,11 @@ def _checked(name: str, found: Any) -> type[Scheme]:
 
 def settings_of(name: str) -> list[str]:
     """Return the names of a scheme's settings."""
-    return [field.name for field in fields(scheme_class(name))]  # type: ignore[arg-type]
+    return [field.name for field in fields(scheme_class(name)) if field.name != "secure"]
 
 
-def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
-    """Return a scheme by name, with its settings."""
+def make_scheme(name: str, settings: dict[str, Any], *, secure: bool = False) -> Scheme:
+    """Return a scheme by name, with its settings; on secure sums, if that is wanted."""
     made = scheme_class(name)
     known, renamed = settings_of(name), RENAMED_SETTINGS.get(made.info.name, {})
     for key in settings:
@@ -106,7 +106,7 @@ def make_scheme(name: str, settings: dict[str, Any]) -> Scheme:
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
     _check_kinds(made, settings, least=0.0 if name in SCHEMES else -inf)
     try:
-        scheme: Scheme = made(**settings)
+        scheme: Scheme = made(**settings, secure=secure)
     except InputError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
@@ -128,7 +128,7 @@ def _check_kinds(made: type[Scheme], settings: dict[str, Any], least: float) -> 
 
     Annotations of other kinds allow anything.
     """
-    for field in fields(made):  # type: ignore[arg-type]
+    for field in fields(made):
         allowed = get_args(field.type) or (field.type,)
         known = [_KINDS[kind] for kind in allowed if kind in _KINDS]
         if field.name not in settings or len(known) < len(allowed) - (NoneType in allowed):
@@ -148,7 +148,9 @@ def _check_kinds(made: type[Scheme], settings: dict[str, Any], least: float) -> 
             )
 
 
-def scheme_for(name: str, settings: dict[str, Any], most_points: int, rows: int = 1) -> Scheme:
+def scheme_for(
+    name: str, settings: dict[str, Any], most_points: int, rows: int = 1, *, secure: bool = False
+) -> Scheme:
     """Return a scheme by name; by default `mixing` suits clients with few points.
 
     A client with fewer points than `mixing` sends no parity. If not even the client with
@@ -158,4 +160,4 @@ def scheme_for(name: str, settings: dict[str, Any], most_points: int, rows: int 
     make_scheme(name, settings)  # raises InputError for an unknown name or setting
     if "mixing" in settings_of(name) and most_points < rows * LEAST_MIXING:
         settings = {"mixing": max(1, most_points // 4)} | settings
-    return make_scheme(name, settings)
+    return make_scheme(name, settings, secure=secure)

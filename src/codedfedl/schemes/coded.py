@@ -160,7 +160,7 @@ class Coded(Scheme):
         if self.planned not in ("rule", "hours"):
             raise InputError(f"{name}.planned is {self.planned!r}: must be 'rule' or 'hours'")
         check_replan(name, self.replan)
-        check_stand_in(name, self.stand_in, self.info.disclosure, self.server_rate)
+        check_stand_in(name, self.stand_in, self.disclosure, self.server_rate)
         self._check_server()
 
     def _check_server(self) -> None:
@@ -203,7 +203,7 @@ class Coded(Scheme):
     def _stands_in(self, limits: AnyLimits) -> bool:
         """Return whether parity is kept apart, which a secure sum would hide."""
         if self.stand_in is None:
-            return limits is not None and not needs_helper(self.info.disclosure)
+            return limits is not None and not needs_helper(self.disclosure)
         return self.stand_in
 
     def start(

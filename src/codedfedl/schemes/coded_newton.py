@@ -44,6 +44,7 @@ from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketch import Sketch, damping
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
+from codedfedl.schemes.newton_on_sums import SummedState, ask_changes, with_sum, with_sums
 from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension
 from codedfedl.schemes.newton_state import (
     NewtonState,
@@ -114,14 +115,13 @@ class CodedNewton(Scheme):
 
     info: ClassVar[Info] = Info(
         "coded-newton",
-        frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}),
+        disclosure=frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}),
+        secure_disclosure=frozenset({Disclosure.MIXED, Disclosure.SUMS}),
         solver="newton",
         solves=True,
         descends=False,
         featured=True,
     )
-    summed: ClassVar[bool] = False
-    """Whether rounds are secure sums."""
 
     def __post_init__(self) -> None:
         check_mixing(self.info.name, self.mixing, self.bits)
@@ -181,7 +181,9 @@ class CodedNewton(Scheme):
             last_round=last,
             parity=parity,
         )
-        if not self.replan or self.summed:
+        if self.secure:
+            return with_sums(state, fleet, self.mixing)
+        if not self.replan:
             return state
         return replace(state, pace=Pace.planned(fleet))
 
@@ -206,7 +208,7 @@ class CodedNewton(Scheme):
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             rounds=rounds,
-            summed=self.summed,
+            summed=self.secure,
         )
         return plan, self.parity(setup.operations)
 
@@ -216,17 +218,19 @@ class CodedNewton(Scheme):
         assert state.parity is not None
         if state.sketch is None:
             wait = Until(state.plan.setup_deadline)
-            return Ask(state.parity, wait, combine=EACH, keep_late=True, setup=True)
+            return Ask(state.parity, wait, combine=EACH, keep_late=not self.secure, setup=True)
         if state.extension:
             own = state.parity
             work = MoreParity(own.code, own.mixing, own.bits, state.mixed_points)
             return Ask(work, Until(state.extension), combine=EACH, keep_late=True, setup=True)
         if state.round >= state.last_round or state.good_enough:
             return None
+        wait = Until(state.plan.round_deadline)
+        if isinstance(state, SummedState):
+            return ask_changes(state, wait)
         least: Any = self.mixing
         if state.least is not None:
             least = np.maximum(least, state.least)
-        wait = Until(state.plan.round_deadline)
         return Ask(Embedded(least), wait, combine=EACH, keep_late=True)
 
     def receive(self, state: NewtonState, inbox: Inbox) -> NewtonState:
@@ -247,7 +251,11 @@ class CodedNewton(Scheme):
         if state.extension:
             state = self._start_from_parity(with_extension(state))
             return self._followed(state, None)
-        state = self._with_answers(state, inbox)
+        if isinstance(state, SummedState):
+            state = with_sum(state, inbox, damped=self.damped)
+        else:
+            answers = [reply for reply in inbox.replies if reply.round != SETUP]
+            state = anchored(state, answers, damped=self.damped)
         step, decrement = newton_step(state)
         state = self._with_model(state, double(state.model) - step)
         assert state.plan is not None
@@ -343,11 +351,6 @@ class CodedNewton(Scheme):
                 "coded-newton diverged: a client's gradient is not finite, or the step not damped"
             )
         return replace(state, model=asarray_like(model.astype(np.float32), state.model))
-
-    def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
-        """Use the answers of a round."""
-        answers = [reply for reply in inbox.replies if reply.round != SETUP]
-        return anchored(state, answers, damped=self.damped)
 
 
 def _first(own: Any, other: Any) -> Any:

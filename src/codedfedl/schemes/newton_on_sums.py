@@ -13,21 +13,18 @@ the sum of the gradients, and each client adds the change of its own since it wa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
-from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
-from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Task
-from codedfedl.fleet.delays import DelayModel
+from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.waiting import Wait
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.in_time import in_time, with_helper
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
-from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_state import (
     NewtonState,
     assumed_curvature,
@@ -36,9 +33,10 @@ from codedfedl.schemes.newton_state import (
     needed_damping,
 )
 
-__all__: list[str] = []  # selected by the plain scheme's name, with `secure`
+__all__ = ["SummedState", "ask_changes", "with_sum", "with_sums"]
 
-_OFTEN = 0.5  # share of the rounds in which a client must finish the points asked for
+MIN_SHARE_IN_TIME = 0.5
+"""Share of the rounds in which a client must finish the points that it is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,58 +69,39 @@ class SummedState(NewtonState):
         return self.numbers.decode(self.total) + np.zeros(self.task.model_shape)
 
 
-class NewtonOnSums(CodedNewton):
-    """The scheme; its settings are those of `coded-newton`."""
+def with_sums(state: NewtonState, fleet: Fleet, mixing: int) -> SummedState:
+    """Return the state before the set-up, with the points that each client finishes in time."""
+    assert state.plan is not None
+    task, plain = state.task, masked(Embedded(least=mixing), state.task)
+    loads = in_time(with_helper(fleet), state.plan.round_deadline, task.held, MIN_SHARE_IN_TIME)
+    few = loads < np.minimum(mixing, task.held)
+    known = {entry.name: getattr(state, entry.name) for entry in fields(state)}
+    work = Changed(plain.work, plain.scale, {})
+    return SummedState(**known, work=work, loads=np.where(few, 0, loads))
 
-    info: ClassVar[Info] = replace(
-        CodedNewton.info, disclosure=frozenset({Disclosure.MIXED, Disclosure.SUMS})
-    )
-    summed: ClassVar[bool] = True
 
-    def start(
-        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
-    ) -> SummedState:
-        """Plan, and compute how many points each client finishes in time."""
-        plain = masked(Embedded(least=self.mixing), task)
-        work = Changed(plain.work, plain.scale, {})
-        state = super().start(task, fleet, model, limits)
-        assert isinstance(fleet, Fleet)
-        assert state.plan is not None
-        delays = with_helper(fleet)
-        loads = in_time(delays, state.plan.round_deadline, task.held, _OFTEN)
-        few = loads < np.minimum(self.mixing, task.held)
-        known = {one.name: getattr(state, one.name) for one in fields(state)}
-        return SummedState(**known, work=work, loads=np.where(few, 0, loads))
+def ask_changes(state: SummedState, wait: Wait) -> Ask:
+    """Ask for the change of every client's gradient."""
+    assert state.work is not None
+    return Ask(replace(state.work, counted=state.anchors), wait, state.loads, noise=0.0)
 
-    def ask(self, state: NewtonState) -> Ask | None:
-        """Ask for parity first, then for the changes."""
-        plain = super().ask(state)
-        if plain is None:
-            return None
-        if plain.setup:
-            return replace(plain, keep_late=False)
-        assert isinstance(state, SummedState)
-        assert state.work is not None
-        work = replace(state.work, counted=state.anchors)
-        return Ask(work, plain.wait, state.loads, noise=0.0)
 
-    def _with_answers(self, state: NewtonState, inbox: Inbox) -> NewtonState:
-        """Add the changes; a sum that was not released changes nothing."""
-        assert isinstance(state, SummedState)
-        if not inbox.sums:
-            return state
-        assert inbox.loads is not None
-        model = double(state.model)
-        clients = np.flatnonzero(inbox.arrived).tolist()
-        anchors = {j: Anchor(model, int(inbox.loads[j]), state.round) for j in clients}
-        damping = state.damping
-        if self.damped:
-            before = {j: state.anchors[j] for j in clients if j in state.anchors}
-            same = {j: one for j, one in before.items() if one.points == anchors[j].points}
-            shown = state.numbers.decode(inbox.total("curvature"))
-            damping = max(damping, _damping(state, same, shown, len(clients)))
-        total = np.asarray(state.total + inbox.total("gradient"))
-        return replace(state.with_anchors(anchors), total=total, damping=damping)
+def with_sum(state: SummedState, inbox: Inbox, *, damped: bool) -> SummedState:
+    """Add the changes; a sum that was not released changes nothing."""
+    if not inbox.sums:
+        return state
+    assert inbox.loads is not None
+    model = double(state.model)
+    clients = np.flatnonzero(inbox.arrived).tolist()
+    anchors = {j: Anchor(model, int(inbox.loads[j]), state.round) for j in clients}
+    damping = state.damping
+    if damped:
+        before = {j: state.anchors[j] for j in clients if j in state.anchors}
+        same = {j: anchor for j, anchor in before.items() if anchor.points == anchors[j].points}
+        shown = state.numbers.decode(inbox.total("curvature"))
+        damping = max(damping, _damping(state, same, shown, len(clients)))
+    total = np.asarray(state.total + inbox.total("gradient"))
+    return replace(state.with_anchors(anchors), total=total, damping=damping)
 
 
 def _damping(

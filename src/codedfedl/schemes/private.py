@@ -112,7 +112,11 @@ class Private(Scheme):
     noise: str = "helper"
 
     info: ClassVar[Info] = Info(
-        "private", frozenset({Disclosure.DP}), solver="nesterov", descends=False
+        "private",
+        disclosure=frozenset({Disclosure.DP}),
+        secure_disclosure=frozenset({Disclosure.DP}),
+        solver="nesterov",
+        descends=False,
     )
 
     def __post_init__(self) -> None:

@@ -77,7 +77,7 @@ def result_arrays(simulation: Simulation, unit: Unit, number: int) -> Checkpoint
     arrays: Checkpoint = {}
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
         prefix = f"{number}/{s}/"
-        private = only_private(setting.scheme.info.disclosure)
+        private = only_private(setting.scheme.disclosure)
         if cell.experiment.training.target is None and not private:
             exact = simulation.exact_metric(setting.state.task)
             arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
@@ -95,7 +95,7 @@ def final_metrics(simulation: Simulation, number: int) -> Checkpoint:
     """Evaluate every setting's last model on the training points."""
     arrays: Checkpoint = {}
     for s, setting in enumerate(simulation.settings):
-        if only_private(setting.scheme.info.disclosure):
+        if only_private(setting.scheme.disclosure):
             continue  # the privacy budget does not cover this
         with np.errstate(over="ignore", invalid="ignore"):  # it may have diverged
             arrays[f"{number}/{s}/objective"] = np.array(_objective(simulation, setting))

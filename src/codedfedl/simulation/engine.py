@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, asarray_like, to_host
-from codedfedl.core.loop import Driver, RunningSum, check_ask
+from codedfedl.core.loop import Driver, RunningSum, check_ask, is_secure
 from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Scheme, State, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
@@ -55,6 +55,7 @@ class Entry:
         ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
         if ask is not None:
             check_ask(self.scheme, ask)
+            is_secure(self.scheme, ask)  # refuses what a secure sum hides
         formula = isinstance(self.actual, DelayParameters)
         if ask is not None and has_own_pace(ask.work) and not formula:
             raise InputError(f"{self.scheme.info.name}: {NEEDS_A_FLEET}")

@@ -15,7 +15,7 @@ from codedfedl.io.files import memory
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
-from codedfedl.runs.status import StatusFile
+from codedfedl.runs.observing import StatusFile
 from codedfedl.simulation.checkpoint import (
     final_metrics,
     part_of,

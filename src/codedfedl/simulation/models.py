@@ -179,7 +179,7 @@ def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
         if not any(only_private(scheme.info.disclosure) for scheme in schemes):
             continue
         for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
-            if not only_private(entry.scheme.info.disclosure):
+            if not only_private(entry.scheme.disclosure):
                 continue
             rng = stream(unit.seed, "scheme")
             state = entry.scheme.start(entry.task, entry.fleet, None, rng=rng)

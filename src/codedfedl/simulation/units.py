@@ -25,7 +25,6 @@ from codedfedl.runs.config import DataConfig, Experiment, FleetConfig, SchemeCon
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.runs.grid import Cell, cells
 from codedfedl.schemes import make_scheme, scheme_for
-from codedfedl.schemes.on_sums import on_sums
 from codedfedl.simulation.clients import Parts, Problem, embedded, task_of
 from codedfedl.simulation.engine import Entry
 
@@ -125,7 +124,7 @@ def units(
             if features is not None and cell.config.features is not None:
                 name = cell.config.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
-            if only_private(scheme.info.disclosure):
+            if only_private(scheme.disclosure):
                 _refuse_side_doors(one, cell.config, loaded[data])
             if features is None:
                 sized = one.with_sigma(sigmas.get(data, np.nan))
@@ -179,9 +178,8 @@ def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
             )
             made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
         most = int(made[key][0].held.max())
-        scheme = scheme_for(cell.config.name, cell.config.settings, most)
-        if cell.config.secure:
-            scheme = on_sums(scheme)
+        config = cell.config
+        scheme = scheme_for(config.name, config.settings, most, secure=bool(config.secure))
         found.append(Entry(cell.label, scheme, *made[key], followed=training.objective))
     return found
 

@@ -269,8 +269,7 @@ def _kept(path: Path, round_: int) -> Exchange | None:
     """Return what the helper was, or may have been, asked about before a kill."""
     if not path.is_file():
         return None
-    with np.load(path) as stored:
-        found = Exchange.of(dict(stored))
+    found = Exchange.of(Exchange.read(path))
     if found.record.round != round_:
         raise InputError(
             f"{path} is of round {found.record.round + 1}, and round {round_ + 1} is next: the "

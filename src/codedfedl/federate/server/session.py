@@ -37,13 +37,11 @@ from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.ending import Ending, write_records
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.named import NamedRound
-from codedfedl.runs.status import StatusFile
-from codedfedl.runs.tables import planned_share
+from codedfedl.runs.observing import NamedRound, StatusFile
+from codedfedl.runs.tables import Ending, planned_share, write_records
 from codedfedl.runs.watching import probed_seconds
 
 __all__ = ["Evaluation", "federate", "trained_model"]
@@ -78,7 +76,7 @@ def federate(
         account = scheme.describe(state).account
         if account is not None:
             keep_account(directory, experiment, account)
-        elif only_private(scheme.info.disclosure):
+        elif only_private(scheme.disclosure):
             raise InputError(
                 "the scheme does not declare what it releases: return an account from describe"
             )
@@ -161,7 +159,7 @@ def _assembled(
         federation_task(experiment, members),
         job_of(experiment, members.key, members),
     )
-    summed = needs_helper(scheme_of(experiment).info.disclosure)
+    summed = needs_helper(scheme_of(experiment).disclosure)
     kind = SummedFederation if summed else Federation
     return kind(transport, config, members, task, job, journal, say)
 
