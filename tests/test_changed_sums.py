@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded, work_from, work_to
+from codedfedl.core.gradient_delta import Anchor, GradientDelta
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.secure.vault import Vault
@@ -56,7 +56,7 @@ def played(
 
 def lost(client: int, kind: str, answer: Answered) -> Answered:
     """Lose answers on their way: in the rounds 1 to 4, from 0 on, those of one client each."""
-    there = kind == "changed" and answer[0]["round"] in range(1, 5)
+    there = kind == "gradient_delta" and answer[0]["round"] in range(1, 5)
     gone = there and answer[0]["round"] % 3 == client
     return ({"problem": "lost"}, {}) if gone else answer
 
@@ -124,7 +124,7 @@ class TestKept:
         kept: list[list[str]] = []
 
         def change(client: int, kind: str, answer: Answered) -> Answered:
-            if client == 1 and kind == "changed":
+            if client == 1 and kind == "gradient_delta":
                 (folder,) = (grid.vault_folder(1) / "answers").glob("*")
                 kept.append(sorted(path.name for path in folder.iterdir()))
             return lost(client, kind, answer)
@@ -182,11 +182,11 @@ class TestParity:
 
 def test_a_client_is_told_a_round_and_no_model() -> None:
     anchor = Anchor(np.ones((5, 2)), 20, 3)
-    work = Changed(Embedded(), 2.0**10, {1: anchor, 2: anchor}).for_client(1)
+    work = GradientDelta(Embedded(), 2.0**10, {1: anchor, 2: anchor}).for_client(1)
     document = json.loads(json.dumps(work_to(work)))
     assert document["counted"] == [[3, 20]]
     found = work_from(document, lambda _: None)
-    assert isinstance(found, Changed)
+    assert isinstance(found, GradientDelta)
     (last,) = found.counted.values()
     assert (last.round, last.points, last.gradient) == (3, 20, None)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codedfedl import Fleet, InputError
-from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.gradient_delta import Anchor, GradientDelta
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.planning.in_time import in_time, with_helper
@@ -60,7 +60,7 @@ def counted(
 def summed(plain: Any, scheme: CodedNewton) -> tuple[SummedState, CodedNewton]:
     """Return the state of the plain scheme after its set-up, for the form on sums."""
     known = {name: value for name, value in vars(plain).items() if name != "represented_points"}
-    work = Changed(Embedded(), SCALE, {})
+    work = GradientDelta(Embedded(), SCALE, {})
     loads = np.asarray(plain.task.held)
     return SummedState(**known, work=work, loads=loads), replace(scheme, secure=True)
 
@@ -78,7 +78,7 @@ class TestChanges:
         total, last = np.zeros((5, 2), np.uint32), dict[int, Anchor]()
         for arrived, load in rounds:
             model = rng.standard_normal((5, 2)).astype(np.float32)
-            work = Changed(Embedded(), SCALE, dict(last))
+            work = GradientDelta(Embedded(), SCALE, dict(last))
             for j in range(3):  # everybody answers; of some the message is lost
                 client = client_of(self.SHARDS[j])
                 answer = work.for_client(j).answer(client, load, model)
@@ -96,19 +96,19 @@ class TestChanges:
     def test_curvature_is_that_of_the_same_points_alone(self, points: int, known: bool) -> None:
         x, y = self.SHARDS[0]
         old, new = np.random.default_rng(1).standard_normal((2, 5, 2)).astype(np.float32)
-        work = Changed(Embedded(), SCALE, {0: Anchor(old.astype(np.float64), points)})
+        work = GradientDelta(Embedded(), SCALE, {0: Anchor(old.astype(np.float64), points)})
         found = work.for_client(0).answer(client_of((x, y)), 20, new).arrays["curvature"]
         expected = ((x @ (new - old)) ** 2).sum(0) * known
         np.testing.assert_allclose(FixedPoint(SCALE).decode(found), expected, rtol=1e-4)
 
     def test_a_client_is_told_of_its_own_answer_only(self) -> None:
         anchors = {j: Anchor(np.zeros((5, 2)), j) for j in range(3)}
-        work = Changed(Embedded(), SCALE, anchors)
+        work = GradientDelta(Embedded(), SCALE, anchors)
         assert work.for_client(1).counted == {1: anchors[1]}
         assert work.for_client(7).counted == {}
 
     def test_nobody_is_asked_for_more_than_it_has_done_in_time(self) -> None:
-        work = Changed(Embedded(least=10), SCALE, {})
+        work = GradientDelta(Embedded(least=10), SCALE, {})
         asked, embedded = np.array([30, 30, 30]), np.array([50, 20, 5])
         loads = work.load(asked, embedded, np.zeros(3, np.int64), np.array([50, 50, 50]))
         assert loads.tolist() == [30, 20, 0]

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, FloatArray, IntArray
-from codedfedl.core.changed import Changed
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import BlockParity, Gram, Parity
+from codedfedl.core.gradient_delta import GradientDelta
 from codedfedl.core.masked import Masked
 from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Work
@@ -280,8 +280,8 @@ class Embedded(Work):
 
 
 WORK: dict[str, type[Work]] = {
-    one.kind: one
-    for one in (
+    work.kind: work
+    for work in (
         Prepare,
         Embed,
         Gradient,
@@ -295,7 +295,7 @@ WORK: dict[str, type[Work]] = {
         ClippedMoments,
         ClippedGradient,
         Masked,
-        Changed,
+        GradientDelta,
     )
 }
 """Every kind of work that comes with the package."""

@@ -127,13 +127,13 @@ class PrivateSum(OnEmbedded):
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the sum in integers."""
         weight, luck = self.weight(client.points, load), client.code_stream(_DRAWS, self.draw)
-        some = (_drawn(part, self.rate, luck) for part in client.first(load))
-        exact = weight * _added(self.part(part, model) for part in some)
+        drawn = (_drawn(part, self.rate, luck) for part in client.first(load))
+        exact = weight * _added(self.part(part, model) for part in drawn)
         short = exact * min(1.0, self.longest / max(float(np.linalg.norm(exact)), 1e-300))
         residues = FixedPoint(self.scale).encode(short)
         if self.noise:
-            own = client.code_stream(_NOISE, self.draw).standard_normal(residues.shape)
-            residues = residues + noise_steps(self.noise, own)
+            standard = client.code_stream(_NOISE, self.draw).standard_normal(residues.shape)
+            residues = residues + noise_steps(self.noise, standard)
         return Answer(load, {self.name: residues})
 
     def _processed(self, loads: IntArray) -> FloatArray:
@@ -163,7 +163,7 @@ class ClippedMoments(PrivateSum):
     def part(self, points: Points, model: Array) -> Array:
         """Return Σ(x, ‖x‖², y)/√3."""
         xp = array_namespace(points[0])
-        features, labels = (clipped(one, 1.0) for one in points)
+        features, labels = (clipped(part, 1.0) for part in points)
         squares = xp.sum(features * features, axis=1, keepdims=True)
         columns = xp.concat([features, squares, labels], axis=1)
         return xp.sum(columns, axis=0) / 3**0.5
@@ -218,7 +218,7 @@ class ClippedGradient(PrivateSum):
         lengths = self._longest(features, along, direction)
         if not xp.all(xp.isfinite(lengths)):  # such records are left out, not the answer
             rows = asarray_like(np.flatnonzero(np.isfinite(to_host(lengths))), features)
-            features, labels = (xp.take(one, rows, axis=0) for one in (features, labels))
+            features, labels = (xp.take(part, rows, axis=0) for part in (features, labels))
             along, lengths = xp.take(along, rows), xp.take(lengths, rows)
         shorter = xp.minimum(xp.asarray(1.0, dtype=lengths.dtype), self.radius / lengths)
         residuals = clipped(features @ model - labels, self.residual) * shorter[:, None]

@@ -158,18 +158,19 @@ TABLES = {
 
 def round_columns(records: Sequence[Record]) -> dict[str, Any]:
     """Return a row per round, and one for the set-up, or part of it, where that left a model."""
-    rows = np.array([not one.is_setup or one.has_model for one in records], dtype=bool)
-    in_setup = np.array([one.is_setup for one in records], dtype=bool)
-    seconds = np.array([one.seconds for one in records], dtype=np.float64)
+    rows = np.array([not record.is_setup or record.has_model for record in records], dtype=bool)
+    in_setup = np.array([record.is_setup for record in records], dtype=bool)
+    seconds = np.array([record.seconds for record in records], dtype=np.float64)
     training = np.cumsum(np.where(in_setup, 0.0, seconds)) / 3600
     setup = np.cumsum(np.where(in_setup, seconds, 0.0)) / 3600
     clocks = {"training_hours": training[rows], "total_hours": (training + setup)[rows]}
-    shown = [one for one, is_shown in zip(records, rows, strict=True) if is_shown]
+    shown = [record for record, is_shown in zip(records, rows, strict=True) if is_shown]
     return {
         name: clocks[name]
         if column.value is None
         else np.array(
-            [column.value(one) for one in shown], np.int64 if column.holds == WHOLE else np.float64
+            [column.value(record) for record in shown],
+            np.int64 if column.holds == WHOLE else np.float64,
         )
         for name, column in ROUND_COLUMNS.items()
     }
@@ -179,12 +180,14 @@ def timeline_columns(records: Sequence[Record], clients: npt.NDArray[Any]) -> di
     """Return when each client's answer came in the first rounds, a row per client and round."""
     shown = [record for record in records if not record.is_setup][:SHOWN_ROUNDS]
     return {
-        "round": np.repeat([one.round + 1 for one in shown], len(clients)).astype(np.int64),
+        "round": np.repeat([record.round + 1 for record in shown], len(clients)).astype(np.int64),
         "client": np.tile(clients, len(shown)),
-        "round_seconds": np.repeat([one.seconds for one in shown], len(clients)).astype(float),
-        "deadline_s": np.repeat([one.deadline for one in shown], len(clients)).astype(float),
-        "seconds": _joined([_times(one, len(clients)) for one in shown], np.float64),
-        "arrived": _joined([one.arrived for one in shown], np.bool_),
+        "round_seconds": np.repeat([record.seconds for record in shown], len(clients)).astype(
+            float
+        ),
+        "deadline_s": np.repeat([record.deadline for record in shown], len(clients)).astype(float),
+        "seconds": _joined([_times(record, len(clients)) for record in shown], np.float64),
+        "arrived": _joined([record.arrived for record in shown], np.bool_),
     }
 
 

@@ -27,8 +27,8 @@ Disclosed = frozenset[Disclosure]
 _RANK = {"raw": 4, "mixed": 3, "statistics": 3, "gradients": 2, "models": 2, "sums": 1, "dp": 0}
 
 
-def discloses_no_more(one: Collection[str], other: Collection[str]) -> bool:
-    """Return whether the most revealing of `one` ranks no higher than that of `other`.
+def discloses_no_more(disclosed: Collection[str], other: Collection[str]) -> bool:
+    """Return whether the most revealing of `disclosed` ranks no higher than that of `other`.
 
     A scheme that declares nothing is assumed to disclose everything.
 
@@ -37,7 +37,7 @@ def discloses_no_more(one: Collection[str], other: Collection[str]) -> bool:
     >>> discloses_no_more({"gradients"}, {"mixed", "gradients"})
     True
     """
-    return _rank(one) <= _rank(other)
+    return _rank(disclosed) <= _rank(other)
 
 
 def only_private(disclosure: Collection[str]) -> bool:
@@ -59,4 +59,4 @@ def listed(disclosure: Collection[str]) -> str:
 
 
 def _rank(disclosure: Collection[str]) -> int:
-    return max((_RANK[one] for one in disclosure), default=max(_RANK.values()))
+    return max((_RANK[kind] for kind in disclosure), default=max(_RANK.values()))

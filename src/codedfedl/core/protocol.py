@@ -171,9 +171,9 @@ class Inbox:
         """Return the sum of an array over the clients that arrived; 0 if none did."""
         return self.sums.get(name, 0.0)
 
-    def plus(self, own: Quadratic, model: Array) -> Array:
+    def plus(self, quadratic: Quadratic, model: Array) -> Array:
         """Return the clients' gradients and that of a quadratic at the server, g_U + g_C."""
-        return own.gradient(model) + self.total("gradient")
+        return quadratic.gradient(model) + self.total("gradient")
 
 
 @dataclass(frozen=True)

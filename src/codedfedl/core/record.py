@@ -178,7 +178,7 @@ def packed(records: Sequence[Record]) -> dict[str, npt.NDArray[Any]]:
     for name in dict.fromkeys(name for arrays in every for name in arrays):
         keys = [arrays[name].tobytes() if name in arrays else b"" for arrays in every]
         values = {key: arrays[name] for key, arrays in zip(keys, every, strict=True) if key}
-        places = {b"": -1} | {key: place for place, key in enumerate(values)}
+        places = {b"": -1} | {key: row for row, key in enumerate(values)}
         stored[name] = np.array(list(values.values()))
         stored[f"{name}_of"] = np.array([places[key] for key in keys])
     return stored

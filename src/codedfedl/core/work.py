@@ -174,7 +174,7 @@ class Work(ABC):
 
     def as_sent(self) -> dict[str, Any]:
         """Return the fields as they travel to a client."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def received(cls, **fields: Any) -> Self:

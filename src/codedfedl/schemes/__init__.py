@@ -66,28 +66,28 @@ def scheme_class(name: str) -> type[Scheme]:
     return _checked(name, member_of(name, "scheme"))
 
 
-def _checked(name: str, found: Any) -> type[Scheme]:
+def _checked(name: str, loaded: Any) -> type[Scheme]:
     """Refuse what is not a scheme, or could keep state where no checkpoint would find it."""
-    if not isinstance(found, type) or not issubclass(found, Scheme):
+    if not isinstance(loaded, type) or not issubclass(loaded, Scheme):
         raise InputError(f"scheme {name!r} is not a subclass of codedfedl.Scheme: derive it")
-    parameters = vars(found).get("__dataclass_params__")  # its own: the base class has some
+    parameters = vars(loaded).get("__dataclass_params__")  # its own: the base class has some
     if parameters is None or not parameters.frozen:
         raise InputError(
             f"scheme {name!r} is not a frozen dataclass: decorate it with "
             "@dataclass(frozen=True), and keep what it learns in its state"
         )
-    former = [method for method in _FORMER_METHODS if callable(getattr(found, method, None))]
-    if former or isinstance(vars(found).get("name"), str):
+    former = [method for method in _FORMER_METHODS if callable(getattr(loaded, method, None))]
+    if former or isinstance(vars(loaded).get("name"), str):
         raise InputError(
             f"scheme {name!r} defines {(former or ['name'])[0]!r} as version 0.2 did: set "
             "info = Info(name, disclosure), return plan, facts and privacy from describe, and take "
             "limits in start; see docs/tutorials/own-scheme.md"
         )
-    if not isinstance(getattr(found, "info", None), Info):
+    if not isinstance(getattr(loaded, "info", None), Info):
         raise InputError(
             f"scheme {name!r} has no info: set info = Info(name, disclosure) as a class variable"
         )
-    return found
+    return loaded
 
 
 def settings_of(name: str) -> list[str]:

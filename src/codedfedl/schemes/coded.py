@@ -217,8 +217,8 @@ class Coded(Scheme):
         if self.planned == "hours":
             by_hours = {key: self._for_hours(task, fleet, held[key]) for key in held}
             first = by_hours[task.points[0].tobytes()]
-            plans = {key: one.plan for key, one in by_hours.items()}
-            code = Code(self.code, max(one.nonzeros for one in by_hours.values()))
+            plans = {key: by_hour.plan for key, by_hour in by_hours.items()}
+            code = Code(self.code, max(by_hour.nonzeros for by_hour in by_hours.values()))
             promised = (first.seconds / 3600, first.excess)
         else:
             plans = {key: self._by_rule(fleet, points, planned) for key, points in held.items()}

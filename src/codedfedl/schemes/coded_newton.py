@@ -199,18 +199,18 @@ class CodedNewton(Scheme):
     def _planned_for(
         self, task: Task, fleet: Fleet, rounds: int | None
     ) -> tuple[ColdStart, BlockParity]:
-        one = self.parity(_first(self.nonzeros, 1)).setup(task)
-        plan, setup = best_cold_start(
+        setup = self.parity(_first(self.nonzeros, 1)).setup(task)
+        plan, chosen = best_cold_start(
             fleet,
             task.held,
-            one.ways() if self.nonzeros is None else [one],
+            setup.ways() if self.nonzeros is None else [setup],
             self.excess,
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             rounds=rounds,
             summed=self.secure,
         )
-        return plan, self.parity(setup.operations)
+        return plan, self.parity(chosen.operations)
 
     def ask(self, state: NewtonState) -> Ask | None:
         """Ask for parity first, then for gradients; busy clients answer later."""
@@ -220,8 +220,8 @@ class CodedNewton(Scheme):
             wait = Until(state.plan.setup_deadline)
             return Ask(state.parity, wait, combine=EACH, keep_late=not self.secure, setup=True)
         if state.extension:
-            own = state.parity
-            work = MoreParity(own.code, own.mixing, own.bits, state.mixed_points)
+            parity = state.parity
+            work = MoreParity(parity.code, parity.mixing, parity.bits, state.mixed_points)
             return Ask(work, Until(state.extension), combine=EACH, keep_late=True, setup=True)
         if state.round >= state.last_round or state.good_enough:
             return None
@@ -353,5 +353,5 @@ class CodedNewton(Scheme):
         return replace(state, model=asarray_like(model.astype(np.float32), state.model))
 
 
-def _first(own: Any, other: Any) -> Any:
-    return other if own is None else own
+def _first(given: Any, other: Any) -> Any:
+    return other if given is None else given

@@ -47,8 +47,8 @@ class PaddedGram(Work):
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return a Gram matrix, sent to and received from as many peers."""
-        own = costs.gram(task.held, task.workload)
-        return Cost(own.macs, own.bits_up * 2 * self.peers)
+        gram = costs.gram(task.held, task.workload)
+        return Cost(gram.macs, gram.bits_up * 2 * self.peers)
 
 
 class _Peers(Protocol):

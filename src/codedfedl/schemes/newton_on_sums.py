@@ -3,7 +3,7 @@
 A step needs Σ g_j(a_j) + (H̃_j + ρ_j)(β − a_j). The server knows all of this but the gradients: it
 has the parity, and it knows which clients were counted in which round, hence every a_j. So it keeps
 the sum of the gradients, and each client adds the change of its own since it was last counted
-(`core.changed`). Differences from the plain scheme:
+(`core.gradient_delta`). Differences from the plain scheme:
 
 - A late answer is lost, since its mask is bound to one round. So rounds have the length at which
   the most points per second are answered for, and no client is asked for more points than it
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import Embedded
+from codedfedl.core.gradient_delta import Anchor, GradientDelta
 from codedfedl.core.masked import masked
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.waiting import Wait
@@ -54,7 +54,7 @@ class SummedState(NewtonState):
     """
 
     total: Residues = field(default_factory=lambda: np.zeros((), np.uint32))
-    work: Changed | None = None
+    work: GradientDelta | None = None
     loads: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
@@ -76,7 +76,7 @@ def with_sums(state: NewtonState, fleet: Fleet, mixing: int) -> SummedState:
     loads = in_time(with_helper(fleet), state.plan.round_deadline, task.held, MIN_SHARE_IN_TIME)
     few = loads < np.minimum(mixing, task.held)
     known = {entry.name: getattr(state, entry.name) for entry in fields(state)}
-    work = Changed(plain.work, plain.scale, {})
+    work = GradientDelta(plain.work, plain.scale, {})
     return SummedState(**known, work=work, loads=np.where(few, 0, loads))
 
 

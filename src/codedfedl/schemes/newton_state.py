@@ -8,8 +8,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, IntArray, to_host
-from codedfedl.core.changed import Anchor
 from codedfedl.core.client import BlockParity
+from codedfedl.core.gradient_delta import Anchor
 from codedfedl.core.protocol import Reply, State
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
@@ -107,17 +107,17 @@ class NewtonState(State):
     def gradient(self) -> FloatArray:
         """Σ g_j(a_j) over the clients that have answered: all that a step needs of them."""
         total = np.zeros(self.task.model_shape)
-        for one in self.gradients.values():  # float32 as it came: there may be very many
-            total += one
+        for gradient in self.gradients.values():  # float32 as it came: there may be very many
+            total += gradient
         return total
 
     @property
     def mixed_points(self) -> IntArray:
         """How many points of each client are in its parity, shape (n,)."""
-        found = np.zeros(self.task.clients, dtype=np.int64)
+        points = np.zeros(self.task.clients, dtype=np.int64)
         for client, block in self.blocks.items():
-            found[client] = block.points
-        return found
+            points[client] = block.points
+        return points
 
     @property
     def good_enough(self) -> bool:
@@ -202,7 +202,9 @@ class NewtonState(State):
     def with_models(self, anchors: Iterable[Anchor]) -> Self:
         """Return the state with the models of some anchors in the sketch's basis."""
         assert self.sketch is not None
-        models = {one.round: one.model for one in anchors if one.round not in self.in_basis}
+        models = {
+            anchor.round: anchor.model for anchor in anchors if anchor.round not in self.in_basis
+        }
         known = {round: self.sketch.to_basis(model) for round, model in models.items()}
         return replace(self, in_basis={**self.in_basis, **known})
 

@@ -216,7 +216,7 @@ class Private(Scheme):
         numbers, budget = self._budget.numbers(state.task, plan), self._budget
         wait, longest = EveryoneUntil(plan.deadline), budget.longest(state.task) or inf
         sigma = account.releases[0 if state.direction is None else 1].sigma
-        helpers, own = budget.split(sigma * numbers.scale, account.shares)
+        helpers, clients = budget.split(sigma * numbers.scale, account.shares)
         work: PrivateSum = ClippedMoments(plan.chances, plan.cap, numbers.scale)
         if state.direction is not None:
             work = ClippedGradient(
@@ -229,7 +229,7 @@ class Private(Scheme):
                 rates=plan.rates,
             )
         return Ask(
-            replace(work, draw=state.round, longest=longest, noise=own),
+            replace(work, draw=state.round, longest=longest, noise=clients),
             wait,
             plan.loads,
             model=None if state.direction is None else state.question,

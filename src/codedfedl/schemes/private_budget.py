@@ -95,13 +95,13 @@ class Budget:
         """
         if not shares:
             return noise, 0.0
-        own = noise / sqrt(shares)
-        if 0 < own < LEAST_SHARE:
+        share = noise / sqrt(shares)
+        if 0 < share < LEAST_SHARE:
             raise InputError(
-                f"private.noise is 'clients': a share would be {own:.2g} steps of the integers, "
+                f"private.noise is 'clients': a share would be {share:.2g} steps of the integers, "
                 f"and the proof needs {LEAST_SHARE:g}; choose 'helper', or a smaller epsilon"
             )
-        return 0.0, own
+        return 0.0, share
 
 
 def pool_weights(task: Task, plan: PrivatePlan) -> FloatArray:

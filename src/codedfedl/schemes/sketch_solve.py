@@ -54,7 +54,7 @@ class Block:
         Each of the two stands for all points of the client, and now for its share of them.
         """
         points = self.points + more.points
-        shares = [(one.parity, (one.points / points) ** 0.5) for one in (self, more)]
+        shares = [(block.parity, (block.points / points) ** 0.5) for block in (self, more)]
         features, targets = _stacked([_scaled(part, share) for part, share in shares])
         return Block(Parity(features, targets), points)
 
@@ -86,11 +86,11 @@ def blocks_of(replies: Iterable[Reply], task: Task) -> dict[int, Block]:
 
 def _check_shapes(client: int, parity: Parity, task: Task) -> None:
     q, c = task.workload.features, task.workload.labels
-    found = (tuple(parity.features.shape), tuple(parity.targets.shape))
-    rows = found[0][0] if found[0] else 0
-    if rows < 1 or found != ((rows, q), (rows, c)):
+    shapes = (tuple(parity.features.shape), tuple(parity.targets.shape))
+    rows = shapes[0][0] if shapes[0] else 0
+    if rows < 1 or shapes != ((rows, q), (rows, c)):
         raise InputError(
-            f"the parity of client {client} has the shapes {found[0]} and {found[1]}: "
+            f"the parity of client {client} has the shapes {shapes[0]} and {shapes[1]}: "
             f"must be (u, {q}) and (u, {c}) with u from 1 on"
         )
 

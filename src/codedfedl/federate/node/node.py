@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
-from codedfedl.core.changed import Changed
 from codedfedl.core.client import work_from
 from codedfedl.core.clipped import PrivateSum
+from codedfedl.core.gradient_delta import GradientDelta
 from codedfedl.core.masked import Masked
 from codedfedl.core.work import Work
 from codedfedl.data.scaling import Scaling
@@ -278,7 +278,7 @@ class _Desk:
         asked, vault = work_from(work, self.node.allowed), self.node.vault
         if model is not None or asked.needs_model:
             checked_model(model, self.sizes)
-        if isinstance(asked, Changed) and vault is not None:
+        if isinstance(asked, GradientDelta) and vault is not None:
             asked = vault.filled(self.job.key, asked)
 
         def make(charge: Callable[[], None]) -> Answered:

@@ -299,7 +299,7 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
 
     def wrapped(name: str, value: Any) -> None:
         checked_work(value, sizes, allowed)
-        if value["kind"] in ("masked", "changed", "clipped_moments", "clipped_gradient"):
+        if value["kind"] in ("masked", "gradient_delta", "clipped_moments", "clipped_gradient"):
             _refuse(name, value["kind"], "work whose answers are numbers")
 
     masked: Rules = {"work": wrapped, "scale": positive}
@@ -327,7 +327,7 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
             "residual": length,
         },
         "masked": masked,
-        "changed": {**masked, "counted": _counted},
+        "gradient_delta": {**masked, "counted": _counted},
     }
 
 

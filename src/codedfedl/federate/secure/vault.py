@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.changed import Anchor, Changed
 from codedfedl.core.client import work_to
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.encoding import BlockParity, Parity
+from codedfedl.core.gradient_delta import Anchor, GradientDelta
 from codedfedl.core.masked import Masked
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
@@ -49,7 +49,7 @@ class Answers:
     def __init__(self, files: Files) -> None:
         self._files = files
 
-    def filled(self, work: Changed) -> Changed:
+    def filled(self, work: GradientDelta) -> GradientDelta:
         """Return the work with the last counted answer filled in, given its round."""
         return replace(
             work, counted={k: self._answer(work, told) for k, told in work.counted.items()}
@@ -57,7 +57,7 @@ class Answers:
 
     def keep(
         self,
-        work: Changed,
+        work: GradientDelta,
         round_: int,
         points: int,
         model: npt.NDArray[np.float32],
@@ -71,7 +71,7 @@ class Answers:
         for key in set(self._files) - needed:
             del self._files[key]
 
-    def _answer(self, work: Changed, told: Anchor) -> Anchor:
+    def _answer(self, work: GradientDelta, told: Anchor) -> Anchor:
         key = str(told.round)
         if key not in self._files:
             raise InputError(
@@ -226,7 +226,7 @@ class Vault:
 
         def kept() -> Answered:
             facts, arrays = make(_no_charge)
-            if arrays and isinstance(asked.work, Changed):
+            if arrays and isinstance(asked.work, GradientDelta):
                 assert asked.model is not None
                 change, points = arrays["gradient"], int(facts["points"])
                 answers = self._answers(asked.federation)
@@ -235,7 +235,7 @@ class Vault:
 
         return self._sent_under(contract, number, attempt, asked, kept)
 
-    def filled(self, federation: str, work: Changed) -> Changed:
+    def filled(self, federation: str, work: GradientDelta) -> GradientDelta:
         """Return work with the answer that it is to be compared with."""
         return self._answers(federation).filled(work)
 

@@ -18,7 +18,7 @@ from codedfedl.core.work import Answer, Client
 from codedfedl.errors import InputError
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
 
-__all__ = ["Anchor", "Changed"]
+__all__ = ["Anchor", "GradientDelta"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, eq=False)
-class Changed(Masked):
+class GradientDelta(Masked):
     """The change of a gradient since the last counted answer; the whole gradient if there is none.
 
     Parameters
@@ -58,9 +58,9 @@ class Changed(Masked):
 
     counted: Mapping[int, Anchor]
 
-    kind = "changed"
+    kind = "gradient_delta"
 
-    def for_client(self, j: int) -> "Changed":
+    def for_client(self, j: int) -> "GradientDelta":
         """Return what one client is told."""
         return replace(self, counted={j: self.counted[j]} if j in self.counted else {})
 
@@ -103,20 +103,20 @@ class Changed(Masked):
 
     def as_sent(self) -> dict[str, Any]:
         """Return the fields to send: a client is told the round, and has the rest."""
-        told = [[last.round, last.points] for last in self.counted.values()]
-        return {"work": self.work, "scale": self.scale, "counted": told}
+        answers = [[last.round, last.points] for last in self.counted.values()]
+        return {"work": self.work, "scale": self.scale, "counted": answers}
 
     @property
-    def common(self) -> "Changed":
+    def common(self) -> "GradientDelta":
         """The part that is the same for all clients."""
         return replace(self, work=self.work.common, counted={})
 
     @classmethod
-    def received(cls, **fields: Any) -> "Changed":
+    def received(cls, **fields: Any) -> "GradientDelta":
         """Return the work from its fields as decoded from JSON, before the client fills them in."""
         nothing = np.empty((0, 0))
-        told = enumerate(fields.pop("counted"))
-        counted = {k: Anchor(nothing, int(points), int(round_)) for k, (round_, points) in told}
+        answers = enumerate(fields.pop("counted"))
+        counted = {k: Anchor(nothing, int(points), int(round_)) for k, (round_, points) in answers}
         if len(counted) > 1:
             raise InputError(f"counted names {len(counted)} answers: a client has one last answer")
         return cls(**fields, counted=counted)
