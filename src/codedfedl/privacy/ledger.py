@@ -21,7 +21,7 @@ from codedfedl.io.files import durable, lock, make_folder
 from codedfedl.privacy.accounting import Account, Release, check_budget
 from codedfedl.privacy.contract import Contract
 
-__all__ = ["LedgerEntry", "Ledger"]
+__all__ = ["Ledger", "LedgerEntry"]
 
 _FORMAT = 2
 _WITHOUT_NAMES = 1  # the format whose entries were known by a hash of the content
