@@ -7,7 +7,7 @@ EXTRAS := .venv/.ready-extras
 NEWEST := .venv-newest
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
-.PHONY: help demo test test-browser test-engine test-engine-short test-engine-turn test-extras test-newest test-search test-slow lint types imports docs tests bench clean
+.PHONY: help demo test test-browser test-engine test-engine-short test-engine-turn test-extras test-newest test-newest-engine test-search test-slow lint types imports docs tests bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,7 +62,9 @@ test-newest: ## The tests with PYTHON and the newest versions on the index, in a
 	@$(NEWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps flwr==1.42.0
 	@$(NEWEST)/bin/python -VV && $(NEWEST)/bin/python -m pip freeze --exclude-editable
 	OPENBLAS_NUM_THREADS=1 $(NEWEST)/bin/pytest -n auto --dist worksteal -p no:cacheprovider
-	$(NEWEST)/bin/pytest -m engine -k test_a_short_federation_with_tls_and_one_kill -p no:cacheprovider
+
+test-newest-engine: # after test-newest, in its environment: a federation on the newest Flower
+	$(NEWEST)/bin/pytest -m engine -k test_a_short_federation_with_tls_and_one_kill $(PYTEST)
 
 test-extras: $(EXTRAS) ## What needs optional packages: PyTorch, ONNX, Dask, trackers, texts, a notebook, a wheel
 	$(BIN)/pytest -m extras

@@ -24,9 +24,9 @@ from codedfedl.data.rows import Rows
 from codedfedl.experiments import built_in
 from codedfedl.learning.features import Structured
 from codedfedl.runs.grid import cells
-from codedfedl.simulation.clients import embedded, too_large
+from codedfedl.simulation.client_data import embedded, too_large
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.units import Unit, deal, entries_of
+from codedfedl.simulation.units import SeedUnit, deal, entries_of
 
 SCHEMES = ("uncoded", "coded", "coded-newton")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def measure(
     begin = time.perf_counter()
     data = shifted(clients * points, streamed=streamed)
     made = time.perf_counter()
-    unit = Unit(0, features, data, tuple(cells(experiment)), {})
+    unit = SeedUnit(0, features, data, tuple(cells(experiment)), {})
     parts = deal(unit)
     dealt = time.perf_counter()
     problem = embedded(data, parts, features, "cpu", streamed=streamed)

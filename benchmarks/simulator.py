@@ -18,7 +18,7 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import to_device
 from codedfedl.experiments import built_in
 from codedfedl.learning.least_squares import Quadratic
-from codedfedl.simulation.clients import Batch
+from codedfedl.simulation.client_data import Batch
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.units import prepare
 

@@ -31,7 +31,7 @@ from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block
-from codedfedl.simulation.clients import embedded
+from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units

@@ -34,8 +34,8 @@ from codedfedl.privacy.auditing import (
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private, PrivateState
-from codedfedl.simulation.clients import Batch, Problem, embedded
-from codedfedl.simulation.engine import Entry
+from codedfedl.simulation.client_data import Batch, Problem, embedded
+from codedfedl.simulation.engine import Contender
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
 
@@ -176,7 +176,7 @@ class TooQuiet(Private):
         return replace(ask, work=quiet, noise=ask.noise / 10)
 
 
-def digits(scheme: dict[str, Any]) -> tuple[Problem, Entry]:
+def digits(scheme: dict[str, Any]) -> tuple[Problem, Contender]:
     document: dict[str, Any] = {
         "data": {"name": "digits"},
         "fleet": {"clients": 10},

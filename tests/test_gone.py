@@ -29,7 +29,7 @@ from codedfedl.runs.journal import Journal
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.stand_in import LARGEST_CHANCE, StandIns, encoded_chances
-from codedfedl.simulation.clients import embedded
+from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.engine import Simulation
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units

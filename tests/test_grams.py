@@ -15,7 +15,7 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.schemes.coded import Coded, CodedState
 from codedfedl.schemes.tifl import TiFL
 from codedfedl.schemes.uncoded import Uncoded
-from codedfedl.simulation.clients import Batch, SimulatedClient
+from codedfedl.simulation.client_data import Batch, SimulatedClient
 from codedfedl.simulation.engine import Simulation
 from codedfedl.simulation.fast import MIN_GRAMS, FastSums, Grams, Question, times
 from tests.virtual import play, simulation_of

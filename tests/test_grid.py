@@ -20,8 +20,8 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import axis, cells
-from codedfedl.simulation.clients import Problem
-from codedfedl.simulation.clients import embedded as original
+from codedfedl.simulation.client_data import Problem
+from codedfedl.simulation.client_data import embedded as original
 from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.virtual import small

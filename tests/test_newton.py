@@ -26,7 +26,7 @@ from codedfedl.schemes.newton_state import (
     newton_step,
 )
 from codedfedl.schemes.sketch_solve import SketchSolve, blocks_of
-from codedfedl.simulation.clients import Batch, Problem, SimulatedClient
+from codedfedl.simulation.client_data import Batch, Problem, SimulatedClient
 from codedfedl.simulation.clock import Clock, Timeline
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.units import prepare

@@ -52,7 +52,7 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulation.clients import Batch, SimulatedClient
+from codedfedl.simulation.client_data import Batch, SimulatedClient
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of, transport_of
 

@@ -28,7 +28,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.private import Private, PrivateState
-from codedfedl.simulation.clients import embedded
+from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.experiment import simulate

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from codedfedl.learning.metrics import accuracy
-from codedfedl.simulation.metrics import Scores, stacked_predictions
+from codedfedl.simulation.evaluation import Scores, stacked_predictions
 
 POINTS, Q, C = 4_000, 60, 5
 ROUNDS = 60

@@ -22,7 +22,7 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulation.clients import Batch, SimulatedClient
+from codedfedl.simulation.client_data import Batch, SimulatedClient
 from codedfedl.simulation.engine import Simulation, entries
 from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.fast import FastSums, Question

@@ -12,10 +12,10 @@ from codedfedl.data import Dataset
 from codedfedl.data.rows import Rows
 from codedfedl.learning.features import FeatureMap, Identity, RandomFourier, Structured
 from codedfedl.runs.grid import cells
-from codedfedl.simulation import clients
-from codedfedl.simulation.clients import Batch, Streamed, embedded
+from codedfedl.simulation import client_data
+from codedfedl.simulation.client_data import Batch, Streamed, embedded
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.units import Unit, deal, entries_of
+from codedfedl.simulation.units import SeedUnit, deal, entries_of
 
 CLIENTS, POINTS = 6, 150
 
@@ -37,7 +37,7 @@ def _played(scheme: dict[str, object], *, stream: bool) -> Simulation:
         }
     )
     data, features = _data(), Structured(n_components=16, sigma=2.0)
-    unit = Unit(0, features, data, tuple(cells(experiment)), {})
+    unit = SeedUnit(0, features, data, tuple(cells(experiment)), {})
     parts = deal(unit)
     problem = embedded(data, parts, features, "cpu", streamed=stream)
     assert isinstance(problem.batches[0].features, Streamed) == stream
@@ -68,7 +68,7 @@ def _played(scheme: dict[str, object], *, stream: bool) -> Simulation:
 def test_every_scheme_ends_with_the_same_model(
     scheme: dict[str, object], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "STREAMED_POINTS", at_once)
+    monkeypatch.setattr(client_data, "STREAMED_POINTS", at_once)
     kept, made = (_played(scheme, stream=stream).settings[0] for stream in (False, True))
     assert [one.seconds for one in made.records] == [one.seconds for one in kept.records]
     # Sums of float32 in another order: 2⁻²⁴ for each of some hundred additions.
@@ -103,7 +103,7 @@ def test_points_that_are_made_when_needed_are_not_copied() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 5, 9, 100])
 def test_groups_hold_every_client_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "STREAMED_POINTS", at_once)
+    monkeypatch.setattr(client_data, "STREAMED_POINTS", at_once)
     inputs, offsets = np.zeros((12, 2), np.float32), np.array([0, 4, 4, 9, 12])
     lazy: Any = Streamed(Identity(), inputs, np.arange(12))
     groups = list(Batch(lazy, np.zeros((12, 1)), offsets).groups())

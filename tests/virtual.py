@@ -7,7 +7,7 @@ from codedfedl.core.protocol import Scheme
 from codedfedl.data import load_dataset
 from codedfedl.learning.features import RandomFourier
 from codedfedl.runs.config import Experiment
-from codedfedl.simulation.engine import Entry, Setting, Simulation, entries
+from codedfedl.simulation.engine import Contender, Setting, Simulation, entries
 from codedfedl.simulation.units import prepare
 
 __all__ = [
@@ -61,7 +61,7 @@ def simulation_of(
     experiment = experiment_of([{"name": "uncoded"}], **changes)
     features = RandomFourier(experiment.features.n_components, 2.0, seed)
     problem, task, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
-    made: list[Entry] = entries(task, fleet, schemes)
+    made: list[Contender] = entries(task, fleet, schemes)
     return Simulation(problem, made, seed, fast=fast)
 
 

@@ -56,7 +56,7 @@ from codedfedl.planning.plan import Plan
 from codedfedl.planning.private import PrivatePlan
 from codedfedl.random import stream
 from codedfedl.schemes import Scheme, scheme_class, scheme_for
-from codedfedl.simulation.clients import embedded, task_of
+from codedfedl.simulation.client_data import embedded, task_of
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.models import privacy_facts
 

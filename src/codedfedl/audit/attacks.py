@@ -15,7 +15,7 @@ from scipy import linalg
 from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.audit.messages import Contributions, Mixed, Summed, contributions, factors, known_sum
 from codedfedl.audit.records import Records, planted
-from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.client_data import Problem
 
 __all__ = ["KnowsAllElse", "KnowsThePopulation"]
 

@@ -14,9 +14,9 @@ from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.privacy.auditing import Guesses, area, epsilon_bound, guess, true_positives
 from codedfedl.random import stream
-from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.client_data import Problem
 from codedfedl.simulation.clock import Arrivals
-from codedfedl.simulation.engine import Entry, Setting, Simulation
+from codedfedl.simulation.engine import Contender, Setting, Simulation
 
 __all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit", "audit"]
 
@@ -98,7 +98,7 @@ class Audit:
 
 def audit(
     problem: Problem,
-    entry: Entry,
+    entry: Contender,
     seed: int,
     *,
     canaries: int = LEAST_CANARIES,
@@ -158,7 +158,7 @@ def _heaviest(plan: Any, held: IntArray, count: int) -> tuple[IntArray, IntArray
 
 def _attacked(
     problem: Problem,
-    entry: Entry,
+    entry: Contender,
     seed: int,
     records: Records,
     luck: np.random.Generator,

@@ -17,7 +17,7 @@ from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.learning.codes import Code, point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
-from codedfedl.simulation.clients import Problem, SimulatedClient
+from codedfedl.simulation.client_data import Problem, SimulatedClient
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
 

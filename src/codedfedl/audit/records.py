@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to_host
 from codedfedl.errors import InputError
-from codedfedl.simulation.clients import Batch, Problem
+from codedfedl.simulation.client_data import Batch, Problem
 
 __all__ = ["Records", "crafted", "first_slots", "planted", "random_slots", "real"]
 

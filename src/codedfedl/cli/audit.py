@@ -13,8 +13,8 @@ from codedfedl.errors import InputError
 if TYPE_CHECKING:
     from codedfedl.audit.lower_bound import Audit
     from codedfedl.runs.config import Experiment
-    from codedfedl.simulation.clients import Problem
-    from codedfedl.simulation.engine import Entry
+    from codedfedl.simulation.client_data import Problem
+    from codedfedl.simulation.engine import Contender
 
 __all__ = ["audit_command"]
 
@@ -119,11 +119,11 @@ def _settings(
     seed: int | None,
     records: int,
     data: str | None,
-) -> "Iterator[tuple[Problem, Entry, int]]":
+) -> "Iterator[tuple[Problem, Contender, int]]":
     """Yield data, setting and seed of all that is audited."""
     from codedfedl.io.names import nearest
     from codedfedl.runs.grid import cells
-    from codedfedl.simulation.clients import embedded
+    from codedfedl.simulation.client_data import embedded
     from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
     every = cells(experiment)

@@ -6,17 +6,28 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
+from codedfedl.arrays import IntArray, Mask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
 from codedfedl.runs.observing import AT_DEADLINE, ended
 
 __all__ = ["Conduct", "advice", "client_advice"]
 
-_SHARE = 0.9  # of the answers that a deadline should bring in
-_SLACK = 1.15  # a suggested deadline is longer than what was seen by this factor
-_UNKNOWN = 1.5  # factor on the deadline if no answer time is known
-_TOO_LONG = 0.7  # a suggested deadline below this share of the present one is worth a change
-_OFTEN = 0.5  # share of the rounds in which a client is late, or its answers are refused
+# The share of the answers that a deadline should bring in.
+SHARE_IN_TIME = 0.9
+
+# A suggested deadline is longer than what was seen by this factor.
+SLACK = 1.15
+
+# A suggested deadline is longer than the present one by this factor if no time is known.
+SLACK_OF_UNKNOWN_TIMES = 1.5
+
+# A suggested deadline below this share of the present one is worth a change.
+MAX_SHARE_OF_DEADLINE = 0.7
+
+# The share of the rounds in which a client is late or refused that is worth a sentence.
+SHARE_OF_ROUNDS = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,45 +62,60 @@ class Conduct:
     @cached_property
     def answer_seconds(self) -> dict[int, list[float]]:
         """Seconds of every answer that arrived, late ones included, by client."""
-        found: dict[int, list[float]] = {}
+        seconds: dict[int, list[float]] = {}
         for record in self.rounds:
             assert record.arrival_times is not None
-            for j in np.flatnonzero(record.outcome == ARRIVED).tolist():
-                found.setdefault(j, []).append(float(record.arrival_times[j]))
-            for j, seconds in record.late_answers:
-                found.setdefault(j, []).append(seconds)
-        return found
+            arrived = np.flatnonzero(record.arrived).tolist()
+            times = [(j, float(record.arrival_times[j])) for j in arrived]
+            for j, time in (*times, *record.late_answers):
+                seconds.setdefault(j, []).append(time)
+        return seconds
 
     @cached_property
     def refused(self) -> dict[int, list[str]]:
         """Clients with refused answers in the rounds, and the reasons."""
-        found: dict[int, list[str]] = {}
+        reasons: dict[int, list[str]] = {}
         for record in self.rounds:
-            for j, why in record.refusals:
-                found.setdefault(j, []).append(why)
-        return found
+            for j, reason in record.refusals:
+                reasons.setdefault(j, []).append(reason)
+        return reasons
 
     @cached_property
-    def heard(self) -> dict[int, int]:
+    def outcome(self) -> npt.NDArray[np.int8]:
+        """The outcome of every round for every client, shape (rounds, n)."""
+        outcomes = np.array([record.outcome for record in self.rounds], dtype=np.int8)
+        return outcomes.reshape(len(self.rounds), len(self.names))
+
+    @cached_property
+    def heard(self) -> IntArray:
         """The last round, counted from 1, in which each client was heard of; 0: never."""
-        last = dict.fromkeys(range(len(self.names)), 0)
-        for place, record in enumerate(self.rounds, start=1):
-            last |= dict.fromkeys(record.answered, place)
+        last = np.zeros(len(self.names), dtype=np.int64)
+        for number, record in enumerate(self.rounds, start=1):
+            last[list(record.answered)] = number
         return last
 
     @cached_property
-    def overdue(self) -> list[set[int]]:
+    def alive(self) -> Mask:
+        """In each round, who showed a sign of life then or later, shape (rounds, n)."""
+        return np.arange(1, len(self.rounds) + 1)[:, np.newaxis] <= self.heard
+
+    @cached_property
+    def overdue(self) -> Mask:
         """In each round, who had not answered a whole deadline after it was asked.
 
         A round that ends with enough answers says nothing of the clients that it did not wait for.
         """
-        waited, late = np.zeros(len(self.names)), []
-        for record in self.rounds:
+        waited, overdue = np.zeros(len(self.names)), np.zeros(self.outcome.shape, dtype=bool)
+        for number, record in enumerate(self.rounds):
             asked_before = np.isin(np.arange(len(waited)), record.busy)
             waited = np.where(asked_before, waited, 0.0) + record.seconds
-            over = (record.outcome == LATE) & (waited >= AT_DEADLINE * record.deadline)
-            late.append(set(np.flatnonzero(over).tolist()))
-        return late
+            overdue[number] = waited >= AT_DEADLINE * record.deadline
+        return np.asarray(overdue & (self.outcome == LATE))
+
+    @cached_property
+    def gone(self) -> Mask:
+        """Clients that were not connected any more in the last round."""
+        return np.asarray((self.heard < len(self.rounds)) & (self.outcome[-1] == DROPPED))
 
     @cached_property
     def missing(self) -> dict[int, int]:
@@ -97,20 +123,9 @@ class Conduct:
 
         Only rounds count in which an answer was due.
         """
-        return {
-            j: last + 1
-            for j, last in self.heard.items()
-            if self._silent_rounds(j) >= (2 if last else 1) or self.is_gone(j)
-        }
-
-    def _silent_rounds(self, j: int) -> int:
-        """Return in how many rounds since a client was last heard of its answer was due."""
-        rounds = list(zip(self.rounds, self.overdue, strict=True))[self.heard[j] :]
-        return sum(j in late or bool(record.outcome[j] == DROPPED) for record, late in rounds)
-
-    def is_gone(self, j: int) -> bool:
-        """Say whether a client was not connected any more in the last round."""
-        return self.heard[j] < len(self.rounds) and self.rounds[-1].outcome[j] == DROPPED
+        silent = ((self.overdue | (self.outcome == DROPPED)) & ~self.alive).sum(0)
+        missing = (silent >= np.where(self.heard > 0, 2, 1)) | self.gone
+        return {j: int(self.heard[j]) + 1 for j in np.flatnonzero(missing).tolist()}
 
     @cached_property
     def in_time(self) -> tuple[int, int]:
@@ -119,14 +134,9 @@ class Conduct:
         None is expected of a client after its last sign of life: whether it is slow or gone cannot
         be known. If no client ever showed one, all are expected.
         """
-        somebody = any(self.heard.values())
-        came = sum(len(record.part("arrived")) for record in self.rounds)
-        late = sum(
-            place <= self.heard[j] or not somebody
-            for place, clients in enumerate(self.overdue, start=1)
-            for j in clients
-        )
-        return came, came + late
+        came = int((self.outcome == ARRIVED).sum())
+        late = self.overdue & self.alive if self.heard.any() else self.overdue
+        return came, came + int(late.sum())
 
     @cached_property
     def nine_in_ten(self) -> float:
@@ -142,22 +152,24 @@ class Conduct:
             times += [float(np.median(late)) if late else math.inf] * self.late_rounds(j)[0]
         if not times:
             times = [seconds for seconds in self.probed.values() if seconds > self.deadline]
-        return sorted(times)[math.ceil(_SHARE * len(times)) - 1] if times else math.inf
+        if not times:
+            return math.inf
+        return sorted(times)[math.ceil(SHARE_IN_TIME * len(times)) - 1]
 
     @property
     def suggested(self) -> float | None:
         """A deadline that nine in ten answers would meet; None before the first round."""
-        if not self.rounds or not math.isfinite(self.deadline):
+        if not math.isfinite(self.deadline):
             return None
         if math.isfinite(self.nine_in_ten):
-            return _rounded_up(_SLACK * self.nine_in_ten)
-        return _rounded_up(_UNKNOWN * self.deadline)
+            return _rounded_up(SLACK * self.nine_in_ten)
+        return _rounded_up(SLACK_OF_UNKNOWN_TIMES * self.deadline)
 
     def late_rounds(self, j: int) -> tuple[int, int]:
         """Return in how many rounds a client was late, and of how many, until it was last heard."""
         last = self.heard[j]
-        asked = sum(int(record.outcome[j] != NOT_ASKED) for record in self.rounds[:last])
-        return sum(j in clients for clients in self.overdue[:last]), asked
+        asked = self.outcome[:last, j] != NOT_ASKED
+        return int(self.overdue[:last, j].sum()), int(asked.sum())
 
 
 def advice(
@@ -183,51 +195,54 @@ def client_advice(conduct: Conduct, killed: Mapping[str, int] | None = None) -> 
 
 
 def _deadline(conduct: Conduct, option: str) -> list[str]:
-    deadline, suggested = conduct.deadline, conduct.suggested
+    deadline, suggested, seconds = conduct.deadline, conduct.suggested, conduct.nine_in_ten
     came, asked = conduct.in_time
     if suggested is None or not asked:
         return []
-    seconds = conduct.nine_in_ten
-    took = f"nine in ten took up to {seconds:.3g} s"
-    if not conduct.answer_seconds and math.isfinite(seconds):
-        took = f"in the probes they took up to {seconds:.3g} s"
-    if came < _SHARE * asked and suggested > deadline:
+    if came < SHARE_IN_TIME * asked and suggested > deadline:
         met = f"{came} of {asked} answers" if came else "nobody"
-        how = took if math.isfinite(seconds) else "how long the others took is not known"
         count = sum(len(record.late_answers) for record in conduct.rounds)
         later = f", and {count} counted in a later round" if count else ""
+        if not math.isfinite(seconds):
+            times = "how long the others took is not known"
+        elif conduct.answer_seconds:
+            times = f"nine in ten took up to {seconds:.3g} s"
+        else:
+            times = f"in the probes they took up to {seconds:.3g} s"
         return [
-            f"{met} met the deadline of {deadline:.3g} s{later}; {how}: try {option} {suggested:g}"
+            f"{met} met the deadline of {deadline:.3g} s{later}; {times}: try {option} "
+            f"{suggested:g}"
         ]
-    longest = max((max(each) for each in conduct.answer_seconds.values()), default=math.inf)
+    if not conduct.answer_seconds:
+        return []
+    longest = max(max(times) for times in conduct.answer_seconds.values())
     waited = [record for record in conduct.rounds if ended(record) == "until the deadline"]
-    enough = _rounded_up(_SLACK * longest) if math.isfinite(longest) else math.inf
-    if len(waited) > _OFTEN * len(conduct.rounds) and enough < _TOO_LONG * deadline:
-        return [
-            f"{len(waited)} of {len(conduct.rounds)} rounds lasted until the deadline of "
-            f"{deadline:.3g} s, and every answer that came was there within {longest:.3g} s: try "
-            f"{option} {enough:g}"
-        ]
-    return []
+    enough = _rounded_up(SLACK * longest)
+    often = len(waited) > SHARE_OF_ROUNDS * len(conduct.rounds)
+    if not often or enough >= MAX_SHARE_OF_DEADLINE * deadline:
+        return []
+    return [
+        f"{len(waited)} of {len(conduct.rounds)} rounds lasted until the deadline of "
+        f"{deadline:.3g} s, and every answer that came was there within {longest:.3g} s: try "
+        f"{option} {enough:g}"
+    ]
 
 
 def _absent(conduct: Conduct, killed: Mapping[str, int]) -> list[str]:
-    told = [
+    sentences = [
         f"{name} was killed after round {after}, as --kill said" for name, after in killed.items()
     ]
-    if not any(conduct.heard.values()):
-        return told
+    if not conduct.heard.any():
+        return sentences
     for j, first in conduct.missing.items():
-        name = conduct.names[j]
-        if name in killed:
-            continue
-        since = f"has not answered since round {first}" if first > 1 else "never answered"
-        state = ", and is not connected" if conduct.is_gone(j) else ""
-        told.append(
-            f"{name} {since}{state}: see its log and start it again with the same key and cache, "
-            f"or continue with federation.without={[name]}"
-        )
-    return told
+        if (name := conduct.names[j]) not in killed:
+            since = f"has not answered since round {first}" if first > 1 else "never answered"
+            state = ", and is not connected" if conduct.gone[j] else ""
+            sentences.append(
+                f"{name} {since}{state}: see its log and start it again with the same key and "
+                f"cache, or continue with federation.without={[name]}"
+            )
+    return sentences
 
 
 def _slow(conduct: Conduct) -> list[str]:
@@ -235,14 +250,13 @@ def _slow(conduct: Conduct) -> list[str]:
     slow = []
     for j, seen in conduct.answer_seconds.items():
         late, asked = conduct.late_rounds(j)
-        if late >= max(2, _OFTEN * asked):
-            slow.append((conduct.names[j], late, asked, float(np.median(seen))))
-    if len(slow) > len(conduct.answer_seconds) / 2:  # then it is the deadline, not the clients
-        return []
-    return [
-        f"{name} was late in {late} of {asked} rounds; its answers took about {seconds:.3g} s"
-        for name, late, asked, seconds in slow
-    ]
+        if late >= max(2, SHARE_OF_ROUNDS * asked):
+            slow.append(
+                f"{conduct.names[j]} was late in {late} of {asked} rounds; its answers took about "
+                f"{np.median(seen):.3g} s"
+            )
+    # Where most are late, it is the deadline, not the clients.
+    return slow if len(slow) <= len(conduct.answer_seconds) / 2 else []
 
 
 def _refused(conduct: Conduct) -> list[str]:
@@ -252,7 +266,7 @@ def _refused(conduct: Conduct) -> list[str]:
         f"answers of {conduct.names[j]} were refused in {len(reasons)} of {rounds} rounds "
         f"({reasons[0]}): see its data, or continue with federation.without={[conduct.names[j]]}"
         for j, reasons in conduct.refused.items()
-        if len(reasons) >= max(2, _OFTEN * rounds)
+        if len(reasons) >= max(2, SHARE_OF_ROUNDS * rounds)
     ]
 
 

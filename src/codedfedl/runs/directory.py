@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 import tomli_w
 
 from codedfedl.errors import InputError
-from codedfedl.io.files import lock, make_folder, replacing
+from codedfedl.io.archives import read_arrays
+from codedfedl.io.files import lock, make_folder, read_json, replacing
 from codedfedl.io.tables import write_table
 from codedfedl.io.toml import read_toml
 from codedfedl.models import Model, save_model
@@ -47,20 +47,20 @@ _MAY_CHANGE = (
 _STOP = "stop"  # the file that asks a run to end
 _LOCK = ".lock"  # of the process that works on the run
 _COMMAND = ".command"  # locked by a command that starts such a process
-_BEFORE = (
-    "environment.json",
-    CELLS,
-    _LOCK,
-    _COMMAND,
-)  # left by a run that was killed before it began
+# What a run leaves that was killed before it began:
+_BEFORE = ("environment.json", CELLS, _LOCK, _COMMAND)
 _PACKAGES = ("codedfedl", "numpy", "scipy", "scikit-learn", "pyarrow")
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "not installed"
+def _environment(threads: int | None) -> dict[str, Any]:
+    """Return what a run runs on."""
+    packages = dict.fromkeys(_PACKAGES, "not installed")
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):  # a checkout that was not installed
+            packages[package] = version(package)
+    known = {} if threads is None else {"threads": threads}
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    return {**machine, "packages": packages, **known}
 
 
 class RunDirectory:
@@ -98,17 +98,9 @@ class RunDirectory:
         with self._locked():
             self.check(experiment, resume=resume)  # again: it may have been made meanwhile
             if not self.is_run:
-                self._write_environment(threads)
+                self.write_text("environment.json", json.dumps(_environment(threads), indent=2))
             self._write_config(experiment)  # last: this makes it a run directory
             yield
-
-    def _write_environment(self, threads: int | None) -> None:
-        environment = {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "packages": {name: _version(name) for name in _PACKAGES},
-        } | ({} if threads is None else {"threads": threads})
-        self.write_text("environment.json", json.dumps(environment, indent=2))
 
     @property
     def is_run(self) -> bool:
@@ -249,9 +241,8 @@ class RunDirectory:
     def _write_config(self, experiment: Experiment) -> None:
         unused = set() if experiment.grid else {"grid"}
         document = experiment.model_dump(exclude_none=True, exclude=unused)
-        every = cells(experiment)
-        self._replace(CELLS, lambda p: p.write_text(cells_text(every), "utf-8"))
-        self._replace("config.toml", lambda p: p.write_text(tomli_w.dumps(document), "utf-8"))
+        self.write_text(CELLS, cells_text(cells(experiment)))
+        self.write_text("config.toml", tomli_w.dumps(document))
 
     def experiment(self) -> Experiment:
         """Read the run's configuration."""
@@ -263,23 +254,18 @@ class RunDirectory:
     def privacy(self) -> dict[str, Any]:
         """Return what ``privacy.json`` says; nothing where no setting is private."""
         path = self.path / "privacy.json"
-        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        return dict(read_json(path, "restore it")) if path.is_file() else {}
 
     def environment(self) -> dict[str, Any]:
         """Read what the run ran on."""
         path = self.path / "environment.json"
-        try:
-            document: Any = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"cannot read {path}: {error}; restore it") from None
+        document = read_json(path, "restore it")
         if not isinstance(document, dict) or not isinstance(document.get("packages"), dict):
             raise InputError(f"cannot read {path}: it names no packages; restore it")
         return {"python": "", "machine": "", **document}
 
     def _check_same(self, experiment: Experiment) -> None:
         before, now = self.experiment().model_dump(), experiment.model_dump()
-        if before == now:
-            return
         for document in (before, now):  # timeouts may change between runs
             for key in _MAY_CHANGE:
                 (document["federation"] or {}).pop(key, None)
@@ -293,22 +279,12 @@ class RunDirectory:
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, if there is one."""
         path = self.path / "checkpoint.npz"
-        if not path.is_file():
-            return None
-        try:
-            with np.load(path) as stored:
-                return dict(stored)
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
-            raise InputError(f"cannot read {path}: {error}; delete it to start again") from None
+        return read_arrays(path, remedy="delete it to start again") if path.is_file() else None
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint."""
-
-        def write(path: Path) -> None:
-            with path.open("wb") as file:
-                np.savez(file, **checkpoint)  # type: ignore[arg-type]
-
-        self._replace("checkpoint.npz", write)
+        with replacing(self.path / "checkpoint.npz") as partial, partial.open("wb") as file:
+            np.savez(file, **checkpoint)  # type: ignore[arg-type]
 
     def save_model(self, name: str, model: Model) -> None:
         """Write a model, such as ``model.npz``."""
@@ -321,9 +297,6 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a text file, such as ``report.html``, and return its path."""
-        self._replace(name, lambda path: path.write_text(text, "utf-8"))
-        return self.path / name
-
-    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
         with replacing(self.path / name) as partial:
-            write(partial)
+            partial.write_text(text, "utf-8")
+        return self.path / name

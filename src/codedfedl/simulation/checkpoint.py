@@ -21,7 +21,7 @@ from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun, planned_share, stated_facts, write_tables
 from codedfedl.simulation.engine import Setting, Simulation
-from codedfedl.simulation.units import Unit
+from codedfedl.simulation.units import SeedUnit
 
 __all__ = [
     "CALIBRATION_POINTS",
@@ -62,12 +62,12 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None
             setting.timeline.processed = stored["processed"]
 
 
-def stored_records(checkpoint: Checkpoint, unit: Unit, number: int) -> list[list[Record]]:
+def stored_records(checkpoint: Checkpoint, unit: SeedUnit, number: int) -> list[list[Record]]:
     """Return the records of every setting of a unit in a checkpoint."""
     return [unpacked(part_of(checkpoint, f"{number}/{s}/records/")) for s in range(len(unit.cells))]
 
 
-def result_arrays(simulation: Simulation, unit: Unit, number: int) -> Checkpoint:
+def result_arrays(simulation: Simulation, unit: SeedUnit, number: int) -> Checkpoint:
     """Return what is kept of a finished unit besides its records: its clients and facts.
 
     If no target is given, exact ridge regression sets it, except where that may not read the data:
@@ -161,7 +161,7 @@ def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def write_units(directory: RunDirectory, units: Sequence[Unit], stored: Checkpoint) -> None:
+def write_units(directory: RunDirectory, units: Sequence[SeedUnit], stored: Checkpoint) -> None:
     """Write the tables of all units from a finished checkpoint."""
     runs = [
         _cell_run(unit, cell, part_of(stored, f"{number}/{s}/"))
@@ -171,7 +171,7 @@ def write_units(directory: RunDirectory, units: Sequence[Unit], stored: Checkpoi
     write_tables(directory, runs)
 
 
-def _cell_run(unit: Unit, cell: Cell, stored: Checkpoint) -> CellRun:
+def _cell_run(unit: SeedUnit, cell: Cell, stored: Checkpoint) -> CellRun:
     scheme_facts = {name: value.item() for name, value in part_of(stored, "fact/").items()}
     run_facts = {
         "sigma": getattr(unit.features, "sigma", np.nan),

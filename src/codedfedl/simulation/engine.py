@@ -21,12 +21,12 @@ from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
-from codedfedl.simulation.clients import Problem, SimulatedClient, gram_of
+from codedfedl.simulation.client_data import Problem, SimulatedClient, gram_of
 from codedfedl.simulation.clock import NEEDS_A_FLEET, Arrivals, Clock, Timeline, has_own_pace
+from codedfedl.simulation.evaluation import Measuring, Objective
 from codedfedl.simulation.fast import FastSums, Question
-from codedfedl.simulation.metrics import Measuring, Objective
 
-__all__ = ["Entry", "Listener", "Setting", "Simulation", "entries"]
+__all__ = ["Contender", "Listener", "Setting", "Simulation", "entries"]
 
 SETUPS_AT_ONCE = 8  # The parity of so many settings is in memory at one time.
 MAX_ROUNDS_TOGETHER = 32  # Metrics are computed together for at most so many rounds …
@@ -34,7 +34,7 @@ MAX_SECONDS_TOGETHER = 1.0  # … and no longer than this.
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class Contender:
     """A scheme that takes part: its task, the fleet that it plans for, and the actual fleet.
 
     Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
@@ -61,9 +61,9 @@ class Entry:
             raise InputError(f"{self.scheme.info.name}: {NEEDS_A_FLEET}")
 
 
-def entries(task: Task, fleet: DelayModel, schemes: Mapping[str, Scheme]) -> list[Entry]:
+def entries(task: Task, fleet: DelayModel, schemes: Mapping[str, Scheme]) -> list[Contender]:
     """Return schemes that share a task and a fleet, which is also the actual one."""
-    return [Entry(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
+    return [Contender(label, scheme, task, fleet, fleet) for label, scheme in schemes.items()]
 
 
 @dataclass(eq=False)
@@ -125,7 +125,7 @@ class Simulation:
     def __init__(
         self,
         problem: Problem,
-        entries: Sequence[Entry],
+        entries: Sequence[Contender],
         seed: int,
         listener: Listener | None = None,
         *,

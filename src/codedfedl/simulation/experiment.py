@@ -25,7 +25,7 @@ from codedfedl.simulation.checkpoint import (
     stored_records,
     write_units,
 )
-from codedfedl.simulation.clients import Problem, embedded
+from codedfedl.simulation.client_data import Problem, embedded
 from codedfedl.simulation.engine import Simulation
 from codedfedl.simulation.models import check_model, write_models, write_privacy
 from codedfedl.simulation.pool import (
@@ -38,7 +38,7 @@ from codedfedl.simulation.pool import (
     usable_threads,
 )
 from codedfedl.simulation.progress import Progress, ProgressReporter, Watch, end_of, no_progress
-from codedfedl.simulation.units import Unit, datasets, deal, encoders, entries_of, fleets, units
+from codedfedl.simulation.units import SeedUnit, datasets, deal, encoders, entries_of, fleets, units
 
 __all__ = ["is_done", "simulate", "simulate_all"]
 
@@ -202,7 +202,9 @@ def is_done(checkpoint: Checkpoint, number: int) -> bool:
     return f"{number}/done" in checkpoint
 
 
-def _play_all(every: Sequence[Unit], device: str, sink: _DirectorySink, pool: Pool | None) -> None:
+def _play_all(
+    every: Sequence[SeedUnit], device: str, sink: _DirectorySink, pool: Pool | None
+) -> None:
     """Play every unit that is not finished, here or on workers."""
     left = []
     for number, unit in enumerate(every):
@@ -226,27 +228,27 @@ def _play_all(every: Sequence[Unit], device: str, sink: _DirectorySink, pool: Po
 
 
 def _play_in_worker(
-    shared: tuple[Sequence[Unit], str], number: int, checkpoint: Checkpoint, worker: Worker
+    shared: tuple[Sequence[SeedUnit], str], number: int, checkpoint: Checkpoint, worker: Worker
 ) -> None:
     every, device = shared
     known = {f"{number}/{key}": value for key, value in checkpoint.items()}
     _play(every[number], number, known, device, worker)
 
 
-def _played_before(unit: Unit, number: int, checkpoint: Checkpoint) -> Progress:
+def _played_before(unit: SeedUnit, number: int, checkpoint: Checkpoint) -> Progress:
     """Return what was played of a finished unit."""
     played = _reporter(unit).played(stored_records(checkpoint, unit, number))
     rounds = max((p.round for p in played), default=0)
     return Progress(rounds, rounds, played)
 
 
-def _reporter(unit: Unit) -> ProgressReporter:
+def _reporter(unit: SeedUnit) -> ProgressReporter:
     labels = [cell.label for cell in unit.cells]
     return ProgressReporter(labels, unit.seed, metric_name(unit.dataset.is_classification))
 
 
 def _play(
-    unit: Unit,
+    unit: SeedUnit,
     number: int,
     checkpoint: Checkpoint,
     device: str,

@@ -30,7 +30,7 @@ from codedfedl.core.encoding import Gram, Parity
 from codedfedl.core.protocol import SUM, Ask, Inbox
 from codedfedl.core.work import Work
 from codedfedl.learning.least_squares import Quadratic
-from codedfedl.simulation.clients import Batch, gram_of
+from codedfedl.simulation.client_data import Batch, gram_of
 from codedfedl.simulation.parities import composite_parities
 
 __all__ = ["MIN_GRAMS", "FastSums", "Grams", "Question", "side_by_side", "times"]
@@ -41,7 +41,8 @@ MIN_GRAMS = 64
 MAX_DISTINCT_LOADS = 32  # A setting with more distinct loads has no Gram matrices of its own.
 CLIENTS_AT_ONCE = 64  # The gradients of so many clients exist at a time.
 PANEL_MULTIPLICATIONS = 1_000_000  # OpenBLAS multiplies so much as it is, without copying blocks.
-MIN_PANEL_ROWS = 24  # A product that would need smaller panels is left to the library.
+MIN_PANEL_ROWS = 24  # Where panels would be smaller, their sums are cut too.
+MAX_PANEL_COLUMNS = 96  # With more columns, copying pays.
 MIN_SHARED_MULTIPLICATIONS = 20_000_000  # Fewer are not worth waking up a thread.
 
 
@@ -313,14 +314,18 @@ def times(matrix: Array, columns: Array) -> Array:
     without test accuracy of `benchmarks.simulator` falls from 12 to 9. `matrix @ columns` is the
     naive twin.
     """
-    panel = PANEL_MULTIPLICATIONS // max(columns.shape[0] * columns.shape[1], 1)
-    whole = len(matrix) // max(panel, 1) * panel
-    if not is_numpy_array(matrix) or panel < MIN_PANEL_ROWS or whole == 0:
+    (rows, inner), c = matrix.shape, columns.shape[1]
+    if not is_numpy_array(matrix) or c > MAX_PANEL_COLUMNS or not matrix.size:
         return matrix @ columns
-    product = np.empty((len(matrix), columns.shape[1]), dtype=columns.dtype)
-    panels, out = (a[:whole].reshape(-1, panel, a.shape[1]) for a in (matrix, product))
-    np.matmul(panels, columns, out=out)
-    np.matmul(matrix[whole:], columns, out=product[whole:])
+    cuts = -(-inner * c * MIN_PANEL_ROWS // PANEL_MULTIPLICATIONS)  # of the sums
+    step = -(-inner // cuts)
+    panel = max(PANEL_MULTIPLICATIONS // (step * c) // 4, 1) * 4
+    product, whole = np.empty((rows, c), dtype=columns.dtype), rows // panel * panel
+    panels = matrix[:whole].reshape(-1, panel, inner), product[:whole].reshape(-1, panel, c)
+    for part, out in (panels, (matrix[whole:], product[whole:])):
+        np.matmul(part[..., :step], columns[:step], out=out)
+        for k in range(step, inner, step):
+            np.add(out, part[..., k : k + step] @ columns[k : k + step], out=out)
     return product
 
 
@@ -329,7 +334,7 @@ class _Threads:
 
     def __init__(self) -> None:
         self._library = ThreadpoolController().select(user_api="blas")
-        self.count = max((one["num_threads"] for one in self._library.info()), default=1)
+        self.count = max((info["num_threads"] for info in self._library.info()), default=1)
         self._pool = ThreadPoolExecutor(self.count)
 
     def each(self, tasks: Sequence[Callable[[], Array]], multiplications: int) -> list[Array]:

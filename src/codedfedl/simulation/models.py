@@ -21,7 +21,7 @@ from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import scheme_class
 from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of
-from codedfedl.simulation.units import Unit, deal, entries_of
+from codedfedl.simulation.units import SeedUnit, deal, entries_of
 
 __all__ = ["check_model", "privacy_facts", "write_models", "write_privacy"]
 
@@ -36,7 +36,7 @@ _HOLDS = (
 class _Trained:
     """A setting of one seed with its arrays in the checkpoint."""
 
-    unit: Unit
+    unit: SeedUnit
     cell: Cell
     stored: Checkpoint
 
@@ -66,7 +66,7 @@ def _names(cell: Cell) -> tuple[str, str, str]:
 
 
 def write_models(
-    directory: RunDirectory, units: Sequence[Unit], stored: Checkpoint, model: str | None
+    directory: RunDirectory, units: Sequence[SeedUnit], stored: Checkpoint, model: str | None
 ) -> None:
     """Write ``model.npz``, and the models of all other settings and seeds under ``models``.
 
@@ -171,7 +171,7 @@ def privacy_facts(account: Account | None) -> dict[str, Any] | None:
     return None if account is None else {"holds": _HOLDS, **account.document()}
 
 
-def write_privacy(directory: RunDirectory, units: Sequence[Unit]) -> None:
+def write_privacy(directory: RunDirectory, units: Sequence[SeedUnit]) -> None:
     """Write the account of every private setting and seed; nothing where there is none."""
     runs: list[dict[str, Any]] = []
     for unit in units:

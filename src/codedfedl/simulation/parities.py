@@ -9,7 +9,7 @@ from codedfedl.core.encoding import Parity
 from codedfedl.core.loop import RunningSum
 from codedfedl.learning.codes import Code, point_weights
 from codedfedl.learning.dense_codes import Use
-from codedfedl.simulation.clients import Batch, SimulatedClient
+from codedfedl.simulation.client_data import Batch, SimulatedClient
 
 __all__ = ["composite_parities"]
 

@@ -66,8 +66,8 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     for _ in drive(driver, runtime):
         pass
     recorded = stored["model"].astype(np.float64)
-    found = np.asarray(driver.state.model, np.float64)
-    apart = float(np.abs(found - recorded).max() / max(np.abs(recorded).max(), 1e-30))
+    model = np.asarray(driver.state.model, np.float64)
+    apart = float(np.abs(model - recorded).max() / max(np.abs(recorded).max(), 1e-30))
     return Replay(driver.played, runtime.answers, runtime.missed, apart)
 
 

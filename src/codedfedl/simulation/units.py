@@ -25,12 +25,12 @@ from codedfedl.runs.config import DataConfig, Experiment, FleetConfig, SchemeCon
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.runs.grid import Cell, cells
 from codedfedl.schemes import make_scheme, scheme_for
-from codedfedl.simulation.clients import Parts, Problem, embedded, task_of
-from codedfedl.simulation.engine import Entry
+from codedfedl.simulation.client_data import Parts, Problem, embedded, task_of
+from codedfedl.simulation.engine import Contender
 
 __all__ = [
     "Clients",
-    "Unit",
+    "SeedUnit",
     "datasets",
     "deal",
     "encoders",
@@ -48,7 +48,7 @@ Clients = Devices | DelayParameters | MeasuredDelays
 
 
 @dataclass(frozen=True)
-class Unit:
+class SeedUnit:
     """What is simulated in one go: a seed, and the settings that share data and a feature map.
 
     One that is not `fresh` reuses what the unit before it has embedded.
@@ -75,10 +75,10 @@ class Unit:
         return f"seed {self.seed}{part}"
 
 
-def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Dataset]:
+def datasets(settings: Sequence[Cell], folder: str | None) -> dict[DataConfig, Dataset]:
     """Load what the settings train on."""
     dealt = {"partition", "concentration", "batches"}  # after loading
-    every = dict.fromkeys(cell.experiment.data for cell in found)
+    every = dict.fromkeys(cell.experiment.data for cell in settings)
     files = {data: data.model_dump_json(exclude=dealt) for data in every}
     loaded = {file: data.load(folder) for data, file in files.items()}
     for dataset in loaded.values():
@@ -86,9 +86,9 @@ def datasets(found: Sequence[Cell], folder: str | None) -> dict[DataConfig, Data
     return {data: loaded[file] for data, file in files.items()}
 
 
-def fleets(found: Sequence[Cell]) -> dict[str, Clients]:
+def fleets(settings: Sequence[Cell]) -> dict[str, Clients]:
     """Read every fleet file of the settings, once."""
-    names = dict.fromkeys(cell.experiment.fleet.name for cell in found)
+    names = dict.fromkeys(cell.experiment.fleet.name for cell in settings)
     return {name: _read(name) for name in names if name not in BUILT_IN}
 
 
@@ -107,45 +107,45 @@ def _read(name: str) -> Clients:
 
 
 def units(
-    found: Sequence[Cell],
+    settings: Sequence[Cell],
     seeds: Sequence[int],
     loaded: Mapping[DataConfig, Dataset],
     fleets: Mapping[str, Clients],
-) -> Iterator[Unit]:
+) -> Iterator[SeedUnit]:
     """Group the settings by what lies on the device: data, their partition, features."""
-    asking = {cell.experiment.data for cell in found if cell.experiment.features.sigma == "auto"}
+    asking = {cell.experiment.data for cell in settings if cell.experiment.features.sigma == "auto"}
     sigmas = {d: typical_sigma(loaded[d].inputs) for d in asking if not loaded[d].is_text}
     for seed in seeds:
         groups: dict[tuple[DataConfig, int, FeatureMap], list[Cell]] = {}
-        for cell in found:
-            one, data = cell.experiment, cell.experiment.data
+        for cell in settings:
+            experiment, data = cell.experiment, cell.experiment.data
             scheme = make_scheme(cell.config.name, cell.config.settings)
             features = scheme.info.features
             if features is not None and cell.config.features is not None:
                 name = cell.config.name
                 raise InputError(f"scheme {name!r} sets its own features: remove features")
             if only_private(scheme.disclosure):
-                _refuse_side_doors(one, cell.config, loaded[data])
+                _refuse_side_doors(experiment, cell.config, loaded[data])
             if features is None:
-                sized = one.with_sigma(sigmas.get(data, np.nan))
+                sized = experiment.with_sigma(sigmas.get(data, np.nan))
                 features = sized.feature_map(seed, cell.config, loaded[data].image)
             if loaded[data].is_text and not isinstance(features, Encoder):
                 raise InputError(
                     f"data.text is {data.text!r}, and scheme {cell.config.name!r} trains on raw "
                     "numbers: leave that scheme out"
                 )
-            groups.setdefault((data, _count(one.fleet, fleets), features), []).append(cell)
+            groups.setdefault((data, _count(experiment.fleet, fleets), features), []).append(cell)
         split = [
             (data, features, first, tuple(members[first : first + SETTINGS_AT_ONCE]))
             for (data, _, features), members in groups.items()
             for first in range(0, len(members), SETTINGS_AT_ONCE)
         ]
-        for part, (data, features, first, some) in enumerate(split, start=1):
-            yield Unit(
+        for part, (data, features, first, members) in enumerate(split, start=1):
+            yield SeedUnit(
                 seed,
                 features,
                 loaded[data],
-                some,
+                members,
                 fleets,
                 fresh=first == 0,
                 part=part,
@@ -153,35 +153,36 @@ def units(
             )
 
 
-def deal(unit: Unit) -> Parts:
+def deal(unit: SeedUnit) -> Parts:
     """Say which client has which points in which mini-batch."""
-    one = unit.cells[0].experiment
-    shards = one.deal(unit.dataset.labels, _count(one.fleet, unit.fleets), unit.seed)
-    return mini_batches(shards, one.data.batches)
+    experiment = unit.cells[0].experiment
+    clients = _count(experiment.fleet, unit.fleets)
+    shards = experiment.deal(unit.dataset.labels, clients, unit.seed)
+    return mini_batches(shards, experiment.data.batches)
 
 
-def entries_of(unit: Unit, parts: Parts) -> list[Entry]:
+def entries_of(unit: SeedUnit, parts: Parts) -> list[Contender]:
     """Give every setting its task and its fleets; equal ones share their random delays."""
     made: dict[str, tuple[Task, DelayModel, DelayModel]] = {}
-    found = []
+    entries = []
     for cell in unit.cells:
-        one, training = cell.experiment, cell.experiment.training
-        key = one.model_dump_json(include={"fleet", "training"})
+        experiment, training = cell.experiment, cell.experiment.training
+        key = experiment.model_dump_json(include={"fleet", "training"})
         if key not in made:
             task = task_of(
                 unit.dataset,
                 parts,
                 unit.features,
                 epochs=training.epochs,
-                schedule=one.schedule(unit.features, unit.dataset.inputs),
+                schedule=experiment.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
             )
-            made[key] = (task, *_planned_and_actual(one.fleet, unit, task))
+            made[key] = (task, *_planned_and_actual(experiment.fleet, unit, task))
         most = int(made[key][0].held.max())
         config = cell.config
         scheme = scheme_for(config.name, config.settings, most, secure=bool(config.secure))
-        found.append(Entry(cell.label, scheme, *made[key], followed=training.objective))
-    return found
+        entries.append(Contender(cell.label, scheme, *made[key], followed=training.objective))
+    return entries
 
 
 def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
@@ -189,7 +190,7 @@ def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
 
 
 def _planned_and_actual(
-    config: FleetConfig, unit: Unit, task: Task
+    config: FleetConfig, unit: SeedUnit, task: Task
 ) -> tuple[DelayModel, DelayModel]:
     """Return the delays that the plans assume, and the actual ones."""
     built_in = config.name in BUILT_IN
@@ -229,7 +230,7 @@ def _factor(seconds: FloatArray, config: FleetConfig) -> FloatArray:
     return factor
 
 
-def encoders(checkpoint: Checkpoint, every: Sequence[Unit]) -> Checkpoint:
+def encoders(checkpoint: Checkpoint, every: Sequence[SeedUnit]) -> Checkpoint:
     """Return the fingerprints of all encoders, which must be those that the run began with."""
     fingerprints: Checkpoint = {}
     for number, unit in enumerate(every):
@@ -281,7 +282,7 @@ def prepare(
 ) -> tuple[Problem, Task, Fleet]:
     """Deal the data of an experiment to the clients, embed them, and build the fleet."""
     settings = cells(experiment)
-    unit = Unit(seed, features, dataset, tuple(settings), fleets(settings))
+    unit = SeedUnit(seed, features, dataset, tuple(settings), fleets(settings))
     parts = deal(unit)
     first = entries_of(unit, parts)[0]
     if not isinstance(first.fleet, Fleet):

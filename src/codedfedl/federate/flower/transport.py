@@ -1,6 +1,6 @@
 """Answers as they come, and a deadline that holds whatever the clients do.
 
-Every ask has a thread of its own, which looks for the answers to all its questions (`pulls`) and
+Every ask has a thread of its own, which looks for the answers to all its questions (`Pulls`) and
 puts them into one queue; whoever waits for a deadline waits for the queue alone.
 """
 

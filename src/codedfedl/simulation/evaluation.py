@@ -23,7 +23,7 @@ from array_api_compat import array_namespace, is_numpy_array
 from codedfedl.arrays import Array, FloatArray, IntArray, Mask, to_host
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.metrics import accuracy, r_squared
-from codedfedl.simulation.clients import Problem
+from codedfedl.simulation.client_data import Problem
 from codedfedl.simulation.fast import side_by_side
 
 if TYPE_CHECKING:
