@@ -305,7 +305,7 @@ def lied_to(
     if lie is not None:
         grid = Lying(ordinary.folder, ordinary.shards, script)
         grid.lie, grid.rounds = lie, rounds
-    real = Federation._ask
+    real = Federation.exchange
 
     def remembering(self: Any, ask: Any, *rest: Any) -> Any:
         grid.federation, grid.work = self, ask.work  # type: ignore[attr-defined]
@@ -313,7 +313,7 @@ def lied_to(
 
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "_ask", remembering)
+        patch.setattr(Federation, "exchange", remembering)
         try:
             federate(grid, experiment, RunDirectory(folder / "run"), said.append)
         except InputError as error:

@@ -17,6 +17,7 @@ import pytest
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP
 from codedfedl.errors import InputError
 from codedfedl.federate.server import evidence, rounds, session
+from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered as Answer
@@ -37,7 +38,6 @@ from tests.loopback import (
     Script,
     experiment_of,
     far,
-    model_of,
     named,
     rounds_of,
     run,
@@ -235,7 +235,6 @@ def test_a_rogue_answer_is_refused_and_the_round_goes_on(reason: str, tmp_path: 
         {"name": "coded", "redundancy": 0.05},
         {"name": "coded", "redundancy": 0.2, "code": "sign"},
         NEWTON,
-        model_of,
     ],
 )
 def test_honest_gradients_lie_well_within_the_tolerance(
@@ -287,28 +286,28 @@ def test_parity_that_comes_twice_is_refused(tmp_path: Path) -> None:
     """A transport that asks twice gets the same parity twice; the second one changes nothing."""
 
     class Stammering(Loopback):
-        federation: Any = None
+        asking: Any = None
         pending: Any = None
 
         def gather(self, wanted: Any, until: float) -> Any:
             for arrival in super().gather(wanted, until):
                 yield arrival
                 if "features0" in arrival.arrays and arrival.client == 0:
-                    grid.federation._pending[arrival.question] = grid.pending
+                    grid.asking.pending[arrival.question] = grid.pending
                     yield arrival
 
     experiment = experiment_of()
     ordinary = transport_of(experiment, tmp_path / "nodes")
     grid = Stammering(ordinary.folder, ordinary.shards)
-    real = Federation._ask
+    real = Asking.ask
 
     def remembering(self: Any, *arguments: Any) -> Any:
         asked = real(self, *arguments)
-        grid.federation, grid.pending = self, next(iter(self._pending.values()), None)
+        grid.asking, grid.pending = self, next(iter(self.pending.values()), None)
         return asked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "_ask", remembering)
+        patch.setattr(Asking, "ask", remembering)
         said: list[str] = []
         federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
     assert "refused: node-000: parity arrived a second time" in said

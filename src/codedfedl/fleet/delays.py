@@ -38,12 +38,8 @@ TIME_PARTS = ("compute_s", "link_s", "retransmission_s", "overhead_s")
 class Chances:
     """The random part of the delays, drawn before the loads are known.
 
-    The same chances serve any loads, so that schemes can be compared on the same luck.
-
-    Attributes
-    ----------
-    draws
-        Arrays of shape (rounds, n), by the names that the model gave them; or chances themselves.
+    The same chances serve any loads, so that schemes can be compared on the same luck. `draws` are
+    arrays of shape (rounds, n) by the names that the model gave them, or chances themselves.
     """
 
     draws: Mapping[str, Any]
@@ -217,15 +213,7 @@ class DelayParameters(Columns, DelayModel):
         return np.asarray(same)
 
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
-        """P(T ≤ t), exactly.
-
-        Parameters
-        ----------
-        loads
-            Points to process, shape (…, n). A load of 0 leaves only the link.
-        t
-            Seconds, broadcast against `loads`.
-        """
+        """P(T ≤ t), exactly; a load of 0 leaves only the link."""
         time = np.asarray(t, dtype=np.float64) - self.overhead
         compute = np.asarray(loads, dtype=np.float64) / self.rate
         time, compute = np.broadcast_arrays(time, compute)
@@ -274,10 +262,7 @@ class DelayParameters(Columns, DelayModel):
         *,
         per_point: float = 1.0,
     ) -> tuple[FloatArray, FloatArray]:
-        """Draw the seconds of computing and of uploading for a step outside the rounds.
-
-        Overhead and availability are not included: they apply to rounds.
-        """
+        """Draw a step outside the rounds, to which overhead and availability do not apply."""
         # The rate in units of work: one division, one rounding.
         compute = np.asarray(work, dtype=np.float64) / (per_point * self.rate)
         compute = compute * (1 + rng.standard_exponential(len(self)) / self.alpha)
@@ -306,11 +291,13 @@ class DelayParameters(Columns, DelayModel):
     def slowed(self, factor: npt.ArrayLike) -> Self:
         """Return clients for which everything takes `factor` times as long, shape (n,)."""
         factor = np.asarray(factor, dtype=np.float64)
-        times = {
-            name: getattr(self, name) * factor
-            for name in ("packet_time", "packet_time_up", "overhead")
-        }
-        return replace(self, rate=self.rate / factor, **times)
+        return replace(
+            self,
+            rate=self.rate / factor,
+            packet_time=self.packet_time * factor,
+            packet_time_up=self.packet_time_up * factor,
+            overhead=self.overhead * factor,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -191,12 +191,12 @@ class Account:
     @property
     def sampled(self) -> bool:
         """Whether any points are drawn by chance."""
-        return any(min(_listed(one.sampling_rate)) < 1 for one in self.releases)
+        return any(min(_listed(release.sampling_rate)) < 1 for release in self.releases)
 
     @property
     def mu(self) -> float:
         """Of all releases, for a record that is in all sums."""
-        return sqrt(sum(one.mu**2 for one in self.releases))
+        return sqrt(sum(release.mu**2 for release in self.releases))
 
     @property
     def epsilon(self) -> float:
@@ -224,17 +224,20 @@ class Account:
                 "be at least 1, and fewer than these"
             )
         left = sqrt((self.shares + 1 - clients) / self.shares)
-        releases = [replace(one, sigma=left * one.sigma) for one in self.releases]
+        releases = [replace(release, sigma=left * release.sigma) for release in self.releases]
         return replace(self, releases=releases)
 
     @property
     def _clients(self) -> int:
-        return max((one.clients for one in self.releases), default=1)
+        return max((release.clients for release in self.releases), default=1)
 
     def _mu_of_client(self, j: int) -> float:
         if self.mu in (0, inf):
             return self.mu
-        parts = (one.count * (one.of_client(j)[1] / one.sigma) ** 2 for one in self.releases)
+        parts = (
+            release.count * (release.of_client(j)[1] / release.sigma) ** 2
+            for release in self.releases
+        )
         return sqrt(sum(parts))
 
     def _undominated(self) -> list[tuple[tuple[float, float, int], ...]]:
@@ -242,17 +245,19 @@ class Account:
 
         A client that is drawn no more often than another, and weighs no more, has no larger ε.
         """
-        used = [one for one in self.releases if one.count]
-        seen = {tuple(one.of_client(j) for one in used) for j in range(self._clients)}
+        used = [release for release in self.releases if release.count]
+        seen = {tuple(release.of_client(j) for release in used) for j in range(self._clients)}
         kept = [
-            own for own in seen if not any(other != own and _at_least(other, own) for other in seen)
+            client
+            for client in seen
+            if not any(other != client and _at_least(other, client) for other in seen)
         ]
         return [
             tuple(
-                (rate, one.sigma / length, one.count)
-                for one, (rate, length) in zip(used, own, strict=True)
+                (rate, release.sigma / length, release.count)
+                for release, (rate, length) in zip(used, client, strict=True)
             )
-            for own in kept
+            for client in kept
         ]
 
     @property
@@ -292,17 +297,17 @@ class Account:
             ],
             "releases": [
                 {
-                    "what": one.what,
-                    "count": one.count,
-                    "sensitivity": one.sensitivity,
-                    "sigma": one.sigma,
-                    "sampling_rate": one.sampling_rate,
+                    "what": release.what,
+                    "count": release.count,
+                    "sensitivity": release.sensitivity,
+                    "sigma": release.sigma,
+                    "sampling_rate": release.sampling_rate,
                 }
-                for one in self.releases
+                for release in self.releases
             ],
         }
 
 
-def _at_least(other: Sequence[tuple[float, float]], own: Sequence[tuple[float, float]]) -> bool:
-    pairs = zip(other, own, strict=True)
+def _at_least(other: Sequence[tuple[float, float]], client: Sequence[tuple[float, float]]) -> bool:
+    pairs = zip(other, client, strict=True)
     return all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairs)

@@ -60,22 +60,22 @@ def guess(scores: FloatArray, included: Mask, count: int) -> Guesses:
     return Guesses(len(scores), 2 * half, int(right))
 
 
-def p_value(found: Guesses, epsilon: float, delta: float) -> float:
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """Return a bound on the chance of so many right guesses under (ε, δ)-DP.
 
     With B ~ Binomial(made, e^ε/(e^ε + 1)) it is P(B ≥ v) + 2·m·δ·max_i P(v − i ≤ B < v)/i.
     """
     chance = 1 / (1 + exp(-epsilon))
-    beyond = float(stats.binom.sf(found.right - 1, found.made, chance))
-    if delta == 0 or found.right == 0:
+    beyond = float(stats.binom.sf(guesses.right - 1, guesses.made, chance))
+    if delta == 0 or guesses.right == 0:
         return min(beyond, 1.0)
-    below = stats.binom.pmf(np.arange(found.right - 1, -1, -1), found.made, chance)
-    slack = float((np.cumsum(below) / np.arange(1, found.right + 1)).max())
-    return min(beyond + 2 * found.records * delta * slack, 1.0)
+    below = stats.binom.pmf(np.arange(guesses.right - 1, -1, -1), guesses.made, chance)
+    slack = float((np.cumsum(below) / np.arange(1, guesses.right + 1)).max())
+    return min(beyond + 2 * guesses.records * delta * slack, 1.0)
 
 
 def epsilon_bound(
-    found: Guesses | Sequence[Guesses], delta: float, confidence: float = 0.95
+    guesses: Guesses | Sequence[Guesses], delta: float, confidence: float = 0.95
 ) -> float:
     """Return the largest ε that the guesses refute; 0 where they refute none.
 
@@ -83,17 +83,17 @@ def epsilon_bound(
     """
     if not 0 < confidence < 1:
         raise InputError(f"confidence is {confidence:g}: must lie between 0 and 1, such as 0.95")
-    sets = [found] if isinstance(found, Guesses) else list(found)
-    return max(_refuted(one, delta, (1 - confidence) / len(sets)) for one in sets)
+    sets = [guesses] if isinstance(guesses, Guesses) else list(guesses)
+    return max(_refuted(part, delta, (1 - confidence) / len(sets)) for part in sets)
 
 
-def _refuted(found: Guesses, delta: float, error: float) -> float:
+def _refuted(guesses: Guesses, delta: float, error: float) -> float:
     low, high = 0.0, _LARGEST
-    if found.made == 0 or p_value(found, 0.0, delta) >= error:
+    if guesses.made == 0 or p_value(guesses, 0.0, delta) >= error:
         return 0.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if p_value(found, middle, delta) < error else (low, middle)
+        low, high = (middle, high) if p_value(guesses, middle, delta) < error else (low, middle)
     return low
 
 

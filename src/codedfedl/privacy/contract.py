@@ -134,8 +134,8 @@ class Contract(_Agreement):
                 f"contract.least is {self.least}: {self.account.shares} shares are the noise "
                 "without any one client; sums must be over one client more"
             )
-        for one in self.account.releases:
-            _check_noise(one, self.scale, self.account.shares)
+        for release in self.account.releases:
+            _check_noise(release, self.scale, self.account.shares)
         if not 0 < self.sums <= _MOST_SUMS:
             raise InputError(f"contract.releases come to {self.sums} sums: must be 1 to 1,000,000")
 
@@ -146,15 +146,15 @@ class Contract(_Agreement):
     @property
     def sums(self) -> int:
         """How many sums there are."""
-        return sum(one.count for one in self.account.releases)
+        return sum(release.count for release in self.account.releases)
 
     def release(self, number: int) -> Release:
         """Return what a sum is, by its number from 0 on, as a release of one."""
         left = number
-        for one in self.account.releases:
-            if 0 <= left < one.count:
-                return replace(one, count=1)
-            left -= one.count
+        for release in self.account.releases:
+            if 0 <= left < release.count:
+                return replace(release, count=1)
+            left -= release.count
         raise InputError(
             f"sum number {number}: the contract has {self.sums}, and no budget is left for another"
         )
@@ -162,15 +162,15 @@ class Contract(_Agreement):
     def given(self, sums: Collection[int]) -> list[Release]:
         """Return the releases with as many sums as were given out, by their numbers."""
         counts = Counter(self.release(number).what for number in sums)
-        return [replace(one, count=counts[one.what]) for one in self.account.releases]
+        return [replace(release, count=counts[release.what]) for release in self.account.releases]
 
     def number(self, what: str, before: int) -> int:
         """Return the number of the next sum of a kind, of which `before` were given out."""
         start = 0
-        for one in self.account.releases:
-            if one.what == what and before < one.count:
+        for release in self.account.releases:
+            if release.what == what and before < release.count:
                 return start + before
-            start += one.count
+            start += release.count
         raise InputError(f"no {what} is left of {self.sums} sums: the budget is spent")
 
     def noise_of(self, number: int) -> float:
@@ -189,7 +189,7 @@ class Contract(_Agreement):
             **({"shares": account.shares} if account.shares else {}),
             "federation": self.federation,
             "delta": account.delta,
-            "releases": [asdict(one) for one in account.releases],
+            "releases": [asdict(release) for release in account.releases],
             "scale": self.scale,
             "helper": self.helper,
             "clients": self.clients,
@@ -199,10 +199,10 @@ class Contract(_Agreement):
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Contract":
         """Return the contract that `document` gave the values of; refuse anything else."""
-        found = contract_of(document)
-        if not isinstance(found, Contract):
+        contract = contract_of(document)
+        if not isinstance(contract, Contract):
             raise InputError("the contract has no releases: it is not for noisy sums")
-        return found
+        return contract
 
 
 def _check_noise(release: Release, scale: float, shares: int) -> None:
@@ -235,7 +235,7 @@ def contract_of(document: Mapping[str, Any]) -> AnyContract:
         fields = dict(document)
         if "releases" not in fields:
             return PlainContract(**fields)
-        releases = [Release(**one) for one in fields.pop("releases")]
+        releases = [Release(**release) for release in fields.pop("releases")]
         delta, shares = fields.pop("delta"), fields.pop("shares", 0)
         if type(shares) is not int or shares < 0:
             raise InputError(f"contract.shares is {shares!r}: must be a whole number, or 0")

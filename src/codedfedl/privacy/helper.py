@@ -73,8 +73,10 @@ class Helper:
                 f"least is {least} where there are {len(clients)} clients: must be at least "
                 f"{LEAST_SUMMED} and at most all of them"
             )
-        own = key.public_key().public_bytes_raw()
-        self._seeds = {name: shared_seed(key, one, helper=own) for name, one in clients.items()}
+        public = key.public_key().public_bytes_raw()
+        self._seeds = {
+            name: shared_seed(key, theirs, helper=public) for name, theirs in clients.items()
+        }
         self.federation, self.least = federation, least
         self._noise, self._answers, self._normal = dict(noise), answers, normal
 
@@ -135,6 +137,6 @@ def decoded_sum(
         What the helper answered.
     """
     total = np.zeros_like(correction)
-    for one in masked:
-        total += one
+    for answer in masked:
+        total += answer
     return numbers.decode(total - correction)

@@ -21,7 +21,7 @@ from codedfedl.io.files import durable, lock, make_folder
 from codedfedl.privacy.accounting import Account, Release, check_budget
 from codedfedl.privacy.contract import Contract
 
-__all__ = ["Entry", "Ledger"]
+__all__ = ["Ledger", "LedgerEntry"]
 
 _FORMAT = 2
 _WITHOUT_NAMES = 1  # the format whose entries were known by a hash of the content
@@ -29,7 +29,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """What one federation got of one data set.
 
     Attributes
@@ -69,7 +69,7 @@ class Entry:
         }
 
     @classmethod
-    def of(cls, document: dict[str, Any], *, named: bool = True) -> "Entry":
+    def of(cls, document: dict[str, Any], *, named: bool = True) -> "LedgerEntry":
         """Return the entry, if it adds up; `named` says whether its data are known by a name."""
         contract = Contract.of(document["contract"])
         sums = tuple(document["sums"])
@@ -98,8 +98,8 @@ class Ledger:
         """Return the ε that a data set has spent, at the ledger's δ."""
         return self._epsilon(_about(data, self._read()), [])
 
-    def data_sets(self) -> dict[str, list[Entry]]:
-        """Return what every federation got, by the name of the data set; see `Entry.data`."""
+    def data_sets(self) -> dict[str, list[LedgerEntry]]:
+        """Return what every federation got, by the name of the data set; see `LedgerEntry.data`."""
         entries = self._read()
         return {data: [e for e in entries if e.data == data] for data in {e.data for e in entries}}
 
@@ -108,7 +108,7 @@ class Ledger:
         _check_name(data)
         entries = self._read()
         self._refuse_beyond(contract, self._others(entries, data, contract))
-        if any(one.closed for one in entries if one.contract.digest == contract.digest):
+        if any(entry.closed for entry in entries if entry.contract.digest == contract.digest):
             raise InputError(f"federation {contract.federation} is over: begin a new one")
 
     def charge(self, data: str, contract: Contract, number: int, content: str = "") -> None:
@@ -128,7 +128,7 @@ class Ledger:
             entries = self._read()
             self._refuse_beyond(contract, self._others(entries, data, contract))
             mine = [e for e in _about(data, entries) if e.contract.digest == contract.digest]
-            entry = mine[0] if mine else Entry(data, contract)
+            entry = mine[0] if mine else LedgerEntry(data, contract)
             contract.release(number)  # refuses a sum beyond the contract
             if number in entry.sums and contract.account.shares:
                 raise InputError(
@@ -152,7 +152,7 @@ class Ledger:
                     ]
                 )
 
-    def _refuse_beyond(self, contract: Contract, others: list[Entry]) -> None:
+    def _refuse_beyond(self, contract: Contract, others: list[LedgerEntry]) -> None:
         after = self._epsilon(others, contract.account.releases)
         if not after <= self.epsilon * (1 + _ROUNDING):
             before = self._epsilon(others, [])
@@ -163,16 +163,16 @@ class Ledger:
             )
 
     @staticmethod
-    def _others(entries: list[Entry], data: str, contract: Contract) -> list[Entry]:
+    def _others(entries: list[LedgerEntry], data: str, contract: Contract) -> list[LedgerEntry]:
         """Return what other federations got of a data set."""
         return [e for e in _about(data, entries) if e.contract.digest != contract.digest]
 
-    def _epsilon(self, entries: list[Entry], more: Sequence[Release]) -> float:
+    def _epsilon(self, entries: list[LedgerEntry], more: Sequence[Release]) -> float:
         """Return ε of all that some federations got, and of more releases, at the ledger's δ."""
-        given = [one for entry in entries for one in entry.contract.given(entry.sums)]
+        given = [release for entry in entries for release in entry.contract.given(entry.sums)]
         return Account(self.delta, [*given, *more]).epsilon
 
-    def _read(self) -> list[Entry]:
+    def _read(self) -> list[LedgerEntry]:
         if not self.path.is_file():
             return []
         try:
@@ -180,8 +180,8 @@ class Ledger:
             if document["format"] not in (_FORMAT, _WITHOUT_NAMES):
                 raise ValueError(f"format {document['format']} is not {_FORMAT}")
             named = document["format"] != _WITHOUT_NAMES
-            entries = [Entry.of(one, named=named) for one in document["entries"]]
-            if not _same(sum(one.spent for one in entries), document["total"]):
+            entries = [LedgerEntry.of(part, named=named) for part in document["entries"]]
+            if not _same(sum(entry.spent for entry in entries), document["total"]):
                 raise ValueError("the total does not add up")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
@@ -190,11 +190,11 @@ class Ledger:
             ) from None
         return entries
 
-    def _write(self, entries: list[Entry]) -> None:
+    def _write(self, entries: list[LedgerEntry]) -> None:
         document = {
             "format": _FORMAT,
-            "entries": [one.document() for one in entries],
-            "total": _plain(sum(one.spent for one in entries)),
+            "entries": [entry.document() for entry in entries],
+            "total": _plain(sum(entry.spent for entry in entries)),
         }
         with durable(self.path) as file:
             file.write(json.dumps(document, indent=1).encode())
@@ -207,7 +207,7 @@ class Ledger:
             yield
 
 
-def _about(data: str, entries: list[Entry]) -> list[Entry]:
+def _about(data: str, entries: list[LedgerEntry]) -> list[LedgerEntry]:
     """Return the entries that may be about a data set: its own, and those without a name."""
     return [entry for entry in entries if entry.data in (data, "")]
 

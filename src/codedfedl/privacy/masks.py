@@ -56,12 +56,12 @@ class Binding:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
 
 
-def shared_seed(own: X25519PrivateKey, other: bytes, *, helper: bytes) -> bytes:
+def shared_seed(private: X25519PrivateKey, other: bytes, *, helper: bytes) -> bytes:
     """Return the seed that a client and the helper share.
 
     Parameters
     ----------
-    own
+    private
         The private key of whoever calls.
     other
         The public key of the other one, 32 bytes; at a client, the pinned one of the helper.
@@ -69,10 +69,10 @@ def shared_seed(own: X25519PrivateKey, other: bytes, *, helper: bytes) -> bytes:
         The helper's public key: both sides bind the seed to both keys.
     """
     try:
-        secret = own.exchange(X25519PublicKey.from_public_bytes(other))
+        secret = private.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
         raise InputError(f"a public key for X25519 is refused ({error}): pin another") from None
-    mine = own.public_key().public_bytes_raw()
+    mine = private.public_key().public_bytes_raw()
     client = other if mine == helper else mine
     derived = HKDF(hashes.SHA256(), length=32, salt=None, info=_SEED + helper + client)
     return derived.derive(secret)

@@ -53,8 +53,8 @@ def renyi_epsilon(sums: Iterable[Sums], delta: float) -> float:
 
 def _epsilon(divergences: FloatArray, delta: float) -> FloatArray:
     """Go from divergences to (ε, δ), as Canonne, Kamath and Steinke (2020)."""
-    found = divergences + np.log1p(-1 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1)
-    return np.asarray(np.maximum(found.min(-1), 0.0))
+    epsilons = divergences + np.log1p(-1 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1)
+    return np.asarray(np.maximum(epsilons.min(-1), 0.0))
 
 
 @lru_cache(maxsize=256)

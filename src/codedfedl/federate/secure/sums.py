@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.client import work_to
-from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.protocol import Ask
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.job import MASKED, ask_digest, taken_apart
 from codedfedl.federate.secure.helper import HelperLink
 from codedfedl.federate.secure.ledger import Noisy, Plain
+from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.checks import RefusedError, whole
 from codedfedl.federate.server.outcomes import check_ask, check_setup, refusals_noted
-from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account
@@ -33,19 +33,26 @@ from codedfedl.privacy.contract import AnyContract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
 from codedfedl.runs.exchange import Exchange
 
-__all__ = ["SummedFederation"]
+__all__ = ["Sums"]
 
 
-class SummedFederation(Federation):
-    """A federation whose server sees only sums, with noise or without."""
+class Sums:
+    """Secure sums of a federation, with noise or without.
 
-    _contract: AnyContract | None = None
+    Finds the helper, and learns everybody's key; on resuming, from the journal.
 
-    def begin(self, account: Account | None) -> None:
-        """Find the helper, and learn everybody's key; on resuming, from the journal."""
+    Parameters
+    ----------
+    account
+        What the sums spend; None for sums without noise.
+    """
+
+    def __init__(self, asking: Asking, account: Account | None) -> None:
+        self.asking, self.members, self.journal = asking, asking.members, asking.journal
         self._terms = Plain() if account is None else Noisy(account)
-        patience, others = self.config.ready_timeout, set(self.members.nodes)
-        self._link = HelperLink(self.transport, self.job, others, patience, self.say)
+        self._contract: AnyContract | None = None
+        patience, clients = asking.config.ready_timeout, set(self.members.nodes)
+        self._link = HelperLink(asking.transport, asking.job, clients, patience, asking.say)
         path = self.journal.folder / "helper.json"
         if not path.is_file():
             self._refuse_few()
@@ -56,61 +63,57 @@ class SummedFederation(Federation):
         self._parties: dict[str, Any] = json.loads(path.read_text("utf-8"))
         self._link.key = self._parties["key"]
 
-    def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
+    def recall(self, ask: Ask, exchange: Exchange) -> None:
         """Take an exchange from the journal, if what it says was spent adds up."""
-        if ask.noise is not None:
-            self._terms.pay(ask.work, given=bool(exchange.sums))
-            spent = self._terms.spent
-            if not math.isclose(spent, exchange.spent, rel_tol=1e-9, abs_tol=1e-12):
-                raise InputError(
-                    f"{self.journal.exchanges_folder} does not add up: by round {round_ + 1} "
-                    f"mu² = {spent:.6g} was spent, and it says {exchange.spent:.6g}; restore it "
-                    "from a copy, or start again with another --out"
-                )
-        return super().recall(ask, model, round_, exchange)
+        self._terms.pay(ask.work, given=bool(exchange.sums))
+        spent = self._terms.spent
+        if not math.isclose(spent, exchange.spent, rel_tol=1e-9, abs_tol=1e-12):
+            raise InputError(
+                f"{self.journal.exchanges_folder} does not add up: by round "
+                f"{exchange.record.round + 1} mu² = {spent:.6g} was spent, and it says "
+                f"{exchange.spent:.6g}; restore it from a copy, or start again with another --out"
+            )
 
-    def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
+    def exchange(self, ask: Ask, model: Array, round_: int) -> Exchange:
         """Ask the clients, then the helper, and return the sum that both give."""
-        if ask.noise is None:
-            return super().exchange(ask, model, round_)
         work, contract = ask.work, self._agreed(ask.work)
         number = self._terms.number(ask, contract)
-        place = {"number": number, "attempt": round_}
-        self._remember(ask, model)
+        facts = {"number": number, "attempt": round_}
         path = self.journal.folder / "sums" / f"{number:06d}.npz"
         kept = _kept(path, round_)
-        facts = {**place, "contract": contract.document()}
-        masked = self._gathered(ask, model, round_, facts) if kept is None else kept
-        self._note_points(masked)
+        masked = kept
+        if masked is None:
+            asked = facts | {"contract": contract.document()}
+            masked = self._gathered(ask, model, round_, asked)
+        self.asking.note_points(masked)
         if (few := int(masked.record.arrived.sum())) < contract.least:
-            self._without_sum(ask, few, contract.least)
+            self._without_sum(ask, masked.record.deadline, few, contract.least)
             self._terms.pay(work, given=False)
-            self.last = replace(masked, sums={}, spent=self._terms.spent)
-            return self._inbox(ask, self.last)
+            return replace(masked, sums={}, spent=self._terms.spent)
         if kept is None:
             _keep(path, masked)
         sent = to_host(model) if work.needs_model else None
-        self.last = self._uncovered(work, masked, place | {"ask": ask_digest(work, sent)})
+        total = self._uncovered(work, masked, facts | {"ask": ask_digest(work, sent)})
         if sentence := self._terms.sentence(number):
-            self.say(sentence)
-        return self._inbox(ask, self.last)
+            self.asking.say(sentence)
+        return total
 
-    def _without_sum(self, ask: Ask, few: int, least: int) -> None:
+    def _without_sum(self, ask: Ask, deadline: float, few: int, least: int) -> None:
         """Say that too few arrived for a sum; end a run that waits for answers alone."""
         if not np.isfinite(ask.wait.deadline):
             raise InputError(
-                f"{few} clients answered within {self._longest(ask):g} s, and a sum is over "
+                f"{few} clients answered within {deadline:g} s, and a sum is over "
                 f"{least} or more: see that the nodes are up and run this again"
             )
-        self.say(f"no sum: {few} clients arrived, fewer than {least}")
+        self.asking.say(f"no sum: {few} clients arrived, fewer than {least}")
 
     def _uncovered(self, work: Work, masked: Exchange, facts: Mapping[str, Any]) -> Exchange:
         """Ask the helper for the masks of the arrivals, and remove them: this spends a sum."""
-        began, total = self.transport.now(), masked.sums[MASKED]
+        began, total = self.asking.transport.now(), masked.sums[MASKED]
         names = [self.members.names[j] for j in np.flatnonzero(masked.record.arrived).tolist()]
         correction = self._correction({**facts, "arrived": names, "numbers": len(total)})
         self._terms.pay(work, given=True)
-        seconds = masked.record.seconds + self.transport.now() - began
+        seconds = masked.record.seconds + self.asking.transport.now() - began
         return replace(
             masked,
             record=replace(masked.record, seconds=seconds),
@@ -126,26 +129,20 @@ class SummedFederation(Federation):
 
     def _gathered(self, ask: Ask, model: Array, round_: int, facts: Mapping[str, Any]) -> Exchange:
         """Return the sum of the masked answers that came in time."""
-        deadline, tally = self._longest(ask), self._tally(ask)
+        asking = self.asking
+        tally = asking.tally(ask, round_)
         check_ask(ask, tally, self.members, self.journal)
         self._check_common(ask.work, np.flatnonzero(tally.loads).tolist())
-        self._pending.clear()
+        asking.pending.clear()
         numbers = sum(math.prod(shape) for shape in self._shapes(ask.work).values())
-        self.extra = {"sum": facts}
-        try:
-            asked = self._ask(ask, tally, round_, deadline, model)
-        finally:
-            self.extra = {}
+        asked = asking.ask(ask, tally, model, sum=facts)
         total, fresh = np.zeros(numbers, dtype=np.uint32), 0
         counted = np.zeros(len(self.members.names), dtype=np.int64)
         problems = []
-        for arrival in self.transport.gather(asked, tally.began + deadline):
-            pending = self._pending.pop(arrival.question)
-            if tally.began + deadline < arrival.when < np.inf:
-                continue
+        for arrival, pending in asking.arrivals(ask, tally, asked):
             name = self.members.names[arrival.client]
             problems += [f"{name}: {arrival.reason}"] if arrival.status == "problem" else []
-            with refusals_noted(tally, arrival, name, self.say) as usable:
+            with refusals_noted(tally, arrival, name, asking.say) as usable:
                 if usable:
                     count, residues = _checked(arrival, ask.work, round_, pending.load, numbers)
                     if residues is not None:
@@ -158,10 +155,8 @@ class SummedFederation(Federation):
         if problems and len(problems) == len(asked):
             raise InputError(f"no client takes part in this sum; {problems[0]}")
         if ask.setup:
-            check_setup(ask, tally, self.members, self.transport.now() - tally.began)
-        here = self.transport.nodes()
-        gone = [j for j in self.everyone if self.members.nodes[j] not in here]
-        record = tally.record(round_, deadline, self.transport.now(), gone)
+            check_setup(ask, tally, self.members, asking.transport.now() - tally.began)
+        record = tally.record(asking.transport.now(), asking.gone())
         return Exchange(record, float(counted.sum()), {MASKED: total}, counted=counted)
 
     def _check_common(self, work: Work, clients: list[int]) -> None:
@@ -175,11 +170,12 @@ class SummedFederation(Federation):
 
     def _paired(self, helper: str) -> dict[str, str]:
         """Return everybody's public key; refuse whoever has pinned another helper."""
-        playing = [j for j in self.everyone if j not in self.excluded]
-        patience = self.config.probe_timeout
-        asked = self.question("pair", {j: {} for j in playing}, patience)
+        asking = self.asking
+        playing = [j for j in asking.everyone if j not in asking.excluded]
+        patience = asking.config.probe_timeout
+        asked = asking.question("pair", {j: {} for j in playing}, patience)
         keys: dict[str, str] = {}
-        for arrival in self.transport.gather(asked, self.transport.now() + patience):
+        for arrival in asking.transport.gather(asked, asking.transport.now() + patience):
             name, facts = self.members.names[arrival.client], arrival.facts
             if arrival.status != "answer":
                 raise InputError(f"{name} cannot take part in sums: {arrival.reason}")
@@ -197,7 +193,7 @@ class SummedFederation(Federation):
         return keys
 
     def _refuse_few(self) -> None:
-        playing = len(self.everyone) - len(self.excluded)
+        playing = len(self.asking.everyone) - len(self.asking.excluded)
         if playing < LEAST_SUMMED:
             raise InputError(
                 f"federation.clients leaves {playing} client: a sum would be its own answer; have "
@@ -231,7 +227,7 @@ class SummedFederation(Federation):
         return found
 
     def _shapes(self, work: Work) -> Mapping[str, tuple[int, ...]]:
-        found = work.shapes(self.task, 1)
+        found = work.shapes(self.asking.task, 1)
         if found is None:
             raise InputError(f"{work.kind} does not say what its answers look like: give it shapes")
         return found

@@ -61,7 +61,9 @@ class Taken:
 class Tally:
     """What is known of an exchange while it is under way."""
 
+    round: int
     began: float
+    deadline: float
     loads: npt.NDArray[np.int64]
     when: npt.NDArray[np.float64]
     compute: npt.NDArray[np.float64]
@@ -74,12 +76,16 @@ class Tally:
     late_answers: list[tuple[int, float]] = field(default_factory=list)
 
     @classmethod
-    def start(cls, loads: npt.NDArray[np.int64], began: float) -> "Tally":
+    def start(
+        cls, loads: npt.NDArray[np.int64], round_: int, began: float, deadline: float
+    ) -> "Tally":
         """Begin: whoever is asked for points is late until it answers."""
         n = len(loads)
         outcome = np.where(loads > 0, LATE, NOT_ASKED).astype(np.int8)
         return cls(
+            round_,
             began,
+            deadline,
             loads,
             np.full(n, np.inf),
             np.full(n, np.nan),
@@ -87,6 +93,11 @@ class Tally:
             [],
             np.full((2, n), np.nan),
         )
+
+    @property
+    def until(self) -> float:
+        """When the exchange ends, on the transport's clock."""
+        return self.began + self.deadline
 
     def arrived(self, arrival: Arrival) -> None:
         """Note an answer that counts."""
@@ -142,14 +153,14 @@ class Tally:
         """Say whether an answer of a client was refused."""
         return any(client == one for one, _ in self.refusals)
 
-    def record(self, round_: int, deadline: float, now: float, gone: Collection[int]) -> Record:
+    def record(self, now: float, gone: Collection[int]) -> Record:
         """Close the exchange: late clients that are no longer connected count as dropped."""
         for j in gone:
             if self.outcome[j] == LATE:
                 self.dropped(j)
         return Record(
-            round=round_,
-            deadline=deadline,
+            round=self.round,
+            deadline=self.deadline,
             seconds=now - self.began,
             loads=self.loads,
             outcome=self.outcome,
@@ -253,13 +264,13 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
         raise InputError(f"all {kind} was refused: see the log for the reasons")
 
 
-def check_somebody(ask: Ask, tally: Tally, round_: int, deadline: float, journal: Journal) -> None:
+def check_somebody(ask: Ask, tally: Tally, journal: Journal) -> None:
     """End a run in which nobody answers a scheme that waits for answers alone."""
     waits_for_answers = not ask.setup and not np.isfinite(ask.wait.deadline)
     if waits_for_answers and not ask.keep_late and not (tally.outcome == ARRIVED).any():
         raise InputError(
-            f"no client answered in round {round_ + 1} within {deadline:g} s: see that the "
-            "nodes are up and run this again, or start again with a larger federation.deadline"
+            f"no client answered in round {tally.round + 1} within {tally.deadline:g} s: see that "
+            "the nodes are up and run this again, or start again with a larger federation.deadline"
             f"{_probes_took(journal)}"
         )
 

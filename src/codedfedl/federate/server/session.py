@@ -22,7 +22,8 @@ from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.data.shards import UNSCALED, Scaling, Shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.secure.ledger import keep_account
-from codedfedl.federate.secure.sums import SummedFederation
+from codedfedl.federate.secure.sums import Sums
+from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.judging import Watch, suspects_of
 from codedfedl.federate.server.measuring import agree_on_scaling, probe
 from codedfedl.federate.server.meeting import job_of, meet, wait_for
@@ -62,15 +63,15 @@ def federate(
         journal, began = Journal(directory.path), transport.now()
         journal.check_begun()
         journal.check_kept()
-        federation = _assembled(transport, experiment, journal, _telling(say, status))
+        asking = _assembled(transport, experiment, journal, _telling(say, status))
         if not journal.traces.is_file():
-            probe(federation).write(journal.traces)
+            probe(asking).write(journal.traces)
             synced(journal.traces)
             journal.keep_beginning(transport.now() - began)
-        members, workload = federation.members, federation.task.workload
+        members = asking.members
         fit = fitted(journal, members)
         fit.fleet.write(directory.path / "fleet.csv")
-        zero = np.zeros((workload.features, workload.labels), dtype=np.float32)
+        zero = np.zeros(asking.task.model_shape, dtype=np.float32)
         state = start(scheme, experiment, members, fit, zero)
         account = scheme.describe(state).account
         if account is not None:
@@ -79,7 +80,9 @@ def federate(
             raise InputError(
                 "the scheme does not declare what it releases: return an account from describe"
             )
-        federation.begin(account)
+        federation = Federation(
+            asking, Sums(asking, account) if needs_helper(scheme.disclosure) else None
+        )
         driver = Driver(scheme, state, config.rounds)
         watch = Watch(config.fall, state.task.held)
         for exchange in _played(driver, federation, journal):
@@ -141,7 +144,7 @@ def _assembled(
     experiment: Experiment,
     journal: Journal,
     say: Say,
-) -> Federation:
+) -> Asking:
     """Wait for the nodes, those of the journal where there is one."""
     config, members = federation_config(experiment), journal.members()
     if members is None:
@@ -154,13 +157,8 @@ def _assembled(
         journal.keep_members(members)
     else:
         members = wait_for(transport, experiment, members, say)
-    task, job = (
-        federation_task(experiment, members),
-        job_of(experiment, members.key, members),
-    )
-    summed = needs_helper(scheme_of(experiment).disclosure)
-    kind = SummedFederation if summed else Federation
-    return kind(transport, config, members, task, job, journal, say)
+    task, job = federation_task(experiment, members), job_of(experiment, members.key, members)
+    return Asking(transport, config, members, task, job, journal, say)
 
 
 class _Recorded:
@@ -192,17 +190,18 @@ def _part(federation: Federation) -> list[int]:
 
     A node that is late with its last answer says goodbye after it: it is given the time.
     """
-    federation.end()
-    transport, last = federation.transport, federation.last
+    if federation.sums is not None:
+        federation.sums.end()
+    asking, last = federation.asking, federation.last
     deadline = last.record.deadline if last is not None else 0.0
     patience = float(min(_GOODBYE + 2 * deadline, _LONGEST_GOODBYE))
-    asked = federation.question("goodbye", {j: {} for j in federation.everyone}, patience)
+    asked = asking.question("goodbye", {j: {} for j in asking.everyone}, patience)
     answered = {
         arrival.client
-        for arrival in transport.gather(asked, transport.now() + patience)
+        for arrival in asking.transport.gather(asked, asking.transport.now() + patience)
         if np.isfinite(arrival.when)
     }
-    return [j for j in federation.everyone if j not in answered]
+    return [j for j in asking.everyone if j not in answered]
 
 
 class Evaluation:
