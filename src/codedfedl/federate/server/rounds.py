@@ -223,7 +223,7 @@ class Federation:
         if work.needs_model:
             self.asking.answered[client] = points
         if work.once:  # on the disk: it may be large
-            if client in self.journal.kept():
+            if self.journal.has_kept(client):
                 raise RefusedError("parity arrived a second time")
             self.journal.keep(client, arrays, points)
             arrays = {}
