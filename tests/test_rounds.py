@@ -20,9 +20,9 @@ from codedfedl.federate.server.outcomes import Recalled
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered, Arrival
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning import parity as stored_parities
 from codedfedl.learning.codes import GAUSSIAN
 from codedfedl.learning.optimisers import Schedule
+from codedfedl.learning.parity import ParityRows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
@@ -122,11 +122,9 @@ def test_parity_that_was_not_written_to_the_end_is_none(tmp_path: Path) -> None:
 def test_judging_a_round_reads_each_clients_parity_a_few_times() -> None:
     """Not the parity of all for each of them, and what is common to all rounds but once."""
     clients, read = 30, Counter[str]()
-    parity = stored_parities.Parity(
-        np.ones((3, 6), dtype=np.float32), np.ones((3, 3), dtype=np.float32)
-    )
+    parity = ParityRows(np.ones((3, 6), dtype=np.float32), np.ones((3, 3), dtype=np.float32))
 
-    def stored(client: int, batch: int) -> stored_parities.Parity:
+    def stored(client: int, batch: int) -> ParityRows:
         read["parity"] += 1
         return parity
 
