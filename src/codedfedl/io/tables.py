@@ -184,14 +184,15 @@ def check_columns(
 ) -> None:
     """Refuse a table that lacks a column, has an unknown one, or has one twice."""
     known = [*required, *optional]
-    if len(set(names)) < len(names):
+    present, expected = set(names), set(known)
+    if len(present) < len(names):
         twice, _ = Counter(names).most_common(1)[0]
         raise InputError(f"{path} has the column {shortened(twice)} twice: remove one")
-    if unknown := [name for name in names if name not in set(known)]:
+    if unknown := [name for name in names if name not in expected]:
         raise InputError(
             f"{path} has the unknown column {shortened(unknown[0])}: {nearest(unknown[0], known)}"
         )
-    if missing := [name for name in required if name not in names]:
+    if missing := [name for name in required if name not in present]:
         columns = ", ".join(repr(name) for name in missing)
         raise InputError(f"{path} lacks the column {columns}: it needs {', '.join(required)}")
 
