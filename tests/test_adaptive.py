@@ -18,9 +18,10 @@ from codedfedl.federate.server.session import federate
 from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
-from codedfedl.learning.codes import Code, Parity, point_weights
+from codedfedl.learning.codes import Code
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import Schedule
+from codedfedl.learning.parity import ParityRows, point_weights
 from codedfedl.planning.plan import LARGEST_WEIGHT, answer_weights, replanned
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -387,7 +388,7 @@ class TestNewton:
         more = further.answer(client, 50, None)
         assert (first.points, more.points) == (20, 30)
         blocks = [
-            Block(Parity(one.arrays["features0"], one.arrays["targets0"]), one.points)
+            Block(ParityRows(one.arrays["features0"], one.arrays["targets0"]), one.points)
             for one in (first, more)
         ]
         both = blocks[0].joined(blocks[1])

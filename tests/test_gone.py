@@ -18,8 +18,8 @@ from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Reply, Task
 from codedfedl.core.work import ArrayClient
 from codedfedl.federate.server.session import federate
 from codedfedl.fleet.devices import Workload
-from codedfedl.learning.codes import Parity, point_weights
 from codedfedl.learning.optimisers import Schedule
+from codedfedl.learning.parity import ParityRows, point_weights
 from codedfedl.planning.plan import Plan
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -52,13 +52,13 @@ def a_plan(loads: Sequence[int], chances: Sequence[float]) -> Plan:
     return Plan(clients, POINTS * 1.0, 5.0, np.array(loads), np.array(chances), 4)
 
 
-def ideal_parity(made: Plan, points: Sequence[Points]) -> dict[int, Parity]:
+def ideal_parity(made: Plan, points: Sequence[Points]) -> dict[int, ParityRows]:
     """Return the parity of a code with GᵀG = I, its expectation."""
     chances = encoded_chances(made)
     found = {}
     for j, (x, y) in enumerate(points):
         weights = point_weights(len(x), int(made.loads[j]), float(chances[j]))[:, None]
-        found[j] = Parity(weights * x, weights * y)
+        found[j] = ParityRows(weights * x, weights * y)
     return found
 
 

@@ -6,10 +6,10 @@ from scipy.stats import norm
 
 from codedfedl import Fleet, plan
 from codedfedl.arrays import FloatArray
-from codedfedl.learning.codes import Parity, encode, point_weights
 from codedfedl.learning.least_squares import Quadratic, gradient
 from codedfedl.learning.metrics import accuracy, r_squared, telling_excess
 from codedfedl.learning.optimisers import Schedule, step
+from codedfedl.learning.parity import ParityRows, encode, point_weights
 from codedfedl.random import stream
 
 
@@ -28,7 +28,7 @@ class TestParity:
             encode(x[s], y[s], w, rows, stream(1, "code", j))
             for j, (s, w) in enumerate(zip(shards, weights, strict=True))
         ]
-        found = Parity(sum(p.features for p in parts), sum(p.targets for p in parts))
+        found = ParityRows(sum(p.features for p in parts), sum(p.targets for p in parts))
         whole = []
         for j, shard in enumerate(shards):
             code = stream(1, "code", j)
@@ -106,7 +106,7 @@ class Rounds:
         coded = np.empty((rounds, q * c))
         for k in range(rounds):
             g = rng.standard_normal((self.rows, n * held)) / np.sqrt(self.rows)
-            parity = Parity(g @ (used[:, None] * self.x), g @ (used[:, None] * self.y))
+            parity = ParityRows(g @ (used[:, None] * self.x), g @ (used[:, None] * self.y))
             coded[k] = gradient(parity.features, parity.targets, self.beta).ravel()
         self.coded, self.combined = coded, coded + uncoded
         self.full = (self.x.T @ residual).ravel()

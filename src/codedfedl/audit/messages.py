@@ -15,7 +15,8 @@ from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import EACH, Inbox, Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.learning.codes import Code, point_weights
+from codedfedl.learning.codes import Code
+from codedfedl.learning.parity import point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.simulation.client_data import Problem, SimulatedClient
 from codedfedl.simulation.clock import Arrivals

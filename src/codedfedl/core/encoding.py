@@ -16,8 +16,9 @@ from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.codes import GAUSSIAN, Code, encode, evenness, point_weights
+from codedfedl.learning.codes import GAUSSIAN, Code
 from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.parity import encode, evenness, point_weights
 
 __all__ = ["BlockParity", "Gram", "Parity"]
 

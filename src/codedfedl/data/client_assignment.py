@@ -84,7 +84,7 @@ def _places(fleet: Known, names: Names | None, clients: int) -> IntArray:
     """Return where the named clients are in the fleet; the first ones where none is named."""
     if names is None:
         return np.arange(clients)
-    where = {str(name): place for place, name in enumerate(fleet.client)}
+    where = {str(name): index for index, name in enumerate(fleet.client)}
     for name in names.tolist():
         if name not in where:
             known = ", ".join(list(where)[:5])

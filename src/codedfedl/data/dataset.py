@@ -146,8 +146,8 @@ class Dataset:
 
     def check_classes(self) -> None:
         """Refuse to train on points that are all of one class."""
-        if self.is_classification and len(found := np.unique(self.labels)) == 1:
-            number = int(found[0])
+        if self.is_classification and len(classes := np.unique(self.labels)) == 1:
+            number = int(classes[0])
             word = self.origin.classes[number] if self.origin.classes else number
             raise InputError(
                 f"{self.name}: every training point has the label {word!r}: there is nothing to "
@@ -221,7 +221,7 @@ def check_finite(name: str, values: npt.NDArray[Any]) -> None:
     finite = np.isfinite(values)
     if not finite.all():
         first = tuple(np.argwhere(~finite)[0].tolist())
-        column = "".join(f", column {place}" for place in first[1:])
+        column = "".join(f", column {index}" for index in first[1:])
         raise InputError(
             f"{name}, row {first[0]}{column} (counted from 0) is {values[first]}: "
             "replace it by a finite number, or leave the point out"
@@ -285,12 +285,12 @@ def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def texts(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
     """Return texts in one column, shape (n, 1), refusing several columns and what is no text."""
-    one = values.reshape(len(values), -1) if values.ndim in (1, 2) and values.size else values
-    if one.ndim != 2 or one.shape[1] != 1 or one.dtype.kind != "U":
+    column = values.reshape(len(values), -1) if values.ndim in (1, 2) and values.size else values
+    if column.ndim != 2 or column.shape[1] != 1 or column.dtype.kind != "U":
         raise InputError(
             f"{name} has shape {values.shape} and holds {values.dtype}: give one text per point"
         )
-    return one
+    return column
 
 
 def scaled(

@@ -105,17 +105,17 @@ def read_points(path: Path, label: str | Sequence[str] | None, text: str | None 
     """
     names = label_names(label)
     table = load_table(path)
-    found = table.column_names
+    columns = table.column_names
     for name in names:
-        if name not in found:
-            raise InputError(f"{path} has no label column {name!r}: {nearest(name, found)}")
-    check_columns(path, found, names, found)
-    features = [name for name in found if name not in names] if text is None else [text]
+        if name not in columns:
+            raise InputError(f"{path} has no label column {name!r}: {nearest(name, columns)}")
+    check_columns(path, columns, names, columns)
+    features = [name for name in columns if name not in names] if text is None else [text]
     if table.num_rows == 0 or not features:
         raise InputError(f"{path} has no points or no features: add a line per point")
     inputs = input_columns(path, table, features, text=text is not None)
-    one = len(names) == 1
-    labels = label_column(path, table, names[0]) if one else number_columns(path, table, names)
+    single = len(names) == 1
+    labels = label_column(path, table, names[0]) if single else number_columns(path, table, names)
     return Points(inputs, labels, tuple(features), tuple(names))
 
 
@@ -199,6 +199,6 @@ def _refusal(
 ) -> InputError:
     row = int(np.argmax(wrong))
     cell = column[row].as_py()
-    place = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
+    where = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
     what = "is empty" if cell in (None, "") else f"is {shortened(cell)}"
-    return InputError(f"{path}, {place}: {name} {what}: write {remedy}")
+    return InputError(f"{path}, {where}: {name} {what}: write {remedy}")

@@ -93,12 +93,14 @@ def find_files(
     """
     incomplete = ""
     for folder in _folders(name, directory):
-        found = [path for file in _FILES if (path := _present(folder, file))]
-        if len(found) == len(_FILES):
-            return found
-        if found and not incomplete:
+        present = [path for file in _FILES if (path := _present(folder, file))]
+        if len(present) == len(_FILES):
+            return present
+        if present and not incomplete:
             missing = next(file for file in _FILES if not _present(folder, file))
-            incomplete = f"{folder} has {found[0].name} and lacks {missing}: add it, gzipped or not"
+            incomplete = (
+                f"{folder} has {present[0].name} and lacks {missing}: add it, gzipped or not"
+            )
     if incomplete:
         raise InputError(incomplete)
     folder = cache_folder(name)

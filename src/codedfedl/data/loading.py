@@ -107,10 +107,10 @@ def load_dataset(
     if suffix == ".npz":
         return _load_npz(Path(name), test_share, seed, bounds, text=text is not None)
     if suffix in TABLES:
-        found = read_points(Path(name), label, text)
-        origin = Origin(found.columns, found.label_columns)
+        points = read_points(Path(name), label, text)
+        origin = Origin(points.columns, points.label_columns)
         stem = Path(name).stem
-        return _split(stem, found.inputs, found.labels, test_share, seed, bounds, origin=origin)
+        return _split(stem, points.inputs, points.labels, test_share, seed, bounds, origin=origin)
     raise InputError(
         f"the data set {str(name)!r} is neither a file that ends in .npz, .csv or .parquet nor a "
         f"known name: {nearest(str(name), DATASET_NAMES)}"
@@ -147,7 +147,7 @@ def _load_npz(
     if inputs.shape[1] == test_inputs.shape[1]:  # `Dataset` refuses the rest
         origin = _with_scale(origin, inputs, bounds, image)
         inputs, test_inputs = (
-            scaled(some, origin.low, origin.span) for some in (inputs, test_inputs)
+            scaled(part, origin.low, origin.span) for part in (inputs, test_inputs)
         )
     return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes, image, origin)
 
@@ -273,8 +273,8 @@ def read_unlabelled(
         Whether inputs are texts: of a table, in the first of `columns`.
     """
     if data in DATASET_NAMES:
-        found = load_dataset(data, directory)
-        return Unlabelled(found.test_inputs, found.test_labels, scaled=True)
+        dataset = load_dataset(data, directory)
+        return Unlabelled(dataset.test_inputs, dataset.test_labels, scaled=True)
     path = Path(data)
     if path.suffix == ".npz":
         return _npz(path)

@@ -126,8 +126,8 @@ def read_shard(path: str | Path, label: str | None = None, text: str | None = No
         arrays, _ = read_npz(path, text=text is not None)
         return Shard(arrays["inputs"], arrays["labels"])
     if path.suffix in TABLES:
-        found = read_points(path, label, text)
-        return Shard(found.inputs, found.labels)
+        points = read_points(path, label, text)
+        return Shard(points.inputs, points.labels)
     if not path.is_dir():
         raise InputError(
             f"cannot read {path}: give an .npz, .csv or .parquet file, or a folder with inputs.npy "

@@ -97,8 +97,8 @@ class _Machine:
         self.below.append(self.stack)
         self.stack = []
 
-    def put(self, place: int) -> None:
-        self.memo[place] = self.stack[-1]
+    def put(self, key: int) -> None:
+        self.memo[key] = self.stack[-1]
 
     def mention(self, name: str) -> None:
         if name not in (*_SCALARS, _DTYPE):
@@ -169,8 +169,8 @@ _INSTRUCTIONS: dict[str, _Instruction] = {
     "BINPUT": _Machine.put,
     "LONG_BINPUT": _Machine.put,
     "MEMOIZE": lambda machine, _: machine.put(len(machine.memo)),
-    "BINGET": _push(lambda machine, place: machine.memo[place]),
-    "LONG_BINGET": _push(lambda machine, place: machine.memo[place]),
+    "BINGET": _push(lambda machine, key: machine.memo[key]),
+    "LONG_BINGET": _push(lambda machine, key: machine.memo[key]),
     "GLOBAL": _Machine.mention,
     "STACK_GLOBAL": lambda machine, _: machine.mention(" ".join(machine.last(2))),
     "REDUCE": _Machine.reduce,

@@ -155,7 +155,7 @@ def _read_parquet(path: Path) -> pa.Table:
                 f"{path}: {listed([field.name])} holds {field.type}, not numbers or texts: leave "
                 "that column out"
             )
-    groups = (facts.row_group(place) for place in range(facts.num_row_groups))
+    groups = (facts.row_group(group) for group in range(facts.num_row_groups))
     packed = sum(group.total_byte_size for group in groups)
     check_room(path, max(packed, 8 * facts.num_rows * facts.num_columns))
     words = [field.name for field in schema if pa.types.is_string(field.type)]
@@ -288,9 +288,9 @@ def with_decimal_points(table: pa.Table) -> pa.Table:
     For files without commas between cells. A column with thousands separators, such as
     ``1.234,5``, stays text: it is refused where numbers are wanted.
     """
-    for place, name in enumerate(table.column_names):
-        column = table.column(place)
+    for index, name in enumerate(table.column_names):
+        column = table.column(index)
         commas = pc.any(pc.match_substring(column, ",")).as_py()
         if commas and pc.all(pc.match_substring_regex(column, _DECIMAL_COMMA)).as_py():
-            table = table.set_column(place, name, pc.replace_substring(column, ",", "."))
+            table = table.set_column(index, name, pc.replace_substring(column, ",", "."))
     return table

@@ -1,4 +1,4 @@
-"""Codes and parity: random matrices G with E[GᵀG] = I that mix a client's points into parity rows.
+"""Codes: random matrices G with E[GᵀG] = I that mix a client's points into parity rows.
 
 | name | a column of G: one point | operations a number | points behind a row |
 | --- | --- | --- | --- |
@@ -32,10 +32,6 @@ __all__ = [
     "GAUSSIAN",
     "LEAST_MIXING",
     "Code",
-    "Parity",
-    "encode",
-    "evenness",
-    "point_weights",
     "warn_of_thin_rows",
 ]
 
@@ -210,43 +206,6 @@ CODES = (*_DENSE, "sparse", "dealt")
 
 GAUSSIAN = Code()
 """The paper's own."""
-
-
-@dataclass(frozen=True, eq=False)
-class Parity:
-    """X̆, shape (u, q), and Y̆, shape (u, c)."""
-
-    features: Array
-    targets: Array
-
-
-def point_weights(points: int, load: int, return_probability: float) -> FloatArray:
-    """Weigh a client's points: √P(no return) for the `load` that it processes, 1 for the others."""
-    weights = np.ones(points)
-    weights[:load] = np.sqrt(1 - return_probability)
-    return weights
-
-
-def evenness(weights: FloatArray) -> float:
-    """Return Σw²/(k·max w²) of k weights: 1 if all are equal, 1/k if one point has all weight.
-
-    k times this many points of equal weight would hide a point as well. Weights that are all 0 mix
-    nothing, and count as equal.
-    """
-    largest = float(np.max(weights, initial=0.0)) ** 2
-    return float(np.sum(weights**2)) / (len(weights) * largest) if largest else 1.0
-
-
-def encode(
-    features: Array,
-    targets: Array,
-    weights: FloatArray,
-    rows: int,
-    rng: np.random.Generator,
-    code: Code = GAUSSIAN,
-) -> Parity:
-    """G·W·X̂ and G·W·Y of one client, with G of `rows` × points from its private stream."""
-    return Parity(*code.mix((features, targets), weights, rows, rng))
 
 
 def _dense(

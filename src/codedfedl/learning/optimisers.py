@@ -270,7 +270,7 @@ def _minimised(space: _Space) -> tuple[_Space, FloatArray, float]:
 
 
 OPTIMISERS: dict[str, Optimiser] = {
-    one.name: one for one in (GradientDescent(), Nesterov(), BlockKrylov())
+    optimiser.name: optimiser for optimiser in (GradientDescent(), Nesterov(), BlockKrylov())
 }
 """Every optimiser by its name."""
 

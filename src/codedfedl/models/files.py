@@ -123,14 +123,14 @@ def _features(how: Mapping[str, Any], encoder: Any, inputs: int, *, trust: bool)
             "with load_model(path, encoder=…), or --encoder"
         )
     settings = {name: how[name] for name in ("text", "normalise", "operations")}
-    found = encoder_of(encoder, **settings)
+    known = encoder_of(encoder, **settings)
     wanted = np.array(how["fingerprint"], dtype=np.float64)
-    if found.digest != how["digest"] or not same_map(fingerprint(found, inputs), wanted):
+    if known.digest != how["digest"] or not same_map(fingerprint(known, inputs), wanted):
         raise InputError(
-            f"the encoder {found.source!r} is not the one that the model was trained on, "
+            f"the encoder {known.source!r} is not the one that the model was trained on, "
             f"{how['source']!r}: its {'file' if how['digest'] else 'output'} differs"
         )
-    return found
+    return known
 
 
 def _read_texts(path: Path) -> Arrays:

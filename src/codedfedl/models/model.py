@@ -149,7 +149,7 @@ class Model:
         """
         self._check_classifier("probabilities")
         assert self.classes is not None
-        places = {name: place for place, name in enumerate(self.classes.tolist())}
+        places = {name: index for index, name in enumerate(self.classes.tolist())}
         given = np.asarray(labels).tolist()
         if unknown := [label for label in given if label not in places]:
             raise InputError(f"labels holds {unknown[0]!r}: the model's classes are {list(places)}")

@@ -108,10 +108,10 @@ def federation_task(experiment: Experiment, members: Members) -> Task:
 def fitted(journal: Journal, members: Members) -> Fit:
     """Fit the delays of the clients, in their order, to how they were measured."""
     points = dict(zip(members.names, members.points, strict=True))
-    found = fit(read_traces(journal.traces), points)
-    if found.fleet.client.astype(str).tolist() != members.names:
+    estimates = fit(read_traces(journal.traces), points)
+    if estimates.fleet.client.astype(str).tolist() != members.names:
         raise InputError(f"{journal.traces} is not about the members, in their order: delete it")
-    return found
+    return estimates
 
 
 def start(
@@ -142,11 +142,13 @@ def _by_most(measured: Fit) -> Fit:
     return measured if traces is measured.traces else fit(traces, measured.fleet.points)
 
 
-def _typical_seconds(found: Fit) -> float:
+def _typical_seconds(estimates: Fit) -> float:
     """Return the median over clients of each client's median probe time; 0 if none answered."""
-    clients, seconds = found.traces.client, found.traces.seconds
+    clients, seconds = estimates.traces.client, estimates.traces.seconds
     came = np.isfinite(seconds)
-    medians = [np.median(seconds[came & (clients == one)]) for one in np.unique(clients[came])]
+    medians = [
+        np.median(seconds[came & (clients == client)]) for client in np.unique(clients[came])
+    ]
     return float(np.median(medians)) if medians else 0.0
 
 

@@ -37,7 +37,7 @@ from codedfedl.io.files import (
     write_durably,
     write_json,
 )
-from codedfedl.learning.codes import Parity
+from codedfedl.learning.parity import ParityRows
 from codedfedl.runs.exchange import Exchange
 
 __all__ = ["Journal", "Members"]
@@ -313,13 +313,13 @@ class Journal:
         paths = sorted((self.parity_folder / str(client)).glob("*.npy"))
         return {path.stem: np.load(path, "r") for path in paths}
 
-    def parity(self, client: int, batch: int = 0) -> Parity | None:
+    def parity(self, client: int, batch: int = 0) -> ParityRows | None:
         """Return a client's parity of a mini-batch, memory-mapped, if all of it is here."""
         folder = self.parity_folder / str(client)
         paths = [folder / f"{name}{batch}.npy" for name in ("features", "targets")]
         if not all(path.is_file() for path in (*paths, folder / "points")):
             return None
-        return Parity(*(np.load(path, "r") for path in paths))
+        return ParityRows(*(np.load(path, "r") for path in paths))
 
     # What a scheme receives.
 

@@ -27,7 +27,8 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.learning.codes import LEAST_MIXING, Code, Parity, warn_of_thin_rows
+from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
+from codedfedl.learning.parity import ParityRows
 from codedfedl.learning.sketch import Sketch
 
 __all__ = [
@@ -45,7 +46,7 @@ __all__ = [
 class Block:
     """The parity of one client, and the number of its points in it."""
 
-    parity: Parity
+    parity: ParityRows
     points: int
 
     def joined(self, more: "Block") -> "Block":
@@ -56,19 +57,19 @@ class Block:
         points = self.points + more.points
         shares = [(block.parity, (block.points / points) ** 0.5) for block in (self, more)]
         features, targets = _stacked([_scaled(part, share) for part, share in shares])
-        return Block(Parity(features, targets), points)
+        return Block(ParityRows(features, targets), points)
 
 
-def _scaled(parity: Parity, factor: float) -> Parity:
+def _scaled(parity: ParityRows, factor: float) -> ParityRows:
     """Return parity times a factor, in float32: 16 bits would round it."""
     xp = array_namespace(parity.features)
-    return Parity(
+    return ParityRows(
         factor * xp.astype(parity.features, xp.float32),
         factor * xp.astype(parity.targets, xp.float32),
     )
 
 
-def _stacked(parts: Sequence[Parity]) -> tuple[Array, Array]:
+def _stacked(parts: Sequence[ParityRows]) -> tuple[Array, Array]:
     xp = array_namespace(parts[0].features)
     return xp.concat([part.features for part in parts]), xp.concat([p.targets for p in parts])
 
@@ -78,13 +79,13 @@ def blocks_of(replies: Iterable[Reply], task: Task) -> dict[int, Block]:
     blocks = {}
     for reply in sorted(replies, key=lambda reply: reply.client):
         if reply.round == SETUP and reply.points:
-            parity = Parity(reply.arrays["features0"], reply.arrays["targets0"])
+            parity = ParityRows(reply.arrays["features0"], reply.arrays["targets0"])
             _check_shapes(reply.client, parity, task)
             blocks[reply.client] = Block(parity, reply.points)
     return blocks
 
 
-def _check_shapes(client: int, parity: Parity, task: Task) -> None:
+def _check_shapes(client: int, parity: ParityRows, task: Task) -> None:
     q, c = task.workload.features, task.workload.labels
     shapes = (tuple(parity.features.shape), tuple(parity.targets.shape))
     rows = shapes[0][0] if shapes[0] else 0

@@ -31,8 +31,8 @@ from codedfedl.core.client import Gradient, WeightedGradient
 from codedfedl.core.disclosure import Disclosed, needs_helper
 from codedfedl.core.protocol import Reply
 from codedfedl.errors import InputError
-from codedfedl.learning.codes import Parity
 from codedfedl.learning.least_squares import gradient
+from codedfedl.learning.parity import ParityRows
 from codedfedl.planning.plan import Plan
 
 __all__ = [
@@ -95,7 +95,7 @@ class StandIns:
     """
 
     made: Plan
-    parity: Mapping[int, Parity]
+    parity: Mapping[int, ParityRows]
     known: Mapping[int, Known] = field(default_factory=dict)
 
     @classmethod
@@ -103,7 +103,7 @@ class StandIns:
         """Keep the parity that clients sent, of every mini-batch."""
         sent = {reply.client: reply.arrays for reply in replies}
         return tuple(
-            cls(made, {j: Parity(a[f"features{b}"], a[f"targets{b}"]) for j, a in sent.items()})
+            cls(made, {j: ParityRows(a[f"features{b}"], a[f"targets{b}"]) for j, a in sent.items()})
             for b, made in enumerate(plans)
         )
 

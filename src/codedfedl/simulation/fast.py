@@ -222,9 +222,9 @@ class _GramInbox(Inbox):
     gradient: Callable[[Quadratic | None], Array] = lambda _: None
     at: Array = None
 
-    def plus(self, own: Quadratic, model: Array) -> Array:
+    def plus(self, quadratic: Quadratic, model: Array) -> Array:
         """Return the clients' gradients and that of a quadratic, in one product."""
-        return self.gradient(own) if model is self.at else super().plus(own, model)
+        return self.gradient(quadratic) if model is self.at else super().plus(quadratic, model)
 
 
 class _LazySum(Mapping[str, Array]):

@@ -7,7 +7,7 @@ import numpy as np
 from codedfedl.arrays import Array
 from codedfedl.core.encoding import Parity
 from codedfedl.core.loop import RunningSum
-from codedfedl.learning.codes import point_weights
+from codedfedl.learning.parity import point_weights
 from codedfedl.simulation.client_data import Batch, SimulatedClient
 
 __all__ = ["composite_parities"]

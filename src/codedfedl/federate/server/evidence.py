@@ -26,7 +26,7 @@ from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.server.checks import RefusedError, norm
-from codedfedl.learning import codes
+from codedfedl.learning.parity import ParityRows
 
 __all__ = ["Evidence", "Expected", "Expecting", "Measured", "Metric", "squared_weights"]
 
@@ -159,7 +159,7 @@ class Evidence:
     def __init__(
         self,
         task: Task,
-        stored: Callable[[int, int], codes.Parity | None],
+        stored: Callable[[int, int], ParityRows | None],
         behind: Callable[[int], int],
     ) -> None:
         self.task, self._stored, self._behind = task, stored, behind
@@ -195,7 +195,7 @@ class Evidence:
         sampling = points**2 * max(1 / embedded - 1 / points, 0.0)
         return self._expected(parity, (client, batch), model, points, 1.0, sampling, rows)
 
-    def _usual(self, client: int, parity: codes.Parity) -> Iterator[tuple[float, float]]:
+    def _usual(self, client: int, parity: ParityRows) -> Iterator[tuple[float, float]]:
         """Yield a client's parity rows and the points behind them, each with the usual share."""
         shares = self._shares
         if shares is None:
@@ -210,7 +210,7 @@ class Evidence:
         yield self._behind(client), shares[1]
 
     def _of_load(
-        self, parity: codes.Parity, client: int, batch: int, load: int, model: npt.NDArray[Any]
+        self, parity: ParityRows, client: int, batch: int, load: int, model: npt.NDArray[Any]
     ) -> Expected | None:
         """Return what the paper's parity implies for the gradient over the first `load` points.
 
@@ -226,7 +226,7 @@ class Evidence:
 
     def _expected(
         self,
-        parity: codes.Parity,
+        parity: ParityRows,
         which: tuple[int, int],
         model: npt.NDArray[Any],
         squares: float,

@@ -186,7 +186,7 @@ def fingerprint(features: FeatureMap, inputs: int) -> FloatArray:
     return np.append(mapped.shape[1], mapped @ signs)
 
 
-def same_map(one: FloatArray, other: FloatArray) -> bool:
+def same_map(first: FloatArray, second: FloatArray) -> bool:
     """Say whether two fingerprints are those of one map, on machines that round differently."""
-    alike = one.shape == other.shape and one.ravel()[0] == other.ravel()[0]
-    return bool(alike and np.allclose(one, other, rtol=1e-3, atol=1e-3))
+    alike = first.shape == second.shape and first.ravel()[0] == second.ravel()[0]
+    return bool(alike and np.allclose(first, second, rtol=1e-3, atol=1e-3))

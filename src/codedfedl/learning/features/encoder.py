@@ -117,11 +117,11 @@ class Encoder:
         self._check_kind(given)
         starts = range(0, len(given), _ROWS_AT_ONCE)
         parts = [self._encoded(given[start : start + _ROWS_AT_ONCE]) for start in starts]
-        found = np.concatenate(parts) if parts else np.empty((0, self.size(given.shape[1])))
+        encoded = np.concatenate(parts) if parts else np.empty((0, self.size(given.shape[1])))
         if not self.normalise:
-            return found.astype(np.float32)
-        lengths = np.linalg.norm(found, axis=1, keepdims=True)
-        return (found / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+            return encoded.astype(np.float32)
+        lengths = np.linalg.norm(encoded, axis=1, keepdims=True)
+        return (encoded / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
     def probes(self, inputs: int) -> npt.NDArray[Any]:
         """Return the fixed points, or texts, on which encoders are compared."""
@@ -140,13 +140,13 @@ class Encoder:
         path = cache_folder("embeddings") / f"{self._key(points)}.npy"
         with suppress(OSError, ValueError):  # it is not there, or broken
             return np.asarray(np.load(path, allow_pickle=False))
-        found = self.transform(points)
+        encoded = self.transform(points)
         with suppress(OSError, InputError):  # a cache that cannot be written is not needed
             make_folder(path.parent)
             path.parent.chmod(0o700)
             with replacing(path) as partial, partial.open("wb") as file:
-                np.save(file, found)
-        return found
+                np.save(file, encoded)
+        return encoded
 
     def _key(self, points: npt.NDArray[Any]) -> str:
         """Return what the embeddings depend on: points, probes, and the function's own file."""
@@ -169,25 +169,25 @@ class Encoder:
 
     def _encoded(self, points: npt.NDArray[Any]) -> npt.NDArray[Any]:
         try:
-            found = np.asarray(self.encode(points[:, 0].tolist() if self.text else points))
+            encoded = np.asarray(self.encode(points[:, 0].tolist() if self.text else points))
         except InputError:
             raise
         except Exception as error:
             raise InputError(
                 f"the encoder {self.source!r} failed ({type(error).__name__}: {error})"
             ) from error
-        if found.ndim != 2 or len(found) != len(points) or found.dtype.kind not in "biuf":
+        if encoded.ndim != 2 or len(encoded) != len(points) or encoded.dtype.kind not in "biuf":
             raise InputError(
-                f"the encoder {self.source!r} returned {found.dtype} of shape {found.shape} for "
-                f"{len(points)} points: return an array of numbers with a row for each"
+                f"the encoder {self.source!r} returned {encoded.dtype} of shape {encoded.shape} "
+                f"for {len(points)} points: return an array of numbers with a row for each"
             )
-        if not np.isfinite(found).all():
-            row = int(np.argmin(np.isfinite(found).all(axis=1)))
+        if not np.isfinite(encoded).all():
+            row = int(np.argmin(np.isfinite(encoded).all(axis=1)))
             raise InputError(
                 f"the encoder {self.source!r} returned a value that is not finite for "
                 f"{str(points[row].tolist())[:80]}: leave that point out, or mend the encoder"
             )
-        return found
+        return encoded
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ class _Fitted:
     def __call__(self, points: Any) -> Any:
         with warnings.catch_warnings():  # columns come in the order of the names that it knows
             warnings.filterwarnings("ignore", "X does not have valid feature names")
-            found = self.transformer.transform(points)
-        return found.toarray() if hasattr(found, "toarray") else found
+            encoded = self.transformer.transform(points)
+        return encoded.toarray() if hasattr(encoded, "toarray") else encoded
 
 
 def encoder_of(given: Any, *, text: bool, normalise: bool, operations: int | None) -> Encoder:

@@ -110,25 +110,25 @@ class Structured(_Fourier):
         """Draw the shared signs (n,), each block's signs (blocks, n), lengths (q,) and δ (q,)."""
         random = np.random.RandomState(self.seed)
         blocks, n = self.blocks(inputs)
-        shared, own = (random.choice([-1.0, 1.0], shape) for shape in ((n,), (blocks, n)))
+        shared, signs = (random.choice([-1.0, 1.0], shape) for shape in ((n,), (blocks, n)))
         lengths = np.sqrt(random.chisquare(n, self.n_components)) / self.sigma
-        return shared, own, lengths, random.uniform(0, 2 * np.pi, self.n_components)
+        return shared, signs, lengths, random.uniform(0, 2 * np.pi, self.n_components)
 
     def frequencies(self, inputs: int) -> tuple[FloatArray, FloatArray]:
         """Return ω, shape (d, q), and δ, shape (q,), as explicit arrays."""
-        shared, own, lengths, delta = self.draws(inputs)
-        blocks, n = own.shape
-        mixed = hadamard(hadamard(np.eye(inputs, n) * shared)[:, None, :] * own)
+        shared, signs, lengths, delta = self.draws(inputs)
+        blocks, n = signs.shape
+        mixed = hadamard(hadamard(np.eye(inputs, n) * shared)[:, None, :] * signs)
         return mixed.reshape(inputs, blocks * n)[:, : self.n_components] * lengths / n, delta
 
     def transform(self, points: Array) -> Array:
         """Return √(2/q)·cos(xω + δ) without ever forming ω."""
         points = floating(points)
         xp = array_namespace(points)
-        shared, own, lengths, delta = (
+        shared, signs, lengths, delta = (
             drawn_like(draws, points) for draws in self.draws(points.shape[1])
         )
-        blocks, n = own.shape
+        blocks, n = signs.shape
         lengths = lengths / n  # both transforms as rotations
 
         def project(rows: Array) -> Array:
@@ -136,7 +136,7 @@ class Structured(_Fourier):
             padding = xp.zeros(width, dtype=rows.dtype, device=device(rows))
             padded = xp.concat([rows, padding], axis=1)
             spread = hadamard(padded * shared)
-            mixed = hadamard(spread[:, None, :] * own)
+            mixed = hadamard(spread[:, None, :] * signs)
             return xp.reshape(mixed, (-1, blocks * n))[:, : self.n_components] * lengths
 
         return self._cosines(points, project, delta)

@@ -55,7 +55,7 @@ def read_network(path: Path) -> Network:
         raise InputError(f"cannot read the encoder {path} ({reason}): export it again") from None
     given = session.get_inputs()
     if len(given) != 1 or given[0].type not in _KINDS or len(given[0].shape) not in (2, 3, 4):
-        takes = ", ".join(f"{one.name} {one.type} {one.shape}" for one in given)
+        takes = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in given)
         raise InputError(
             f"the encoder {path} takes {takes}: it must have one input of floats, points or "
             "images; wrap it in a Python function, and name that as module:function"
@@ -69,8 +69,8 @@ def read_network(path: Path) -> Network:
             parts = [batch[row : row + 1] for row in range(len(batch))]
         else:
             parts = [batch]
-        found = [np.asarray(session.run([first], {name: part})[0]) for part in parts]
-        return np.concatenate(found).reshape(len(points), -1)
+        outputs = [np.asarray(session.run([first], {name: part})[0]) for part in parts]
+        return np.concatenate(outputs).reshape(len(points), -1)
 
     return Network(encode, hashlib.sha256(content).hexdigest())
 
@@ -145,7 +145,9 @@ def count_operations(path: Path, inputs: int) -> int:
     onnx = _onnx(f"counting the operations of {path}")
     model = onnx.load(str(path), load_external_data=False)
     known = {tensor.name for tensor in model.graph.initializer}
-    axes = next(one for one in model.graph.input if one.name not in known).type.tensor_type.shape
+    axes = next(
+        entry for entry in model.graph.input if entry.name not in known
+    ).type.tensor_type.shape
     axes.dim[0].dim_value = 1
     if len(axes.dim) == 2:
         axes.dim[1].dim_value = inputs
@@ -168,7 +170,7 @@ def _node_operations(path: Path, node: Any, shapes: Mapping[str, tuple[int, ...]
         raise _uncounted(path, f"the shapes of a {node.op_type} are unknown before it runs")
     if node.op_type == "Conv":
         return prod(shapes[out]) * prod(shapes[second][1:])
-    turned = any(one.name == "transA" and one.i for one in node.attribute)
+    turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
     return prod(shapes[out]) * shapes[first][-2 if turned else -1]
 
 

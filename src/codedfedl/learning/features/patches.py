@@ -208,9 +208,9 @@ class Patches:
         n, numbers = tiling.width, tiling.patch_numbers
         random = np.random.RandomState(self.seed)
         blocks = -(-filters // n)
-        shared, own = (random.choice([-1.0, 1.0], shape) for shape in ((n,), (blocks, n)))
+        shared, signs = (random.choice([-1.0, 1.0], shape) for shape in ((n,), (blocks, n)))
         spread = hadamard(np.eye(numbers, n) * shared)
-        mixed = hadamard(spread[:, None, :] * own).reshape(numbers, -1)[:, :filters]
+        mixed = hadamard(spread[:, None, :] * signs).reshape(numbers, -1)[:, :filters]
         width = self.sigma * (numbers / inputs) ** 0.5
         omega = mixed / (n**0.5 * width)  # both transforms as rotations, of frequencies √n/width
         return omega - omega.mean(axis=0), random.uniform(0, 2 * np.pi, filters)
