@@ -344,6 +344,24 @@ class TestTransport:
         assert {0, 2} <= found.keys()
         assert 1 not in found or found[1].status == "late"
 
+    @pytest.mark.parametrize("jump", [4 * PATIENCE, -4 * PATIENCE])
+    def test_the_time_of_day_moves_no_deadline(
+        self, jump: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It jumps while nodes are asked: who answers counts, and the wait is as long."""
+        real, jumped = time.time, threading.Event()
+        monkeypatch.setattr(time, "time", lambda: real() + jump * jumped.is_set())
+
+        def answer(node: int, question: str, facts: dict[str, Any]) -> Answered | None:
+            jumped.set()
+            return None if node == 1 else echo(node, question, facts)
+
+        began = time.monotonic()
+        with at_most(0.3):
+            found = answers(SmallGrid(answer), seconds=0.3)
+        assert time.monotonic() - began > 0.2
+        assert [found[j].status for j in (0, 2)] == ["answer", "answer"]
+
     def test_an_engine_that_fails_twice_in_three_calls_is_tried_again(self) -> None:
         class Failing(SmallGrid):
             calls = 0

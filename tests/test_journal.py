@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pyarrow.parquet
 import pytest
 import typer
 
+import codedfedl
 from codedfedl.cli.following import finish
 from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
@@ -452,6 +454,21 @@ def test_a_clock_that_jumps_moves_no_deadline(
     assert all(record.arrived.all() for record in played)
     assert all(0 < record.seconds <= record.deadline for record in played)
     assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_only_dates_are_read_from_the_time_of_day() -> None:
+    """The age of an old cache, and when a metric was noted: no deadline, in any transport."""
+    root = Path(codedfedl.__file__).parent
+    users = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if re.search(r"\btime\.time(_ns)?\(|from time import .*\btime\b", path.read_text("utf-8"))
+    }
+    assert users == {
+        "federate/node/cache.py",
+        "tracking/mlflow.py",
+        "tracking/tensorboard.py",
+    }
 
 
 def test_a_deleted_cache_is_refused_by_no_one_and_gives_no_second_parity(tmp_path: Path) -> None:

@@ -444,6 +444,22 @@ class Own(Gradient):
     """A kind of work of a node's owner."""
 
 
+@pytest.mark.parametrize("batch", [-1, -(10**6), 2, True, 0.0, "0", None])
+@pytest.mark.parametrize("work", [Gradient(0), LocalModel(0, 1, 0.1, 0.0)])
+def test_a_mini_batch_that_is_not_there_is_refused(work: Work, batch: Any) -> None:
+    with attack() as server, refused(rf"{work.kind}\.batch is .*a whole number from 0 to 1"):
+        server.work(work_to(work) | {"batch": batch}, POINTS // 2)
+
+
+@pytest.mark.parametrize("batch", [-1, -2, 4, True, 1.0])
+def test_nor_is_there_one_for_work_of_the_nodes_owner(batch: Any) -> None:
+    """Rows counted from the end would be noted in another place than those that they are."""
+    with attack() as server:
+        server.node.works = [__name__]
+        with refused("batch is .*: must be from 0 to 3"):
+            server.work({"kind": f"{__name__}:Own", "batch": batch}, 10, replace(JOB, batches=4))
+
+
 @pytest.mark.parametrize("sigma", [10**400, "3", None])
 def test_a_contract_of_anything_is_refused(sigma: Any) -> None:
     release = {"what": "gradient", "count": 1, "sensitivity": 1.0, "sigma": sigma}

@@ -1,5 +1,7 @@
 """The rounds of a federation: whose answer counts, for which question, and who is to blame."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from codedfedl.core.waiting import Next
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.server.checks import NormBounds, RefusedError, checked_answer
+from codedfedl.federate.server.evidence import Evidence
 from codedfedl.federate.server.outcomes import Recalled
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered, Arrival
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import GAUSSIAN
 from codedfedl.learning.optimisers import Schedule
+from codedfedl.learning.parity import ParityRows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
@@ -113,6 +117,28 @@ def test_parity_that_was_not_written_to_the_end_is_none(tmp_path: Path) -> None:
     assert journal.parity(1) is not None
     (journal.parity_folder / "1" / "points").unlink()
     assert journal.parity(1) is None
+
+
+def test_judging_a_round_reads_each_clients_parity_a_few_times() -> None:
+    """Not the parity of all for each of them, and what is common to all rounds but once."""
+    clients, read = 30, Counter[str]()
+    parity = ParityRows(np.ones((3, 6), dtype=np.float32), np.ones((3, 3), dtype=np.float32))
+
+    def stored(client: int, batch: int) -> ParityRows:
+        read["parity"] += 1
+        return parity
+
+    def behind(client: int) -> int:
+        read["points"] += 1
+        return 9
+
+    evidence = Evidence(replace(TASK, points=np.full((1, clients), 9)), stored, behind)
+    evidence.setup = BlockParity(GAUSSIAN, 3)
+    for rounds in (1, 2):
+        for client in range(clients):
+            assert evidence.expects(Embedded(), client, 9, np.zeros((6, 3))) is not None
+        assert read["parity"] == (2 + rounds) * clients  # two of them once: curvature and shares
+        assert read["points"] == (1 + rounds) * clients
 
 
 # Who is to blame.

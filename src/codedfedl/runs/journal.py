@@ -291,6 +291,10 @@ class Journal:
         clients = [int(path.parent.name) for path in sorted(self.parity_folder.glob("*/points"))]
         return {client: self.points_behind(client) for client in clients}
 
+    def has_kept(self, client: int) -> bool:
+        """Return whether a client has sent such an answer, without a look at the others."""
+        return (self.parity_folder / str(client) / "points").is_file()
+
     def points_behind(self, client: int) -> int:
         """Return how many points a client's answer stands for; its file is read once."""
         if client not in self._points_behind:

@@ -78,7 +78,9 @@ class Embedding:
     is_raw: bool
 
     def rows_of(self, batch: int) -> _Interval:
-        """Return where a mini-batch begins and ends."""
+        """Return where a mini-batch begins and ends; a custom kind of work may name any."""
+        if type(batch) is not int or not 0 <= batch < self.batches:
+            raise InputError(f"batch is {batch!r}: must be from 0 to {self.batches - 1}")
         size, more = divmod(len(self.targets), self.batches)
         start = batch * size + min(batch, more)
         return start, start + size + (batch < more)

@@ -219,7 +219,7 @@ class Federation:
             self.asking.answered[client] = reply.points
         if not work.once:
             return reply
-        if client in self.journal.kept():
+        if self.journal.has_kept(client):
             raise RefusedError("parity arrived a second time")
         self.journal.keep(client, reply.arrays, reply.points)
         return replace(reply, arrays={})
