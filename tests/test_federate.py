@@ -18,7 +18,7 @@ from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SE
 from codedfedl.errors import InputError
 from codedfedl.federate.server import evidence, rounds, session
 from codedfedl.federate.server.asking import Asking
-from codedfedl.federate.server.rounds import Federation
+from codedfedl.federate.server.judging import Judge
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
@@ -708,12 +708,12 @@ def test_parity_is_not_held_until_all_have_sent_theirs(
     def alive() -> list[Arrival]:
         return [one for one in gc.get_objects() if isinstance(one, Arrival) and one.arrays]
 
-    def count(self: Federation, taken: list[Any], tally: Any) -> None:
+    def count(self: Judge, measured: Any) -> dict[int, float]:
         held.append(sum(one not in others for one in alive()))
-        original(self, taken, tally)
+        return original(self, measured)
 
     others = alive()  # of tests before this one
-    original = Federation._judged
-    monkeypatch.setattr(Federation, "_judged", count)
+    original = Judge.distances  # the first that is called when all have answered
+    monkeypatch.setattr(Judge, "distances", count)
     run(experiment_of(6, rounds=1), tmp_path)
-    assert max(held) <= 1  # the last, which the loop still names
+    assert max(held) <= 1  # the last, which the loop may still name

@@ -35,8 +35,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import transport as transports
-from codedfedl.federate.flower.transport import FlowerTransport
+from codedfedl.federate.flower import messaging
+from codedfedl.federate.flower.messaging import FlowerTransport
 from codedfedl.federate.flower.wire import (
     Batched,
     MalformedError,
@@ -137,7 +137,7 @@ class Direct:
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten what the transport waits between two tries."""
-    monkeypatch.setattr(transports, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(messaging, "RETRY_SECONDS", 0.05)
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))
 

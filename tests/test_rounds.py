@@ -14,7 +14,7 @@ from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
 from codedfedl.core.waiting import Next
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.server.checks import Bounds, RefusedError, checked_answer
+from codedfedl.federate.server.checks import NormBounds, RefusedError, checked_answer
 from codedfedl.federate.server.evidence import Evidence
 from codedfedl.federate.server.outcomes import Recalled
 from codedfedl.federate.server.session import federate
@@ -152,7 +152,7 @@ def test_a_defect_of_ours_is_not_blamed_on_the_clients(
     def broken(*_: Any) -> None:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(Bounds, "check_gradient", broken)
+    monkeypatch.setattr(NormBounds, "check_gradient", broken)
     experiment, directory = experiment_of(), RunDirectory(tmp_path / "run")
     grid = transport_of(experiment, tmp_path / "nodes")
     with pytest.raises(AttributeError), directory.logged() as say:
@@ -247,9 +247,9 @@ def test_the_form_of_an_answer_is_checked_for_every_work(work: Work) -> None:
 def test_without_bounds_on_features_the_first_gradient_is_taken() -> None:
     """The first model is 0, and ∞ · 0 is no bound; with bounds, the same gradient is too long."""
     gradient, model = np.full((3, 2), 1e6, dtype=np.float32), np.zeros((3, 2))
-    Bounds.of(np.inf, classes=True).check_gradient(gradient, model, 5)
+    NormBounds.of(np.inf, classes=True).check_gradient(gradient, model, 5)
     with pytest.raises(RefusedError, match="longer than 5 points"):
-        Bounds.of(2.0, classes=True).check_gradient(gradient, model, 5)
+        NormBounds.of(2.0, classes=True).check_gradient(gradient, model, 5)
 
 
 # What is advised.

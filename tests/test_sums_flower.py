@@ -13,7 +13,7 @@ from flwr.app import Message
 
 from codedfedl.data import load_dataset
 from codedfedl.federate.flower.apps import node_from, respond
-from codedfedl.federate.flower.transport import FlowerTransport
+from codedfedl.federate.flower.messaging import FlowerTransport
 from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.server.session import federate

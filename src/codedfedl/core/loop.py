@@ -55,7 +55,9 @@ class Driver:
             return None
         elif is_secure(self.scheme, ask):
             self._encoded = masked(ask.work, self.state.task)
-            ask = replace(ask, work=self._encoded, noise=0.0)
+            ask = replace(ask, work=self._encoded, secure=True, noise=0.0)
+        elif ask.secure != (ask.noise is not None):  # noise is only in secure sums
+            ask = replace(ask, secure=ask.noise is not None)
         self._asked = ask
         return ask
 

@@ -86,7 +86,8 @@ class Ask:
         The model sent to the clients, if it is not the state's.
     secure
         Whether the server may see no more than the sum of the answers. Whoever drives the scheme
-        asks for it in integers, without noise, and decodes it.
+        asks for it in integers, without noise, and decodes it; a runtime is asked for every such
+        sum with this, for those with noise too.
     noise
         If given, the answers are integers modulo 2³², nobody sees more than their sum, and a helper
         adds Gaussian noise with this standard deviation to every value of it, in integer steps.

@@ -97,7 +97,7 @@ for _question in QUESTIONS:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     """Run the federation of the run configuration."""
-    from codedfedl.federate.flower.transport import FlowerTransport
+    from codedfedl.federate.flower.messaging import FlowerTransport
 
     check_engine()
     federate_on(FlowerTransport(grid), context.run_config)

@@ -20,6 +20,7 @@ from codedfedl.data.shards import UNSCALED, Scaling, Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.node.schema import MAX_NUMBER
 from codedfedl.federate.transport import Answered
+from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.learning.features import FeatureMap
 
@@ -104,8 +105,8 @@ class Cache:
             shard = self.load()
             order = processing_order(len(shard.inputs), seed)
         while embedded < wanted and self.clock() < until:
-            some = getattr(features, "rows_at_once", _ROWS_AT_ONCE)
-            rows = slice(embedded, min(embedded + some, wanted))
+            rows_at_once = getattr(features, "rows_at_once", _ROWS_AT_ONCE)
+            rows = slice(embedded, min(embedded + rows_at_once, wanted))
             rows_of_features[rows] = features.transform(scaling.inputs(shard.inputs[order[rows]]))
             targets[rows] = scaling.targets(shard.targets(order[rows], columns))
             if finite and not all((np.abs(array[rows]) <= MAX_NUMBER).all() for array in arrays):
@@ -146,11 +147,11 @@ class Cache:
         """
         path = self.folder / "parity.npz"
         if path.is_file():
-            with np.load(path) as stored:
-                facts: dict[str, Any] = json.loads(str(stored["facts"]))
-                if facts.pop("digest") != digest:
-                    raise InputError("this node has already sent its parity, for another plan")
-                return facts, {name: stored[name] for name in stored.files if name != "facts"}
+            stored = read_arrays(path, remedy="begin a new federation")
+            facts: dict[str, Any] = json.loads(str(stored.pop("facts")))
+            if facts.pop("digest") != digest:
+                raise InputError("this node has already sent its parity, for another plan")
+            return facts, stored
         if (given := self.record / "parity").is_file():
             raise InputError(
                 "this node has already sent its parity, and has deleted it: begin a new federation"
@@ -183,11 +184,11 @@ class Cache:
             _reserve(path)
 
 
-def clear_old(place: Path) -> None:
+def clear_old(caches: Path) -> None:
     """Remove caches that were not used for long: the goodbye of their federation got lost."""
-    if not place.is_dir():
+    if not caches.is_dir():
         return
-    for folder in place.iterdir():
+    for folder in caches.iterdir():
         old = time.time() - folder.stat().st_mtime > _OLD
         if old and folder.is_dir() and re.fullmatch("[0-9a-f]{32}", folder.name):
             _clear(folder)

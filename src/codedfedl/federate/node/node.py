@@ -342,5 +342,7 @@ class _Desk:
 
 def _as_sent(array: Any) -> npt.NDArray[Any]:
     """Return an array as it travels: halves and integers as they are, all else as float32."""
-    found = np.asarray(array)
-    return found if found.dtype in (np.float16, np.uint32) else found.astype(np.float32, copy=False)
+    values = np.asarray(array)
+    if values.dtype in (np.float16, np.uint32):
+        return values
+    return values.astype(np.float32, copy=False)

@@ -70,24 +70,24 @@ class HelperNode:
     ) -> Answered:
         """Accept a federation's contract once; accept the same again, and refuse any other."""
         self._refuse_ended(federation)
-        found = contract_of(contract)
-        if found.federation != federation:
-            raise InputError(f"the contract is of another federation, {found.federation}")
-        if found.helper != public_digits(self.key):
-            raise InputError(f"the contract is with another helper, {found.helper[:16]}…")
-        if found.clients != digest_of_keys(clients):
+        agreed = contract_of(contract)
+        if agreed.federation != federation:
+            raise InputError(f"the contract is of another federation, {agreed.federation}")
+        if agreed.helper != public_digits(self.key):
+            raise InputError(f"the contract is with another helper, {agreed.helper[:16]}…")
+        if agreed.clients != digest_of_keys(clients):
             raise InputError("the contract is with other clients than those that are named")
         for name, key in clients.items():
             self._check_client(name, key)
-        self._summing(found, clients, {})  # refuses too few clients, and invalid keys
-        text = json.dumps([found.document(), dict(clients)], sort_keys=True).encode()
+        self._summing(agreed, clients, {})  # refuses too few clients, and invalid keys
+        text = json.dumps([agreed.document(), dict(clients)], sort_keys=True).encode()
         kept = self._files(federation)
         if kept.setdefault("contract", text) != text:
             raise InputError(
                 f"federation {federation} has another contract already: what it gives away was "
                 "fixed when it began"
             )
-        return {"digest": found.digest}, {}
+        return {"digest": agreed.digest}, {}
 
     def _sum(
         self,
@@ -199,18 +199,18 @@ class HelperLink:
         while True:
             others = self.transport.nodes() - self.clients
             arrivals = self._asked("hello", others, {}, 0, _GREETING)
-            found = {
+            keys = {
                 arrival.client: str(arrival.facts.get("key"))
                 for arrival in arrivals
                 if arrival.facts.get("role") == HELPER
             }
-            right = [node for node, own in found.items() if key in (None, own)]
+            right = [node for node, public_key in keys.items() if key in (None, public_key)]
             if len(right) == 1:
                 self._node = right[0]
-                return found[right[0]]
+                return keys[right[0]]
             if self.transport.now() >= until:
                 refused = [a.reason for a in arrivals if a.status == "problem"]
-                raise InputError(_not_found(list(found.values()), refused, key, self.patience))
+                raise InputError(_not_found(list(keys.values()), refused, key, self.patience))
             self.transport.sleep(_PAUSE)
 
     def ask(self, kind: str, facts: Mapping[str, Any], largest: int) -> Arrival:
@@ -258,12 +258,12 @@ class HelperLink:
         return list(self.transport.gather(asked, until))
 
 
-def _not_found(found: list[str], refused: list[str], key: str | None, waited: float) -> str:
-    if len(found) > 1 and key is None:
-        return f"{len(found)} helpers are connected: leave only one"
-    if found:
+def _not_found(keys: list[str], refused: list[str], key: str | None, waited: float) -> str:
+    if len(keys) > 1 and key is None:
+        return f"{len(keys)} helpers are connected: leave only one"
+    if keys:
         return (
-            f"the helper's key is {found[0][:16]}…, and this run began with {str(key)[:16]}…: "
+            f"the helper's key is {keys[0][:16]}…, and this run began with {str(key)[:16]}…: "
             "start the helper with the home that it had"
         )
     why = "".join(f"; {reason}" for reason in refused[:3])

@@ -22,10 +22,10 @@ from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.job import MASKED, ask_digest, taken_apart
 from codedfedl.federate.secure.helper import HelperLink
-from codedfedl.federate.secure.ledger import Noisy, Plain
+from codedfedl.federate.secure.terms import Noisy, Plain
 from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.checks import RefusedError, whole
-from codedfedl.federate.server.outcomes import check_ask, check_setup, refusals_noted
+from codedfedl.federate.server.outcomes import Pending, check_ask, check_setup
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account
@@ -136,24 +136,23 @@ class Sums:
         asking.pending.clear()
         numbers = sum(math.prod(shape) for shape in self._shapes(ask.work).values())
         asked = asking.ask(ask, tally, model, sum=facts)
-        total, fresh = np.zeros(numbers, dtype=np.uint32), 0
+        total = np.zeros(numbers, dtype=np.uint32)
         counted = np.zeros(len(self.members.names), dtype=np.int64)
-        problems = []
-        for arrival, pending in asking.arrivals(ask, tally, asked):
-            name = self.members.names[arrival.client]
-            problems += [f"{name}: {arrival.reason}"] if arrival.status == "problem" else []
-            with refusals_noted(tally, arrival, name, asking.say) as usable:
-                if usable:
-                    count, residues = _checked(arrival, ask.work, round_, pending.load, numbers)
-                    if residues is not None:
-                        total += residues
-                        counted[arrival.client] = count
-                        tally.arrived(arrival)
-                    fresh += 1
-            if ask.wait.enough(fresh=fresh, late=0, expected=len(asked)):
-                break
-        if problems and len(problems) == len(asked):
-            raise InputError(f"no client takes part in this sum; {problems[0]}")
+
+        def take(arrival: Arrival, pending: Pending) -> bool:
+            points, residues = _checked(arrival, ask.work, round_, pending.load, numbers)
+            if residues is not None:
+                np.add(total, residues, out=total)
+                counted[arrival.client] = points
+                tally.arrived(arrival)
+            return True
+
+        asking.gather(ask, tally, asked, take)
+        if asked and len(tally.problems) == len(asked):
+            client, reason = next(iter(tally.problems.items()))
+            raise InputError(
+                f"no client takes part in this sum; {self.members.names[client]}: {reason}"
+            )
         if ask.setup:
             check_setup(ask, tally, self.members, asking.transport.now() - tally.began)
         record = tally.record(asking.transport.now(), asking.gone())
@@ -221,16 +220,16 @@ class Sums:
         """Return what the helper gives: the sum of the masks, less the noise."""
         numbers = int(facts["numbers"])
         answer = self._link.ask("sum", facts, 4 * numbers)
-        found = answer.arrays.get("sum")
-        if found is None or found.dtype != np.uint32 or found.shape != (numbers,):
+        correction = answer.arrays.get("sum")
+        if correction is None or correction.dtype != np.uint32 or correction.shape != (numbers,):
             raise InputError("the helper's sum has the wrong form: use the same version there")
-        return found
+        return correction
 
     def _shapes(self, work: Work) -> Mapping[str, tuple[int, ...]]:
-        found = work.shapes(self.asking.task, 1)
-        if found is None:
+        shapes = work.shapes(self.asking.task, 1)
+        if shapes is None:
             raise InputError(f"{work.kind} does not say what its answers look like: give it shapes")
-        return found
+        return shapes
 
 
 def _checked(
@@ -247,12 +246,12 @@ def _checked(
         return 0, None
     if set(arrival.arrays) != {MASKED}:
         raise RefusedError(f"consists of {', '.join(sorted(arrival.arrays)[:5]) or 'nothing'}")
-    found = arrival.arrays[MASKED]
-    if found.dtype != np.uint32 or found.shape != (numbers,):
+    residues = arrival.arrays[MASKED]
+    if residues.dtype != np.uint32 or residues.shape != (numbers,):
         raise RefusedError(
-            f"{MASKED} holds {found.shape} of {found.dtype}, not {numbers} of uint32"
+            f"{MASKED} holds {residues.shape} of {residues.dtype}, not {numbers} of uint32"
         )
-    return points, found
+    return points, residues
 
 
 def _keep(path: Path, masked: Exchange) -> None:
@@ -265,10 +264,10 @@ def _kept(path: Path, round_: int) -> Exchange | None:
     """Return what the helper was, or may have been, asked about before a kill."""
     if not path.is_file():
         return None
-    found = Exchange.of(Exchange.read(path))
-    if found.record.round != round_:
+    masked = Exchange.of(Exchange.read(path))
+    if masked.record.round != round_:
         raise InputError(
-            f"{path} is of round {found.record.round + 1}, and round {round_ + 1} is next: the "
+            f"{path} is of round {masked.record.round + 1}, and round {round_ + 1} is next: the "
             "journal lacks rounds; restore it from a copy"
         )
-    return found
+    return masked

@@ -26,6 +26,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.job import MASKED, ask_digest, in_one_row
 from codedfedl.federate.node.schema import Sizes
 from codedfedl.federate.transport import Answered
+from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import Files
 from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
 from codedfedl.privacy.fixed_point import LEAST_SHARE, FixedPoint, Residues, noise_steps
@@ -52,7 +53,7 @@ class Answers:
     def filled(self, work: GradientDelta) -> GradientDelta:
         """Return the work with the last counted answer filled in, given its round."""
         return replace(
-            work, counted={k: self._answer(work, told) for k, told in work.counted.items()}
+            work, counted={k: self._answer(work, anchor) for k, anchor in work.counted.items()}
         )
 
     def keep(
@@ -71,21 +72,21 @@ class Answers:
         for key in set(self._files) - needed:
             del self._files[key]
 
-    def _answer(self, work: GradientDelta, told: Anchor) -> Anchor:
-        key = str(told.round)
+    def _answer(self, work: GradientDelta, anchor: Anchor) -> Anchor:
+        key = str(anchor.round)
         if key not in self._files:
             raise InputError(
-                f"round {told.round + 1} is said to have counted an answer that this node does not "
-                "have: its vault was lost; begin a new federation"
+                f"round {anchor.round + 1} is said to have counted an answer that this node does "
+                "not have: its vault was lost; begin a new federation"
             )
-        with np.load(io.BytesIO(self._files[key])) as kept:
-            if int(kept["points"]) != told.points:
-                raise InputError(
-                    f"the answer of round {told.round + 1} was for {int(kept['points'])} points, "
-                    f"and {told.points} are said to be counted"
-                )
-            gradient = FixedPoint(work.scale).decode(kept["gradient"])
-            return replace(told, model=kept["model"].astype(np.float64), gradient=gradient)
+        kept = read_arrays(self._files.folder / key, remedy="begin a new federation")
+        if int(kept["points"]) != anchor.points:
+            raise InputError(
+                f"the answer of round {anchor.round + 1} was for {int(kept['points'])} points, "
+                f"and {anchor.points} are said to be counted"
+            )
+        gradient = FixedPoint(work.scale).decode(kept["gradient"])
+        return replace(anchor, model=kept["model"].astype(np.float64), gradient=gradient)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """How the server asks the members of a federation, and what it asked that is not answered yet."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,8 +11,9 @@ from codedfedl.arrays import Array, to_host
 from codedfedl.core.client import work_to
 from codedfedl.core.loop import loads_of
 from codedfedl.core.protocol import Ask, Task
+from codedfedl.core.record import REFUSED
 from codedfedl.federate.job import Job
-from codedfedl.federate.server.checks import answer_bytes
+from codedfedl.federate.server.checks import RefusedError, answer_bytes
 from codedfedl.federate.server.outcomes import Pending, Tally
 from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
 from codedfedl.runs.config import FederationConfig
@@ -20,6 +21,9 @@ from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members
 
 __all__ = ["Asking"]
+
+Take = Callable[[Arrival, Pending], bool]
+"""Takes an answer to a question; returns whether there was time to judge it."""
 
 LIFE_IN_DEADLINES = 20
 """After so many deadlines a late answer is not waited for any more."""
@@ -85,8 +89,8 @@ class Asking:
         """Ask some members for `largest` bytes at most; return the member of every question."""
         nodes, points = self.members.nodes, self.members.points
         questions = {
-            j: (nodes[j], {"job": {**self.job, "points": points[j]}, **own})
-            for j, own in facts.items()
+            j: (nodes[j], {"job": {**self.job, "points": points[j]}, **member_facts})
+            for j, member_facts in facts.items()
         }
         most = SLACK * largest + HEADER_BYTES
         return self.transport.ask(kind, questions, arrays, seconds, at_once=at_once, largest=most)
@@ -144,14 +148,50 @@ class Asking:
         }
         return asked
 
-    def arrivals(
-        self, ask: Ask, tally: Tally, wanted: Collection[int]
-    ) -> Iterator[tuple[Arrival, Pending]]:
-        """Yield what comes until the deadline, each with the question that it is about."""
-        for arrival in self.transport.gather(wanted, tally.until):
+    def gather(self, ask: Ask, tally: Tally, asked: Collection[int], take: Take) -> None:
+        """Take what comes, until the deadline or until there is enough, and note what is refused.
+
+        Parameters
+        ----------
+        asked
+            The questions of this exchange; answers to others are late.
+        """
+        counts = {"fresh": tally.arrived_already, "late": 0}
+        expected = len(asked) + tally.arrived_already
+        for arrival in self.transport.gather(set(self.pending), tally.until):
             pending = self.pending.pop(arrival.question)
-            if ask.keep_late or not tally.until < arrival.when < np.inf:
-                yield arrival, pending
+            if not ask.keep_late and tally.until < arrival.when < np.inf:
+                continue
+            if self._accept(tally, arrival, pending, take):
+                fresh = arrival.question in asked
+                counts["fresh" if fresh else "late"] += 1
+                if not fresh and not pending.work.once:
+                    tally.late_answers.append((arrival.client, arrival.when - pending.asked))
+            if pending.work.once and not ask.secure and tally.outcome[pending.client] == REFUSED:
+                self.excluded.add(pending.client)  # its one-time answer is unusable
+            if ask.wait.enough(**counts, expected=expected):
+                break
+
+    def _accept(self, tally: Tally, arrival: Arrival, pending: Pending, take: Take) -> bool:
+        """Take an answer, and return whether it counts; note why there is none or it is refused."""
+        client, why = arrival.client, ""
+        name = self.members.names[client]
+        if arrival.status == "answer":
+            try:
+                return take(arrival, pending)
+            except RefusedError as error:  # anything else is a defect of ours, and ends the run
+                why = str(error)
+        elif arrival.status == "malformed":
+            why = arrival.reason
+        elif arrival.status in ("problem", "gone"):
+            tally.dropped(client)
+        if arrival.status == "problem":
+            self.say(f"{name}: {arrival.reason}")
+            tally.problems[client] = arrival.reason
+        if why:
+            self.say(f"refused: {name}: {why}")
+            tally.refused(client, why)
+        return False
 
     def note_points(self, exchange: Exchange) -> None:
         """Remember how many points each member's answer was for."""

@@ -12,7 +12,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.transport import Arrays, Arrival, printable
 
-__all__ = ["Bounds", "RefusedError", "answer_bytes", "checked_answer", "norm", "whole"]
+__all__ = ["NormBounds", "RefusedError", "answer_bytes", "checked_answer", "norm", "whole"]
 
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NUMBERS_AT_ONCE = 1 << 20
@@ -27,7 +27,7 @@ class RefusedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Bounds:
+class NormBounds:
     """Bounds on the norms of features and labels; ∞ where there is none.
 
     A Fourier feature vector has ‖x‖² ≤ 2, and a one-hot label ‖y‖² = 1.
@@ -37,7 +37,7 @@ class Bounds:
     squared_targets: float = np.inf
 
     @classmethod
-    def of(cls, largest_square: float, classes: bool) -> "Bounds":
+    def of(cls, largest_square: float, classes: bool) -> "NormBounds":
         """Return those of a feature map, by its longest vector, and of classes or regression."""
         return cls(largest_square, 1.0 if classes else np.inf)
 

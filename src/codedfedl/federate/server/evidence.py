@@ -182,50 +182,51 @@ class Evidence:
         coded = isinstance(work, Gradient) and isinstance(made, Parity)
         if not coded and not (type(work) is Embedded and isinstance(made, BlockParity)):
             return None
-        found = self._stored(client, batch)
-        if found is None:
+        parity = self._stored(client, batch)
+        if parity is None:
             raise RefusedError("has sent no parity to judge its answers by")
         if isinstance(work, Gradient):
-            expected = self._of_load(found, client, batch, load, model)
+            expected = self._of_load(parity, client, batch, load, model)
             return None if expected is None else expected.times(work.weight_of(client))
         points = int(self.task.held[client])
-        rows, embedded = (max(own, share * points) for own, share in self._usual(client, found))
+        usual = self._usual(client, parity)
+        rows, embedded = (max(count, share * points) for count, share in usual)
         # At most, over all points: embedding fewer points than others must not widen the limit.
         sampling = points**2 * max(1 / embedded - 1 / points, 0.0)
-        return self._expected(found, (client, batch), model, points, 1.0, sampling, rows)
+        return self._expected(parity, (client, batch), model, points, 1.0, sampling, rows)
 
-    def _usual(self, client: int, found: ParityRows) -> Iterator[tuple[float, float]]:
+    def _usual(self, client: int, parity: ParityRows) -> Iterator[tuple[float, float]]:
         """Yield a client's parity rows and the points behind them, each with the usual share."""
         shares = self._shares
         if shares is None:
-            known = {j: one for j in range(self.task.clients) if (one := self._stored(j, 0))}
+            known = {j: other for j in range(self.task.clients) if (other := self._stored(j, 0))}
             held = {j: float(self.task.held[j]) for j in known}
-            rows = [len(one.targets) / held[j] for j, one in known.items()]
+            rows = [len(other.targets) / held[j] for j, other in known.items()]
             shares = self._shares = (
                 float(np.median(rows)),
                 float(np.median([self._behind(j) / held[j] for j in known])),
             )
-        yield len(found.targets), shares[0]
+        yield len(parity.targets), shares[0]
         yield self._behind(client), shares[1]
 
     def _of_load(
-        self, found: ParityRows, client: int, batch: int, load: int, model: npt.NDArray[Any]
+        self, parity: ParityRows, client: int, batch: int, load: int, model: npt.NDArray[Any]
     ) -> Expected | None:
         """Return what the paper's parity implies for the gradient over the first `load` points.
 
         None if it implies nothing: all points are processed and certain to return, so all weigh 0.
         """
         assert isinstance(self.setup, Parity)
-        own, held = self.setup.for_client(client), self.task.points[:, client]
-        points, squares = int(held[batch]), squared_weights(own, held)[batch]
-        if squares <= 0 or np.asarray(own.loads)[batch] != load:
+        part, held = self.setup.for_client(client), self.task.points[:, client]
+        points, squares = int(held[batch]), squared_weights(part, held)[batch]
+        if squares <= 0 or np.asarray(part.loads)[batch] != load:
             return None
         sampling = load * (1 - load / points) * (points / squares) ** 2
-        return self._expected(found, (client, batch), model, squares, load / squares, sampling)
+        return self._expected(parity, (client, batch), model, squares, load / squares, sampling)
 
     def _expected(
         self,
-        found: ParityRows,
+        parity: ParityRows,
         which: tuple[int, int],
         model: npt.NDArray[Any],
         squares: float,
@@ -234,7 +235,7 @@ class Evidence:
         rows: float | None = None,
     ) -> Expected:
         metric = self.metric
-        features, targets = found.features, found.targets
+        features, targets = parity.features, parity.targets
         if which not in self._lengths:
             whitened = metric.whitened(np.asarray(features, dtype=np.float64).T)
             self._lengths[which] = norm(whitened) ** 2
@@ -242,25 +243,25 @@ class Evidence:
         mean = np.asarray(features.T @ residuals, dtype=np.float64)
         lengths = self._lengths[which] * (residuals.T @ residuals)
         count = len(targets) if rows is None else rows
-        own = metric.whitened(mean)
-        sketch = (lengths + own.T @ own) / count
+        whitened_mean = metric.whitened(mean)
+        sketch = (lengths + whitened_mean.T @ whitened_mean) / count
         # A point's own gradient has the mean square ‖x‖²‖r‖²; both means come from the parity.
         spread = share**2 * sketch + sampling * lengths / squares**2
         unsure = 1 + np.sqrt(2 / count)  # the lengths themselves are estimates from u rows
         return Expected(share * mean, unsure**2 * spread, metric, count)
 
-    def overlap(self, one: int, other: int) -> float:
+    def overlap(self, left: int, right: int) -> float:
         """Return the mean square of the cosine of two clients' errors, as far as points decide it.
 
         It is 1/k where both errors are spread over the same k directions of the features.
         """
         rows = [
             [
-                self.metric.whitened(np.asarray(found.features, dtype=np.float64).T)
+                self.metric.whitened(np.asarray(parity.features, dtype=np.float64).T)
                 for batch in range(self.task.batches)
-                if (found := self._stored(client, batch)) is not None
+                if (parity := self._stored(client, batch)) is not None
             ]
-            for client in (one, other)
+            for client in (left, right)
         ]
         first, second = (np.concatenate(parts, axis=1) for parts in rows)
         lengths = norm(first) ** 2 * norm(second) ** 2
@@ -277,8 +278,8 @@ class Evidence:
     def _features(self) -> Iterator[npt.NDArray[Any]]:
         for client in range(self.task.clients):
             for batch in range(self.task.batches):
-                if (found := self._stored(client, batch)) is not None:
-                    yield found.features
+                if (parity := self._stored(client, batch)) is not None:
+                    yield parity.features
 
 
 def squared_weights(work: Parity | BlockParity, points: npt.NDArray[Any]) -> list[float]:

@@ -122,15 +122,15 @@ class Judge:
         """
         if not measured:
             return {}
-        usual = self._usual({j: one.error for j, one in measured.items()})
-        found = {}
-        for j, one in measured.items():
+        usual = self._usual({j: answer.error for j, answer in measured.items()})
+        distances = {}
+        for j, answer in measured.items():
             most = _UNSURE * usual[j]
-            found[j] = one.off / min(one.error, most, _GROWTH * float(self.errors[j]))
-            self.errors[j] = min(self.errors[j], one.error)
+            distances[j] = answer.off / min(answer.error, most, _GROWTH * float(self.errors[j]))
+            self.errors[j] = min(self.errors[j], answer.error)
         self.slack = _slack(measured, _FEW_ROWS)
         self.doubt = 1 + _DOUBT * float(np.sqrt(2 / _median_rows(measured)))
-        return found
+        return distances
 
     def _usual(self, errors: Mapping[int, float]) -> dict[int, float]:
         """Return the usual error for as many points as each client has; note the misfits."""
@@ -159,17 +159,17 @@ class Judge:
         median = max(1.0, _low_median(list(distances.values())))
         self.calmest = min(self.calmest, median)
         median = min(median, _GROWTH_OF_MEDIAN * self.calmest)
-        found = {j: distance / median for j, distance in distances.items()}
-        for j, ratio in found.items():
+        ratios = {j: distance / median for j, distance in distances.items()}
+        for j, ratio in ratios.items():
             before, now = self.means[j], min(float(ratio), _FURTHEST)
             self.means[j] = now if np.isnan(before) else before + _NEWEST * (now - before)
         self.compared = len(distances)
         if len(distances) < _FEWEST:  # nobody to compare with: what is left is the tolerance
             return {}
-        single = self._slack * _limit(list(found.values()), _SINGLE)
+        single = self._slack * _limit(list(ratios.values()), _SINGLE)
         lasting = self.lasting_limit
         refused = {}
-        for j, ratio in found.items():
+        for j, ratio in ratios.items():
             if ratio > single:
                 refused[j] = (
                     f"gradient lies {distances[j]:.3g} times its expected error from the client's "
@@ -215,23 +215,23 @@ def coherent(
     first, second = np.triu_indices(len(clients), 1)
     alike = _ALIKE * _slack(measured, _THIN)
     limit = max(0.0, float(np.median(cosines[first, second]))) + alike
-    found: dict[int, str] = {}
+    refused: dict[int, str] = {}
     close = np.flatnonzero(cosines[first, second] > limit)
     for a, b in zip(first[close].tolist(), second[close].tolist(), strict=True):
-        one, other = clients[a], clients[b]
-        labels = _cosine(measured[one].spread, measured[other].spread)
-        if cosines[a, b] > limit + _CHANCE * np.sqrt(overlap(one, other) * labels):
+        left, right = clients[a], clients[b]
+        labels = _cosine(measured[left].spread, measured[right].spread)
+        if cosines[a, b] > limit + _CHANCE * np.sqrt(overlap(left, right) * labels):
             why = (
                 "gradient deviates from the client's parity in the same direction as another's "
                 f"(cosine {cosines[a, b]:.2f})"
             )
-            found |= {one: why, other: why}
-    return found
+            refused |= {left: why, right: why}
+    return refused
 
 
-def _cosine(one: FloatArray, other: FloatArray) -> float:
+def _cosine(left: FloatArray, right: FloatArray) -> float:
     """Return tr AB/(tr A·tr B), the mean square of a cosine for two covariances."""
-    return float((one * other).sum() / max(np.trace(one) * np.trace(other), 1e-300))
+    return float((left * right).sum() / max(np.trace(left) * np.trace(right), 1e-300))
 
 
 def suspects_of(judge: Judge) -> list[int]:
@@ -303,11 +303,11 @@ class Watch:
 
     def alarm(self, suspects: Sequence[int], names: Sequence[str]) -> str:
         """Say what fell, and who is suspected."""
-        found = [names[j] for j in suspects]
+        named = [names[j] for j in suspects]
         blame = "no client's answers are further from its parity than others'"
-        if found:
-            blame = f"the answers of {', '.join(found)} are furthest from their parity"
-        remedy = f"start again with federation.without={found}" if found else "try a smaller step"
+        if named:
+            blame = f"the answers of {', '.join(named)} are furthest from their parity"
+        remedy = f"start again with federation.without={named}" if named else "try a smaller step"
         return (
             f"accuracy on the test points fell from {self.best:.4f} to {self.last:.4f} and stayed "
             f"low for {_ROUNDS} rounds: a client is lying, or the step is too large; {blame}: "

@@ -155,7 +155,7 @@ def _greeted(
         if not 1 <= facts[key] <= _MOST_NUMBERS // width:
             raise RefusedError(f"{node} has {key} = {facts[key]}, which is impossible")
     _check_features(node, features, facts)
-    if any(one["name"] == facts["name"] for one in others.values()):
+    if any(other["name"] == facts["name"] for other in others.values()):
         raise RefusedError(f"{node} has the name of another node: give each its own")
     return facts
 
@@ -164,14 +164,14 @@ def _check_features(node: str, features: FeatureMap, facts: Mapping[str, Any]) -
     """Refuse a node whose feature map is not ours."""
     digest = getattr(features, "digest", "")
     if facts.get("encoder", "") != digest:
-        told = str(facts.get("encoder"))[:16] or "none, since it is not a file"
+        theirs = str(facts.get("encoder"))[:16] or "none, since it is not a file"
         ours = digest[:16] or "none, since it is a function"
         raise RefusedError(
-            f"{node} has another encoder, whose SHA-256 begins with {told} and ours with {ours}: "
+            f"{node} has another encoder, whose SHA-256 begins with {theirs} and ours with {ours}: "
             "give it a copy of our file"
         )
-    own, other = fingerprint(features, facts["inputs"]).ravel(), facts["fingerprint"]
-    if all(type(value) is float for value in other) and same_map(own, np.array(other)):
+    expected, other = fingerprint(features, facts["inputs"]).ravel(), facts["fingerprint"]
+    if all(type(value) is float for value in other) and same_map(expected, np.array(other)):
         return
     if isinstance(features, Encoder):
         raise RefusedError(
@@ -226,14 +226,14 @@ def _met_again(
         except RefusedError as error:
             say(f"refused: {error}")
             continue
-        place = members.names.index(facts["name"]) if facts["name"] in members.names else None
-        if place is None or nodes[place] in here:  # a stranger, or somebody else's name
+        index = members.names.index(facts["name"]) if facts["name"] in members.names else None
+        if index is None or nodes[index] in here:  # a stranger, or somebody else's name
             continue
         form = (facts["points"], facts["inputs"], facts["classes"])
-        if form != (members.claimed[place], members.inputs, members.classes):
+        if form != (members.claimed[index], members.inputs, members.classes):
             say(f"refused: {facts['name']} has other data than before")
             continue
-        nodes[place] = arrival.client
+        nodes[index] = arrival.client
         say(f"{facts['name']} is back")
     return replace(members, nodes=nodes)
 

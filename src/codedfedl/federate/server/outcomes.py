@@ -1,7 +1,6 @@
 """What became of the answers of an exchange, what is refused, and what silence ends a run."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from codedfedl.core.protocol import Ask, Reply
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, Record
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.server.checks import RefusedError
-from codedfedl.federate.server.evidence import Measured
-from codedfedl.federate.transport import Arrival, Say
+from codedfedl.federate.transport import Arrival
 from codedfedl.fitting.drift import Timings
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members
@@ -26,13 +23,11 @@ from codedfedl.runs.watching import probed_seconds
 __all__ = [
     "Pending",
     "Recalled",
-    "Taken",
     "Tally",
     "check_ask",
     "check_setup",
     "check_somebody",
     "nobody_arrived",
-    "refusals_noted",
 ]
 
 
@@ -48,18 +43,19 @@ class Pending:
     asked: float
 
 
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """An answer in the right form, and the arrival that brought it in time."""
-
-    reply: Reply
-    measured: Measured | None
-    arrival: Arrival | None = None
-
-
 @dataclass
 class Tally:
-    """What is known of an exchange while it is under way."""
+    """What is known of an exchange while it is under way.
+
+    Attributes
+    ----------
+    outcome
+        What became of each client's answer: this alone decides, and the rest explains it.
+    refusals
+        Why answers were refused, by client.
+    problems
+        Why nodes could not answer, by client.
+    """
 
     round: int
     began: float
@@ -68,8 +64,8 @@ class Tally:
     when: npt.NDArray[np.float64]
     compute: npt.NDArray[np.float64]
     outcome: npt.NDArray[np.int8]
-    refusals: list[tuple[int, str]]
     distances: npt.NDArray[np.float64]
+    refusals: dict[int, str] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
     suspects: tuple[int, ...] = ()
     busy: tuple[int, ...] = ()
@@ -90,7 +86,6 @@ class Tally:
             np.full(n, np.inf),
             np.full(n, np.nan),
             outcome,
-            [],
             np.full((2, n), np.nan),
         )
 
@@ -100,7 +95,7 @@ class Tally:
         return self.began + self.deadline
 
     def arrived(self, arrival: Arrival) -> None:
-        """Note an answer that counts."""
+        """Note an answer that counts, unless it is refused later."""
         self.outcome[arrival.client] = ARRIVED
         self.when[arrival.client] = arrival.when - self.began
         seconds = arrival.facts.get("seconds")
@@ -125,8 +120,8 @@ class Tally:
 
         Clients that were refused, or busy with an earlier round, tell nothing.
         """
-        loads = np.where(self.outcome == NOT_ASKED, 0, self.loads)
-        loads[[*self.busy, *(client for client, _ in self.refusals)]] = 0
+        loads = np.where(np.isin(self.outcome, (NOT_ASKED, REFUSED)), 0, self.loads)
+        loads[list(self.busy)] = 0
         return Timings.until(loads, self.when, self.outcome == ARRIVED, length)
 
     def timings_of_all(self, replies: Iterable[Reply], held: IntArray) -> Timings:
@@ -147,11 +142,8 @@ class Tally:
     def refused(self, client: int, why: str) -> None:
         """Note an answer that does not count."""
         self.outcome[client] = REFUSED
-        self.refusals.append((client, why))
-
-    def has_refused(self, client: int) -> bool:
-        """Say whether an answer of a client was refused."""
-        return any(client == one for one, _ in self.refusals)
+        self.when[client], self.compute[client] = np.inf, np.nan
+        self.refusals[client] = why
 
     def record(self, now: float, gone: Collection[int]) -> Record:
         """Close the exchange: late clients that are no longer connected count as dropped."""
@@ -166,7 +158,7 @@ class Tally:
             outcome=self.outcome,
             arrival_times=self.when,
             compute=self.compute,
-            refusals=tuple(self.refusals),
+            refusals=tuple(self.refusals.items()),
             distances=self.distances,
             suspects=self.suspects,
             busy=self.busy,
@@ -219,32 +211,12 @@ class Recalled:
         return model
 
 
-@contextmanager
-def refusals_noted(tally: Tally, arrival: Arrival, name: str, say: Say) -> Iterator[bool]:
-    """Say whether there is an answer to use; note why one is refused, and continue."""
-    client = arrival.client
-    if arrival.status in ("problem", "gone"):
-        tally.dropped(client)
-    if arrival.status == "problem":
-        say(f"{name}: {arrival.reason}")
-        tally.problems[client] = arrival.reason
-    why = arrival.reason if arrival.status == "malformed" else ""
-    try:
-        yield arrival.status == "answer"
-    except RefusedError as error:  # anything else is a defect of ours, and ends the run
-        why = str(error)
-    if why:
-        say(f"refused: {name}: {why}")
-        tally.refused(client, why)
-
-
 def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None:
     """Refuse to begin without what the scheme waits for from everybody."""
     if np.isfinite(ask.wait.deadline) or isinstance(ask.work, Prepare):
         return
-    refused = {client for client, _ in tally.refusals}
     playing = np.flatnonzero(tally.loads).tolist()
-    silent = [j for j in playing if tally.outcome[j] != ARRIVED and j not in refused]
+    silent = [j for j in playing if tally.outcome[j] not in (ARRIVED, REFUSED)]
     work = ask.work.work if isinstance(ask.work, Masked) else ask.work
     kind = work.kind.replace("_", " ")
     names = [members.names[j] for j in silent]
@@ -260,7 +232,7 @@ def check_setup(ask: Ask, tally: Tally, members: Members, waited: float) -> None
             "run this again, with a larger federation.setup_timeout, or with "
             f"federation.without={names} to continue without them"
         )
-    if not set(playing) - refused:
+    if (tally.outcome[playing] == REFUSED).all():
         raise InputError(f"all {kind} was refused: see the log for the reasons")
 
 

@@ -4,6 +4,7 @@ Whatever a client answers is checked before it counts, and what is wrong with on
 hold the others up.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -17,18 +18,22 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.server.asking import Asking
-from codedfedl.federate.server.checks import Bounds, RefusedError, checked_answer
-from codedfedl.federate.server.evidence import Evidence, Expected, Expecting, squared_weights
+from codedfedl.federate.server.checks import NormBounds, RefusedError, checked_answer
+from codedfedl.federate.server.evidence import (
+    Evidence,
+    Expected,
+    Expecting,
+    Measured,
+    squared_weights,
+)
 from codedfedl.federate.server.judging import Judge, coherent, intolerable
 from codedfedl.federate.server.outcomes import (
     Pending,
     Recalled,
-    Taken,
     Tally,
     check_ask,
     check_setup,
     check_somebody,
-    refusals_noted,
 )
 from codedfedl.federate.transport import Arrival
 from codedfedl.runs.exchange import Exchange
@@ -56,7 +61,7 @@ class Federation:
     def __init__(self, asking: Asking, sums: "Sums | None" = None) -> None:
         self.asking, self.sums = asking, sums
         self.members, self.task, self.journal = asking.members, asking.task, asking.journal
-        self.bounds = Bounds.of(self.task.largest_square, self.members.classes)
+        self.bounds = NormBounds.of(self.task.largest_square, self.members.classes)
         self.evidence = Evidence(self.task, self.journal.parity, self.journal.points_behind)
         self.judge = Judge.of(self.task.held.tolist())
         self.last: Exchange | None = None
@@ -69,7 +74,7 @@ class Federation:
 
     def recall(self, ask: Ask, model: Array, round_: int, exchange: Exchange) -> Inbox:
         """Take an exchange from the journal: what the server itself knew, and the answers."""
-        if ask.noise is not None and self.sums is not None:
+        if ask.secure and self.sums is not None:
             self.sums.recall(ask, exchange)
         self._remember(ask, model)
         self.asking.excluded |= set(exchange.excluded)
@@ -88,7 +93,7 @@ class Federation:
     def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
         """Ask the clients, wait, and return their answers."""
         self._remember(ask, model)
-        if ask.noise is not None:
+        if ask.secure:
             if self.sums is None:
                 raise InputError(
                     f"{ask.work.kind} is for secure sums, and the scheme discloses neither sums "
@@ -101,56 +106,50 @@ class Federation:
             asking.pending.clear()  # whoever is late with an earlier round need not answer it
         tally = asking.tally(ask, round_)
         check_ask(ask, tally, self.members, self.journal)
-        before = set(asking.pending)
         asked = asking.ask(ask, tally, model)
-        fresh = set(asked.values())
-        taken: list[Taken] = []
-        counts = {"fresh": int(tally.arrived_already), "late": 0}
+        replies: list[Reply] = []
+        measured: dict[int, Measured] = {}
+
+        def take(arrival: Arrival, pending: Pending) -> bool:
+            fresh = arrival.question in asked
+            try:
+                right = expected[pending.client] if fresh else self._expects(pending)
+            except TimeoutError:  # no time is left to judge it: it stays late
+                return False
+            reply = self._reply(arrival, pending)
+            if reply is None:
+                return True
+            if right is not None:
+                measured[reply.client] = right.measure(reply.arrays["gradient"])
+            replies.append(self._kept(reply, pending.work))
+            if fresh and arrival.when <= tally.until:
+                tally.arrived(arrival)
+            return True
+
         with Expecting(
             lambda j: self._expect(ask.work, j, model, int(tally.loads[j])),
-            fresh,
+            asked.values(),
             lambda: asking.transport.remaining(tally.until),
         ) as expected:
-            for arrival, pending in asking.arrivals(ask, tally, {*asked, *before}):
-                name = self.members.names[arrival.client]
-                now = arrival.question in asked
-                with refusals_noted(tally, arrival, name, asking.say) as usable:
-                    if usable:
-                        try:
-                            right = expected[pending.client] if now else self._expects(pending)
-                        except TimeoutError:  # no time is left to judge it: it stays late
-                            continue
-                        answer = self._taken(arrival, pending, right)
-                        in_time = now and arrival.when <= tally.until
-                        if answer is not None:  # without the arrays, which may be large
-                            light = replace(arrival, arrays={}) if in_time else None
-                            taken.append(replace(answer, arrival=light))
-                        counts["fresh" if now else "late"] += 1
-                        if not now and not pending.work.once:
-                            tally.late_answers.append(
-                                (arrival.client, arrival.when - pending.asked)
-                            )
-                if pending.work.once and tally.has_refused(pending.client):
-                    asking.excluded.add(pending.client)  # its one-time answer is unusable
-                if ask.wait.enough(**counts, expected=len(fresh) + tally.arrived_already):
-                    break
-        self._judged(taken, tally)
+            asking.gather(ask, tally, asked, take)
+        refused = self._refused(measured, tally)
+        replies = [reply for reply in replies if reply.client not in refused]
         if ask.setup:
             check_setup(ask, tally, self.members, asking.transport.now() - tally.began)
         check_somebody(ask, tally, self.journal)
-        self.last = self._closed(ask, tally, taken)
+        self.last = self._closed(ask, tally, replies)
         return self._inbox(ask, self.last)
 
-    def _closed(self, ask: Ask, tally: Tally, taken: list[Taken]) -> Exchange:
+    def _closed(self, ask: Ask, tally: Tally, taken: list[Reply]) -> Exchange:
         now = self.asking.transport.now()
         total, replies = RunningSum(), []
-        for reply in (answer.reply for answer in taken):
+        for reply in taken:
             if reply.arrays and ask.combine is SUM:
                 arrays = reply.arrays.items()
                 total.add({name: array.astype(np.float64) for name, array in arrays})
             elif reply.arrays:
                 replies.append(reply)
-        points, timings = float(sum(answer.reply.points for answer in taken)), None
+        points, timings = float(sum(reply.points for reply in taken)), None
         if not ask.setup and ask.work.elastic:
             timings = tally.timings_of_all(replies, self.task.held)
         elif not ask.setup:
@@ -174,25 +173,19 @@ class Federation:
             revised=revised,
         )
 
-    def _judged(self, taken: list[Taken], tally: Tally) -> None:
-        """Pass all answers of a round to the judge, and leave out those that it refuses."""
-        measured = {
-            answer.reply.client: answer.measured for answer in taken if answer.measured is not None
-        }
+    def _refused(self, measured: Mapping[int, Measured], tally: Tally) -> dict[int, str]:
+        """Pass all answers of a round to the judge; note those that it refuses, and return why."""
         distances = self.judge.distances(measured)
         refused = coherent(measured, self.evidence.overlap) | self.judge.hear(distances)
         refused |= intolerable(measured, self.asking.config.tolerance)
         for j, distance in distances.items():
             tally.distances[:, j] = distance, measured[j].error
         tally.suspects = tuple(self.judge.close_to_refused)
-        for answer in list(taken):
-            client = answer.reply.client
+        for client in measured:
             if client in refused:
                 self.asking.say(f"refused: {self.members.names[client]}: {refused[client]}")
                 tally.refused(client, refused[client])
-                taken.remove(answer)
-            elif answer.arrival is not None:
-                tally.arrived(answer.arrival)
+        return refused
 
     def _inbox(self, ask: Ask, exchange: Exchange) -> Inbox:
         """Return what the scheme receives."""
@@ -201,34 +194,35 @@ class Federation:
             self._contradicting = frozenset(self._delivered - set(exchange.revised))
         return self.journal.inbox(exchange, summed=ask.combine is SUM)
 
-    def _taken(self, arrival: Arrival, pending: Pending, expected: Expected | None) -> Taken | None:
+    def _reply(self, arrival: Arrival, pending: Pending) -> Reply | None:
         """Return an answer as a reply once it is checked; None where a client has nothing yet."""
         client, work = pending.client, pending.work
         arrays, points = checked_answer(arrival, work, self.task, pending.round, pending.load)
         if points == 0:
             return None
-        held, measured = int(self.task.held[client]), None
         if isinstance(work, Gradient | Embedded):
             model = to_host(pending.model)
-            about: float = held
+            about = float(self.task.held[client])
             if isinstance(work, Gradient):
                 about = points * work.weight_of(client)
             self.bounds.check_gradient(arrays["gradient"], model, about)
-            if expected is not None:
-                measured = expected.measure(arrays["gradient"])
         elif isinstance(work, Parity | BlockParity):
-            own = cast("Parity | BlockParity", work.for_client(client))
-            weights = squared_weights(own, self.task.points[:, client])
+            part = cast("Parity | BlockParity", work.for_client(client))
+            weights = squared_weights(part, self.task.points[:, client])
             self.bounds.check_parity(arrays, weights, self.asking.config.tolerance)
+        return Reply(client, pending.round, points, arrays, pending.model)
+
+    def _kept(self, reply: Reply, work: Work) -> Reply:
+        """Return a reply without what is on the disk now: what is sent once may be large."""
+        client = reply.client
         if work.needs_model:
-            self.asking.answered[client] = points
-        if work.once:  # on the disk: it may be large
-            if self.journal.has_kept(client):
-                raise RefusedError("parity arrived a second time")
-            self.journal.keep(client, arrays, points)
-            arrays = {}
-        reply = Reply(client, pending.round, points, arrays, pending.model)
-        return Taken(reply, measured)
+            self.asking.answered[client] = reply.points
+        if not work.once:
+            return reply
+        if self.journal.has_kept(client):
+            raise RefusedError("parity arrived a second time")
+        self.journal.keep(client, reply.arrays, reply.points)
+        return replace(reply, arrays={})
 
     def _expect(self, work: Work, client: int, model: Array, load: int) -> Expected | None:
         if not work.needs_model:

@@ -21,8 +21,8 @@ from codedfedl.data.dataset import chance_of
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.data.shards import UNSCALED, Scaling, Shard, read_shard
 from codedfedl.errors import InputError
-from codedfedl.federate.secure.ledger import keep_account
 from codedfedl.federate.secure.sums import Sums
+from codedfedl.federate.secure.terms import keep_account
 from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.judging import Watch, suspects_of
 from codedfedl.federate.server.measuring import agree_on_scaling, probe

@@ -122,17 +122,17 @@ class Noisy:
     def sentence(self, number: int) -> str:
         """Say what is spent, and against whom that holds."""
         account = self.account
-        given = [replace(one, count=self._given[one.what]) for one in account.releases]
+        given = [replace(release, count=self._given[release.what]) for release in account.releases]
         spent = replace(account, releases=given).epsilon
-        sums = sum(one.count for one in account.releases)
+        sums = sum(release.count for release in account.releases)
         return (
             f"sum {number + 1} of {sums}: epsilon {spent:.4g} of {account.epsilon:.4g} is spent, "
             f"at delta {account.delta:g}, {ADJACENCY}, while server and helper do not collude"
         )
 
     def _release(self, what: str) -> Release:
-        found = next(one for one in self.account.releases if one.what == what)
-        return replace(found, count=1)
+        release = next(release for release in self.account.releases if release.what == what)
+        return replace(release, count=1)
 
 
 def _private(work: Work) -> PrivateSum:
