@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.own_superlink import OwnSuperLink, numbers
 
-from codedfedl.federate.flower.transport import FlowerTransport
+from codedfedl.federate.flower.messaging import FlowerTransport
 
 
 def measure(nodes: int, folder: Path) -> tuple[float, int, int]:

@@ -290,8 +290,7 @@ class TestSimulated:
         steps = half.run()
         for _ in range(7):
             next(steps)
-        for old, new in zip(half.settings, again.settings, strict=True):
-            again.restore(new, np.asarray(old.state.model), old.state.round, list(old.records))
+        again.restore(stored_of(half, again))
         for _ in again.run():
             pass
         for once, twice in zip(whole.settings, again.settings, strict=True):

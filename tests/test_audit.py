@@ -253,7 +253,7 @@ class TestAudits:
             ({"name": "centralised"}, "raw points leave"),
             ({"name": "fedavg"}, "no attack on 'local_model'"),
             ({"name": "coded", "secure": True}, "no attack on a secure sum of 'parity'"),
-            ({"name": "coded-newton", "secure": True}, "no attack on 'changed'"),
+            ({"name": "coded-newton", "secure": True}, "no attack on 'gradient_delta'"),
         ],
     )
     def test_what_cannot_be_audited_is_refused(self, scheme: dict[str, Any], message: str) -> None:

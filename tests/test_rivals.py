@@ -285,8 +285,7 @@ class TestResume:
         steps = half.run()
         for _ in range(5):
             next(steps)
-        for old, new in zip(half.settings, again.settings, strict=True):
-            again.restore(new, np.asarray(old.state.model), old.state.round, list(old.records))
+        again.restore(stored_of(half, again))
         for label, setting in _played(again).items():
             np.testing.assert_array_equal(setting.state.model, whole[label].state.model, label)
             assert len(setting.records) == len(whole[label].records)

@@ -116,7 +116,7 @@ def test_a_scheme_that_now_ends_sooner_is_not_resumed() -> None:
     later = simulation_of({"it": scheme}, **short)
     model = np.asarray(first.state.model)
     with pytest.raises(InputError, match="it: the checkpoint has 6 rounds, .* ends after 2"):
-        later.restore(later.settings[0], model, 6, first.records)
+        later.restore([Stored(later.settings[0], model, 6, first.records)])
 
 
 WRONG: list[Any] = ["x", 1.5, True, float("nan"), [1]]
@@ -125,15 +125,14 @@ WRONG: list[Any] = ["x", 1.5, True, float("nan"), [1]]
 @pytest.mark.parametrize("name", sorted(SCHEMES))
 def test_settings_of_a_wrong_kind(name: str) -> None:
     """Whatever a setting is annotated with, something else is refused by name and value."""
-    scheme = SCHEMES[name]
-    for field in fields(scheme):
+    for setting in settings_of(name):
         refused = 0
         for value in WRONG:
             try:
-                make_scheme(name, {field.name: value})
+                make_scheme(name, {setting: value})
             except InputError as error:
-                refused += f"{name}.{field.name} is {value!r}: must be" in str(error)
-        assert refused >= 3, field.name
+                refused += f"{name}.{setting} is {value!r}: must be" in str(error)
+        assert refused >= 3, setting
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ __all__ = [
     "simulation",
     "simulation_of",
     "small",
+    "stored_of",
 ]
 
 
@@ -96,3 +97,11 @@ def final_of(setting: Setting) -> float:
 
 def seconds_of(setting: Setting) -> list[float]:
     return [record.seconds for record in setting.rounds]
+
+
+def stored_of(before: Simulation, after: Simulation) -> list[Stored]:
+    """Return what a checkpoint of a simulation has, for the settings of another one."""
+    return [
+        Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))
+        for old, new in zip(before.settings, after.settings, strict=True)
+    ]

@@ -20,7 +20,7 @@ from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun, planned_share, stated_facts, write_tables
-from codedfedl.simulation.engine import Setting, Simulation
+from codedfedl.simulation.engine import Setting, Simulation, Stored
 from codedfedl.simulation.units import SeedUnit
 
 __all__ = [
@@ -54,12 +54,15 @@ def snapshot(simulation: Simulation, number: int) -> Checkpoint:
 
 def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None:
     """Bring a simulation to where its unit was in a checkpoint, if it had begun."""
+    begun = []
     for s, setting in enumerate(simulation.settings):
         stored = part_of(checkpoint, f"{number}/{s}/")
         if stored:
             records = unpacked(part_of(stored, "records/"))
-            simulation.restore(setting, stored["model"], int(stored["state_round"]), records)
-            setting.timeline.processed = stored["processed"]
+            begun.append(Stored(setting, stored["model"], int(stored["state_round"]), records))
+    simulation.restore(begun)
+    for part, s in zip(begun, range(len(simulation.settings)), strict=True):
+        part.setting.timeline.processed = checkpoint[f"{number}/{s}/processed"]
 
 
 def stored_records(checkpoint: Checkpoint, unit: SeedUnit, number: int) -> list[list[Record]]:

@@ -111,6 +111,21 @@ Listener = Callable[[Setting, Arrivals, Inbox], None]
 """Called with every inbox before the scheme learns from it."""
 
 
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What a checkpoint has of a setting."""
+
+    setting: Setting
+    model: npt.NDArray[Any]
+    state_round: int
+    records: list[Record]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were played."""
+        return sum(not record.is_setup for record in self.records)
+
+
 class Simulation:
     """Schemes that share data and features; those with the same fleet share its random delays too.
 
@@ -179,29 +194,47 @@ class Simulation:
             self.measuring.finish()
             yield self.round
 
-    def restore(
-        self, setting: Setting, model: npt.NDArray[Any], state_round: int, records: list[Record]
-    ) -> None:
-        """Bring a setting to where it was, from a checkpoint or by playing its rounds again."""
-        driver, rounds = setting.driver, [record for record in records if not record.is_setup]
-        ask = driver.ask()
-        if ask is not None and driver.state.checkpointed and not ask.keep_late:
-            here = asarray_like(model, driver.state.model)
-            driver.state = replace(driver.state, model=here, round=state_round)
-            driver.played = len(rounds)
-            if self.fast is not None:
-                for record in rounds:
-                    self.fast.seen(setting.label, record.loads)
+    def restore(self, stored: Sequence[Stored]) -> None:
+        """Bring settings to where they were, from a checkpoint or by playing their rounds again.
+
+        If any must be played again, all are, side by side as before: what is multiplied together
+        decides the last digits.
+        """
+        if all(self._continues(part.setting) for part in stored):
+            for part in stored:
+                driver = part.setting.driver
+                here = asarray_like(part.model, driver.state.model)
+                driver.state = replace(driver.state, model=here, round=part.state_round)
+                driver.played = part.rounds
+                if self.fast is not None:
+                    for record in part.records[-part.rounds :] if part.rounds else ():
+                        self.fast.seen(part.setting.label, record.loads)
         else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                while driver.played < len(rounds) and (ask := driver.ask()) is not None:
-                    self._play([(setting, ask)], measured=False)
-            if driver.played < len(rounds):
+            self._play_again(stored)
+        for part in stored:
+            part.setting.records = part.records
+
+    @staticmethod
+    def _continues(setting: Setting) -> bool:
+        """Whether a setting goes on from its model and round alone."""
+        ask = setting.driver.ask()
+        return ask is not None and setting.state.checkpointed and not ask.keep_late
+
+    def _play_again(self, stored: Sequence[Stored]) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            while asked := [
+                (part.setting, ask)
+                for part in stored
+                if part.setting.driver.played < part.rounds
+                and (ask := part.setting.driver.ask()) is not None
+            ]:
+                self._play(asked, measured=False)
+        for part in stored:
+            if part.setting.driver.played < part.rounds:
                 raise InputError(
-                    f"{setting.label}: the checkpoint has {len(rounds)} rounds, and the scheme now "
-                    f"ends after {driver.played}: choose another --out"
+                    f"{part.setting.label}: the checkpoint has {part.rounds} rounds, and the "
+                    f"scheme now ends after {part.setting.driver.played}: choose another --out"
                 )
-        setting.records = records
 
     def objective(self, task: Task) -> Objective:
         """Return the ridge objective over all points of all clients."""
