@@ -27,8 +27,8 @@ from codedfedl.errors import InputError
 from codedfedl.federate.deploy import guard
 from codedfedl.federate.deploy.local import LocalFederation
 from codedfedl.federate.flower.apps import federate_on
-from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.flower.messaging import FlowerTransport
+from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.flower.wire import MalformedError, Pulled, tried
 from codedfedl.federate.shards import write_shards
 from codedfedl.runs.config import Experiment

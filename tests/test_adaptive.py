@@ -37,7 +37,7 @@ from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, deal, entries_of, units
 from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of
-from tests.virtual import small
+from tests.virtual import small, stored_of
 
 FLEET = Fleet(
     points=[400, 400, 300, 400],

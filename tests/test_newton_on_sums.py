@@ -21,7 +21,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_on_sums import SummedState
 from codedfedl.simulation.clock import Arrivals
-from codedfedl.simulation.engine import Setting, Simulation, entries
+from codedfedl.simulation.engine import Setting, Simulation, Stored, entries
 from codedfedl.simulation.experiment import simulate
 from tests.test_newton import SMALL, answer_of, everyone, newton_state, prepared
 from tests.test_private import experiment, played, simulation
@@ -204,7 +204,9 @@ class TestRuns:
         for _ in range(7):
             next(steps)
         old, new = _only(half), _only(again)
-        again.restore(new, np.asarray(old.state.model), old.state.round, list(old.records))
+        again.restore(
+            [Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))]
+        )
         for _ in again.run():
             pass
         np.testing.assert_array_equal(new.state.model, whole.state.model)

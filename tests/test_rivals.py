@@ -14,7 +14,7 @@ from codedfedl.data import load_dataset
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.engine import Setting, Simulation
-from tests.virtual import final_of, played, simulation, small
+from tests.virtual import final_of, played, simulation, small, stored_of
 
 TRAINING = {"epochs": 15, "step": 2.0, "ridge": 9e-6, "target": 0.5}
 ROUNDS = 30

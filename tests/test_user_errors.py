@@ -1,6 +1,6 @@
 """Mistakes in settings and own schemes are errors with a remedy, not failed assertions."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,9 +12,9 @@ from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.schemes import SCHEMES, make_scheme, settings_of
 from codedfedl.simulation.clock import Arrivals
-from codedfedl.simulation.engine import Setting
+from codedfedl.simulation.engine import Setting, Stored
 from codedfedl.simulation.experiment import simulate
 from tests.virtual import experiment_of, play, simulation_of
 

@@ -158,9 +158,11 @@ def test_an_error_in_a_worker_is_said_here(tmp_path: Path, monkeypatch: pytest.M
     """Its scheme is in the folder where the command is called, which workers find too."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "raising.py").write_text(
-        "from codedfedl import InputError, Uncoded\n\n\n"
+        "from dataclasses import dataclass\n\n"
+        "from codedfedl import Info, InputError, Uncoded\n\n\n"
+        "@dataclass(frozen=True)\n"
         "class Raising(Uncoded):\n"
-        '    name = "raising"\n\n'
+        '    info = Info("raising")\n\n'
         "    def receive(self, state, inbox):\n"
         '        raise InputError("the scheme says no: ask another")\n',
         "utf-8",

@@ -54,15 +54,16 @@ def snapshot(simulation: Simulation, number: int) -> Checkpoint:
 
 def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None:
     """Bring a simulation to where its unit was in a checkpoint, if it had begun."""
-    begun = []
+    begun, processed = [], []
     for s, setting in enumerate(simulation.settings):
         stored = part_of(checkpoint, f"{number}/{s}/")
         if stored:
             records = unpacked(part_of(stored, "records/"))
             begun.append(Stored(setting, stored["model"], int(stored["state_round"]), records))
+            processed.append(stored["processed"])
     simulation.restore(begun)
-    for part, s in zip(begun, range(len(simulation.settings)), strict=True):
-        part.setting.timeline.processed = checkpoint[f"{number}/{s}/processed"]
+    for part, points in zip(begun, processed, strict=True):
+        part.setting.timeline.processed = points
 
 
 def stored_records(checkpoint: Checkpoint, unit: SeedUnit, number: int) -> list[list[Record]]:
