@@ -22,6 +22,7 @@ from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
 __all__ = [
     "MAX_ROUNDS",
+    "ConfigTable",
     "DataConfig",
     "FeatureKind",
     "FeaturesConfig",
@@ -29,7 +30,6 @@ __all__ = [
     "FleetConfig",
     "SchemeConfig",
     "Seed",
-    "Table",
     "TrainingConfig",
 ]
 
@@ -46,13 +46,13 @@ FeatureKind = Annotated[str, AfterValidator(_known_features)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy's RandomState takes it
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """A table of an experiment: no other keys, and no changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DataConfig(Table):
+class DataConfig(ConfigTable):
     """The data, and their partition over the clients.
 
     `text` is the column of a table that holds texts, for an encoder. `low` and `high` are public
@@ -74,7 +74,7 @@ class DataConfig(Table):
         return load_dataset(self.name, directory, **how)
 
 
-class FleetConfig(Table):
+class FleetConfig(ConfigTable):
     """``paper`` or ``phones`` with some clients, or a file: a fleet, devices, or measured delays.
 
     The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
@@ -93,7 +93,7 @@ class FleetConfig(Table):
     foreseen: bool = False
 
 
-class FeaturesConfig(Table):
+class FeaturesConfig(ConfigTable):
     """The feature map; a `sigma` of ``auto`` is chosen from the data.
 
     `image`, `patch`, `stride` and `pool` are for ``patches``: see `learning.features.Tiles`;
@@ -126,7 +126,7 @@ class FeaturesConfig(Table):
         return self.sigma
 
 
-class TrainingConfig(Table):
+class TrainingConfig(ConfigTable):
     """Number of epochs and step sizes; a `step` of ``auto`` is the largest safe one: `safe_step`.
 
     With `objective`, the training objective of every scheme is recorded, not only of those that aim
@@ -142,7 +142,7 @@ class TrainingConfig(Table):
     objective: bool | None = None
 
 
-class FederationConfig(Table):
+class FederationConfig(ConfigTable):
     """Settings of a federation of real clients.
 
     Attributes
