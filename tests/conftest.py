@@ -3,6 +3,8 @@
 import math
 import os
 import time
+from collections.abc import Generator
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -27,24 +29,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail if tests are skipped")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where tests were skipped: a package that is missing is a check that is missing."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or not session.config.getoption("--no-skips"):
-        return
-    reasons = {str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])}
-    refused = sorted(reason for reason in reasons if not reason.endswith(NOT_HERE))
-    if refused and session.exitstatus == pytest.ExitCode.OK:
-        print("\ntests were skipped:", *refused, sep="\n  ")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that is skipped: a package that is missing is a check that is missing."""
+    return _not_skipped(item.config, (yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail a file that is skipped as a whole."""
+    return _not_skipped(collector.config, (yield))
+
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def _not_skipped(config: pytest.Config, report: Report) -> Report:
+    if report.skipped and config.getoption("--no-skips") and isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if not reason.endswith(NOT_HERE):
+            report.outcome, report.longrepr = "failed", f"a test was skipped: {reason}"
+    return report
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests whose turn it is, by the day of the year, once markers have chosen."""
     share = config.getoption("--turn")
-    if share is None:
+    if share is None or config.getoption("--last-failed"):  # whatever failed is run again
         return
     turns = math.ceil(len(items) / share)
     today = time.localtime().tm_yday % max(turns, 1)

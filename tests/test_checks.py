@@ -1,5 +1,7 @@
 """The checks themselves: what must not be green while something is missing."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,23 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-TESTS = """
+
+def checked(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a file of tests with the options that this project's tests have."""
+    (folder / "test_it.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--rootdir", str(folder)]
+    return subprocess.run(
+        [*command, "-o", "addopts=", *options, str(folder)],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{folder}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+MARKED = """
 import pytest
 
 def test_passes():
@@ -18,29 +36,152 @@ def test_passes():
 def test_is_skipped():
     pass
 """
+AS_A_WHOLE = "import pytest\n\npytest.skip({reason!r}, allow_module_level=True)\n"
+MISSING = "could not import 'onnx'"
 
 
 @pytest.mark.parametrize(
-    ("reason", "options", "code"),
+    ("text", "reason", "options", "code"),
     [
-        ("could not import 'onnx'", ["--no-skips"], 1),
-        ("could not import 'onnx'", [], 0),
-        ("needs the real data", ["--no-skips"], 0),
+        (MARKED, MISSING, ["--no-skips"], 1),
+        (MARKED, MISSING, [], 0),
+        (MARKED, "needs the real data", ["--no-skips"], 0),
+        (AS_A_WHOLE, MISSING, ["--no-skips"], 2),
     ],
 )
 def test_a_skipped_test_fails_where_none_may_be(
-    reason: str, options: list[str], code: int, tmp_path: Path
+    text: str, reason: str, options: list[str], code: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "test_it.py").write_text(TESTS.format(reason=reason))
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    done = checked(tmp_path, text.format(reason=reason), "-p", "no:cacheprovider", *options)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert (f"a test was skipped: {reason}" in done.stdout) == bool(code)
+
+
+FLAKY = """
+from pathlib import Path
+import pytest
+
+def test_fails_once():
+    first = not Path({seen!r}).exists()
+    Path({seen!r}).touch()
+    assert not first
+
+def test_is_skipped():
+    pytest.skip("no engine")
+"""
+
+
+def test_a_skip_fails_again_beside_a_test_that_failed_once(tmp_path: Path) -> None:
+    text = FLAKY.format(seen=str(tmp_path / "seen"))
+    again = ["--last-failed", "--last-failed-no-failures", "none"]
+    for options in ([], again):
+        assert checked(tmp_path, text, "--no-skips", *options).returncode == 1
+
+
+def test_no_second_try_without_a_test_that_failed(tmp_path: Path) -> None:
+    """Such as after a first one that could not start."""
+    text = "def test_passes():\n    pass\n"
+    again = ["--last-failed", "--last-failed-no-failures", "none"]
+    assert checked(tmp_path, text, *again).returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_numbered(number):
+    assert {assertion}
+"""
+ON_DAY = """
+import time
+from types import SimpleNamespace
+
+time.localtime = lambda *_: SimpleNamespace(tm_yday={day})
+"""
+
+
+def test_tests_take_turns_by_the_day_and_are_printed(tmp_path: Path) -> None:
+    """Three of them, two a day: all have had their turn after two days."""
+    turns = []
+    for day in (365, 366):
+        (tmp_path / "on_day.py").write_text(ON_DAY.format(day=day))
+        done = checked(tmp_path, MANY.format(assertion="True"), "-p", "on_day", "--turn", "2", "-v")
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed = set(re.findall(r"^  test_it.py::test_numbered\[(\d)\]$", done.stdout, re.M))
+        assert set(re.findall(r"test_numbered\[(\d)\] PASSED", done.stdout)) == printed
+        turns.append(printed)
+    assert sorted(number for turn in turns for number in turn) == list("012")
+
+
+def test_whatever_failed_in_its_turn_is_run_again(tmp_path: Path) -> None:
+    text = MANY.format(assertion="False")
+    assert checked(tmp_path, text, "--turn", "3").returncode == 1
+    assert "3 failed" in checked(tmp_path, text, "--turn", "1", "--last-failed").stdout
+
+
+# `.ci/run`, with programs that only note that they were called.
+
+MAKE = """#!/bin/sh
+echo "$@" >> "$CALLS"
+case "$1" in "$FAILS") [ "$(grep -c "^$1" "$CALLS")" -gt "$TIMES" ] || exit 2 ;; esac
+"""
+STEPS = re.findall(r"^ *step (twice )?make ([\w-]+)", (ROOT / ".ci/run").read_text("utf-8"), re.M)
+
+
+def ci(
+    folder: Path, *, fails: str = "", times: int = 9, without: str = ""
+) -> tuple[int, list[str]]:
+    """Run `.ci/run` where a target of make fails; return its exit status and the targets."""
+    (folder / "clone" / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/run", folder / "clone" / ".ci")
+    (folder / "bin").mkdir()
+    for name in {"make", "chromium", "python3.11", "python3.12", "python3.13"} - {without}:
+        (folder / "bin" / name).write_text(MAKE if name == "make" else "#!/bin/sh\n")
+        (folder / "bin" / name).chmod(0o755)
+    for name in ("bash", "date", "dirname", "grep", "sh"):
+        (folder / "bin" / name).symlink_to(str(shutil.which(name)))
+    calls = folder / "calls"
+    calls.touch()
     done = subprocess.run(
-        [*command, "-o", "addopts=", "--rootdir", str(tmp_path), *options, str(tmp_path)],
-        cwd=ROOT,
-        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": ""},
+        [folder / "clone" / ".ci" / "run"],
+        env={
+            "PATH": str(folder / "bin"),
+            "HOME": str(folder),
+            "CALLS": str(calls),
+            "FAILS": fails,
+            "TIMES": str(times),
+        },
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert ("tests were skipped" in done.stdout) == bool(code)
+    assert (done.returncode == 0) == ("all steps passed" in done.stdout), done.stdout + done.stderr
+    return done.returncode, calls.read_text().splitlines()
+
+
+def test_the_whole_run_passes_where_every_step_does(tmp_path: Path) -> None:
+    code, calls = ci(tmp_path)
+    assert code == 0
+    assert [call.split()[0] for call in calls] == [target for _, target in STEPS]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    tests = set(re.findall(r"^(test[\w-]*):", makefile, re.M)) - {"test-engine", "tests"}
+    assert tests <= {target for _, target in STEPS}  # long tests take turns instead of test-engine
+
+
+@pytest.mark.parametrize("target", [target for _, target in STEPS])
+def test_a_step_that_fails_fails_the_whole_run(target: str, tmp_path: Path) -> None:
+    code, calls = ci(tmp_path, fails=target)
+    assert code != 0
+    assert calls[-1].split()[0] == target
+
+
+@pytest.mark.parametrize("target", [target for twice, target in STEPS if twice])
+def test_real_processes_have_a_second_try_of_what_failed(target: str, tmp_path: Path) -> None:
+    code, calls = ci(tmp_path, fails=target, times=1)
+    assert code == 0
+    assert f"{target} PYTEST=--last-failed --last-failed-no-failures none" in calls
+
+
+@pytest.mark.parametrize("name", ["python3.11", "chromium"])
+def test_a_program_that_cannot_be_had_fails_the_whole_run(name: str, tmp_path: Path) -> None:
+    assert ci(tmp_path, without=name)[0] != 0

@@ -92,6 +92,21 @@ def test_every_block_says_what_it_is(page: str) -> None:
     assert all(language or reason for reason, language in openings)
 
 
+def test_files_that_pages_name_are_there() -> None:
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "src").rglob("*.py")]
+    files += [f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/*.py")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+    named = {
+        (page.name, name)
+        for page in pages
+        if page.name != "CHANGELOG.md"  # of versions in which files had other names
+        for name in re.findall(r"`([\w/]+/\w+\.py)`", page.read_text("utf-8"))
+    }
+    assert len(named) > 20
+    missing = [one for one in named if not any(file.endswith(f"/{one[1]}") for file in files)]
+    assert sorted(missing) == []
+
+
 def shell(text: str, environment: dict[str, str]) -> str:
     """Run a block, and return what it printed; a command that fails ends it."""
     run = subprocess.run(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from codedfedl import InputError
@@ -22,6 +22,7 @@ DROPPING = [name for name in SCHEMES if "drop" in settings_of(name)]
 
 
 @given(percent=st.integers(0, 99), clients=st.integers(1, 500))
+@example(percent=70, clients=10)  # (1 − 0.7)·10 is above 3 in floating point
 def test_no_more_than_the_share_is_dropped(percent: int, clients: int) -> None:
     count = all_but_slowest(percent / 100, clients).count
     dropped = Fraction(clients - count, clients)

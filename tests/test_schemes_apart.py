@@ -12,11 +12,8 @@ from codedfedl.schemes import SCHEMES
 
 ROOT = Path(codedfedl.__file__).parent
 ALLOWED = ("schemes", "experiments")
-PAPER = ROOT / "fleet" / "paper.py"  # a table of the paper's results, by dataset and scheme
 FILES = [
-    path
-    for path in sorted(ROOT.rglob("*.py"))
-    if path.relative_to(ROOT).parts[0] not in ALLOWED and path != PAPER
+    path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in ALLOWED
 ]
 NAMES = {name for name, scheme in SCHEMES.items() if scheme.__module__.startswith("codedfedl.")}
 TEXT_TESTS = ("startswith", "endswith", "removeprefix", "removesuffix", "partition", "find")

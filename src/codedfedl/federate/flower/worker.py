@@ -1,4 +1,4 @@
-"""Tasks of the engine, taken and done by this package: the one file that uses Flower's internals.
+"""Tasks of the engine, taken and done by this package, with internals of Flower (as `wire`).
 
 A SuperNode or SuperLink in process isolation hands its tasks to whoever has its secret. The node's
 worker answers them in this process with the installed client, so that the code that a run delivers
