@@ -20,10 +20,12 @@ from codedfedl.core.record import ARRIVED, REFUSED
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import load_dataset
 from codedfedl.data.partitions import processing_order
-from codedfedl.data.shards import read_shard
+from codedfedl.data.shards import Shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job, ask_digest
+from codedfedl.federate.node.node import Node
 from codedfedl.federate.secure.helper import HelperNode
+from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.transport import Answered
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.planning.private import plan_private
@@ -411,6 +413,20 @@ class TestNode:
         node = desk.grid.node(0)
         with pytest.raises(InputError, match="without a contract"):
             node.answer("work", {"work": desk.work, **facts}, {"model": desk.model})
+
+    @pytest.mark.parametrize("size", [1.0, 1e30])
+    def test_whether_a_sum_could_be_computed_is_not_said(self, size: float, tmp_path: Path) -> None:
+        """One that overflows was refused for that: a point's size, and nothing was charged."""
+        pinned = public_digits(X25519PrivateKey.generate())
+        points = Shard(np.full((100, 3), size), np.zeros(100, np.int64))
+        node = Node("ada", lambda: points, tmp_path / "a", vault=Vault(tmp_path / "b", pinned))
+        job = asdict(Job("0" * 32, "identity", 3, 1.0, 0, 1, columns=1))
+        facts = {"round": 0, "load": 100, "answered": 0, "seconds": None, "job": job}
+        with pytest.raises(InputError, match="would show this node's own answer"):
+            node.answer(
+                *("work", {"work": {"kind": "gradient", "batch": 0}, **facts}),
+                {"model": np.ones((3, 1), np.float32)},
+            )
 
     def test_a_node_without_a_helper_does_not_send_its_part(self, tmp_path: Path) -> None:
         desk = Desk(tmp_path)

@@ -174,7 +174,7 @@ class Vault:
             f"{asked.work.kind} would show this node's own answer, and it answers in sums alone: "
             f"choose the scheme private, or {remedy}"
         )
-        if asked.work.once:  # what is made once is kept: refuse before that
+        if asked.work.discloses is not None:  # not even whether it can be computed is free
             raise refusal
         facts, arrays = make(_no_charge)
         if arrays:
