@@ -460,7 +460,7 @@ class TestNoise:
         release = Release(**(plain | change))
         account = Account(1e-5, [release], shares=shares)
         with refused(message):
-            Contract("0" * 32, account, 2.0**10, least=3, **self.PARTIES)
+            Contract("0" * 32, least=3, account=account, scale=2.0**10, **self.PARTIES)
 
     def test_noise_that_does_not_fit_is_an_error_and_not_0(self) -> None:
         for sigma in (1e300, inf, -1.0, float("nan")):

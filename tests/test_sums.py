@@ -306,7 +306,9 @@ def contract_of(epsilon: float = 4.0, sums: int = 3, **more: Any) -> Contract:
     sensitivity = ClippedGradient(1.0, 2.0, 2.0**10, [], 1.0, 0.5).sensitivity(640)
     release = Release("gradient", sums, sensitivity, sensitivity * sums**0.5 / mu_of(epsilon, 1e-5))
     parties = {"helper": "a" * 64, "clients": "b" * 64}
-    return Contract("0" * 32, Account(1e-5, [release]), 2.0**10, **{**parties, **more})
+    return Contract(
+        "0" * 32, account=Account(1e-5, [release]), scale=2.0**10, **{**parties, **more}
+    )
 
 
 class Desk:
@@ -342,7 +344,7 @@ class TestNode:
         common = (gradient.chances, gradient.cap, gradient.scale)
         work = gradient if kind is ClippedGradient else ClippedMoments(*common)
         desk.work = work_to(work)
-        (release,) = desk.contract.account.releases
+        (release,) = desk.contract.releases
         account = Account(1e-5, [replace(release, what=work.name)])
         desk.contract = replace(desk.contract, account=account)
         model = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
