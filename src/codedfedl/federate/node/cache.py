@@ -132,7 +132,7 @@ class Cache:
     ) -> npt.NDArray[np.float32]:
         """Return features; what an error says of the points stays in this node's log."""
         try:
-            return features.transform(inputs)
+            return np.asarray(features.transform(inputs))
         except InputError as error:
             _log.error("%s cannot embed its points: %s", self.name, error)
             raise InputError(
