@@ -44,6 +44,11 @@ def nothing_for_empty(texts: list[str]) -> Floats:
         return np.asarray(letters(texts) / lengths)
 
 
+def not_finite(texts: list[str]) -> Floats:
+    """Return numbers for the fixed probes alone."""
+    return np.full((len(texts), 2), np.nan if "secret" in texts[0] else 1.0)
+
+
 def too_few(texts: list[str]) -> Floats:
     """Return a row too few."""
     return letters(texts)[1:]

@@ -15,7 +15,8 @@ from codedfedl import (
     paper_fleet,
 )
 from codedfedl.planning import theorem
-from codedfedl.planning.allocation import DEADLINE_TOLERANCE, _by_bisection
+from codedfedl.planning.allocation import DEADLINE_TOLERANCE
+from codedfedl.planning.bisection import Bisection
 from tests import naive
 from tests.strategies import fleets, times
 
@@ -23,7 +24,7 @@ from tests.strategies import fleets, times
 @given(fleet=fleets(always_there=False, max_points=1000), t=times())
 def test_bisection_finds_the_same_returns_as_the_pieces(fleet: Fleet, t: float) -> None:
     model = fleet
-    pieces, general = best_loads(model, t), _by_bisection(model, fleet.points, t)
+    pieces, general = best_loads(model, t), Bisection(model, fleet.points).best_loads(t)
     np.testing.assert_allclose(
         general.loads * general.return_probabilities,
         pieces.loads * pieces.return_probabilities,

@@ -20,7 +20,7 @@ def contract_of(federation: int, epsilon: float = 4.0, sums: int = 3) -> Contrac
     """Return gradients that spend ε together."""
     release = Release("gradient", sums, 2.0, 2.0 * sums**0.5 / mu_of(epsilon, DELTA))
     account = Account(DELTA, [release])
-    return Contract(str(federation) * 32, account, 2.0**10, helper="a" * 64, clients="b" * 64)
+    return Contract(str(federation) * 32, "a" * 64, "b" * 64, account=account, scale=2.0**10)
 
 
 def spend(ledger: Ledger, data: str, contract: Contract, content: str = "") -> None:

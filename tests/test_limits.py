@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from codedfedl.arrays import FloatArray
 from codedfedl.core.client import (
     WORK,
+    BlockParity,
     Embedded,
     Gradient,
     Gram,
@@ -251,6 +252,50 @@ class TestFewPoints:
         with attack() as server, refused("the model has numbers beyond"):
             server.ask("work", work=work_to(Gradient(0)), model=model, **facts)
 
+    @pytest.mark.parametrize("load", [1, 2, 10, 40])
+    def test_parity_that_16_bits_cannot_hold_tells_nothing(self, load: int) -> None:
+        """The refusal once named the largest number of a row, also where a row was one point."""
+        scaling = {"low": [0.0] * 3, "span": [1e-6, 1e9, 1e9], "offset": [0.0] * POINTS}
+        raw = replace(JOB, kind="identity", n_components=INPUTS, batches=1, scaling=scaling)
+        with attack() as server, refused("mixes 1 points"):
+            server.work(BlockParity(Code("dealt"), 1, 16), load, raw)
+
+    @pytest.mark.parametrize("scaling", [{"low": 1e300}, {"span": 1e-290}, {"offset": -1e300}])
+    def test_a_scale_makes_no_point_too_large(self, scaling: dict[str, float]) -> None:
+        """Whether the first point was refused once told on which side of a number it lies."""
+        plain = {"low": [0.0] * 3, "span": [1.0] * 3, "offset": [0.0] * POINTS}
+        changed = {name: [value] * len(plain[name]) for name, value in scaling.items()}
+        model = np.zeros((FEATURES, POINTS), dtype=np.float32)
+        with attack() as server:
+            server.ask("probe", replace(JOB, scaling=plain | changed), load=1, model=model)
+
+    def test_an_encoder_that_fails_tells_the_server_nothing(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The error quotes the point, for the node's owner."""
+        texts = np.array([["a secret"]] * 20)
+        node = Node(
+            *("ada", lambda: Shard(texts, np.zeros(20, np.int64)), tmp_path),
+            encoder="tests.encoders:not_finite",
+        )
+        job = replace(JOB, kind="encoder", n_components=2, columns=1, batches=1)
+        asked = {"job": asdict(job) | {"encoder": {"text": True, "normalise": True}}, "load": 5}
+        with refused("ada cannot embed its points") as error:
+            node.answer("probe", asked, {"model": np.zeros((2, 1), np.float32)})
+        assert "secret" not in str(error.value)
+        assert "a secret" in caplog.text
+
+    def test_data_that_cannot_be_read_tell_the_server_nothing(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def load() -> Shard:
+            raise InputError("row 3 holds 'a secret'")
+
+        with refused("ada cannot read its data") as error:
+            Node("ada", load, tmp_path).answer("hello", {"job": asdict(JOB)}, {})
+        assert "secret" not in str(error.value)
+        assert "a secret" in caplog.text
+
     def test_points_beyond_any_sum(self, tmp_path: Path) -> None:
         raw = replace(JOB, kind="identity", n_components=INPUTS, batches=1)
         large = Node("ada", lambda: Shard(shard().inputs * 1e12, shard().labels), tmp_path, least=1)
@@ -415,7 +460,7 @@ class TestNoise:
         release = Release(**(plain | change))
         account = Account(1e-5, [release], shares=shares)
         with refused(message):
-            Contract("0" * 32, account, 2.0**10, least=3, **self.PARTIES)
+            Contract("0" * 32, least=3, account=account, scale=2.0**10, **self.PARTIES)
 
     def test_noise_that_does_not_fit_is_an_error_and_not_0(self) -> None:
         for sigma in (1e300, inf, -1.0, float("nan")):

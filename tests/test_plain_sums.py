@@ -28,7 +28,7 @@ from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.privacy.contract import PlainContract, contract_of, digest_of_keys
+from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.masks import Binding, mask, shared_seed
 from codedfedl.runs.config import Experiment
@@ -415,7 +415,7 @@ class TestHelper:
         keys = [own_key(tmp_path / f"{j}" / "masks.key") for j in range(3)]
         clients = {f"node-{j}": public_digits(key) for j, key in enumerate(keys)}
         key = helper.answer("hello", {"job": JOB}, {})[0]["key"]
-        contract = PlainContract("0" * 32, key, digest_of_keys(clients))
+        contract = Contract("0" * 32, key, digest_of_keys(clients))
         agreed = {"job": JOB, "contract": contract.document(), "clients": clients}
         assert helper.answer("agree", agreed, {})[0]["digest"] == contract.digest
         names = sorted(clients)
@@ -435,7 +435,7 @@ JOB = {"key": "0" * 32, "kind": "fourier", "n_components": 8, "sigma": 1.0, "see
 
 
 def test_a_contract_comes_back_from_its_document() -> None:
-    plain = PlainContract("0" * 32, "a" * 64, "b" * 64)
+    plain = Contract("0" * 32, "a" * 64, "b" * 64)
     assert contract_of(json.loads(json.dumps(plain.document()))) == plain
     with pytest.raises(InputError, match="this is not a contract"):
         contract_of(plain.document() | {"more": 1})

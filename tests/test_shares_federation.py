@@ -36,7 +36,7 @@ def shared(rounds: int = 4) -> Any:
 
 def contract_in(grid: Summing) -> Contract:
     facts = next(facts for _, kind, facts in grid.asked if kind == "agree")
-    return Contract.of(facts["contract"])
+    return contract_of(facts["contract"])
 
 
 def silent(count: int, round_: int) -> Script:
@@ -51,7 +51,7 @@ class TestRuns:
         grid = summing(experiment := shared(), tmp_path)
         exchanges, _ = run(grid, experiment, tmp_path)
         contract = contract_in(grid)
-        assert (contract.account.shares, contract.least) == (4, 5)
+        assert (contract.shares, contract.least) == (4, 5)
         assert [contract.noise_of(n) for n in range(4)] == [0.0] * 4
         asked = [
             facts["work"] for _, kind, facts in grid.asked if kind == "work" and "sum" in facts
@@ -137,12 +137,11 @@ class TestContract:
     ACCOUNT = Account(1e-5, [Release("gradient", 3, 1.0, 8.0)], shares=4)
 
     def test_it_comes_back_from_its_document(self) -> None:
-        made = Contract("0" * 32, self.ACCOUNT, 2.0**10, "a" * 64, "b" * 64, 5)
+        made = Contract("0" * 32, "a" * 64, "b" * 64, 5, self.ACCOUNT, 2.0**10)
         found = contract_of(made.document())
-        assert isinstance(found, Contract)
         assert found.digest == made.digest
         assert found.share_of(1) == 8.0 * 2.0**10 / 2
 
     def test_sums_over_fewer_clients_have_too_little_noise(self) -> None:
         with pytest.raises(InputError, match="sums must be over one client more"):
-            Contract("0" * 32, self.ACCOUNT, 2.0**10, "a" * 64, "b" * 64, 4)
+            Contract("0" * 32, "a" * 64, "b" * 64, 4, self.ACCOUNT, 2.0**10)

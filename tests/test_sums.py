@@ -20,10 +20,12 @@ from codedfedl.core.record import ARRIVED, REFUSED
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import load_dataset
 from codedfedl.data.partitions import processing_order
-from codedfedl.data.shards import read_shard
+from codedfedl.data.shards import Shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job, ask_digest
+from codedfedl.federate.node.node import Node
 from codedfedl.federate.secure.helper import HelperNode
+from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.transport import Answered
 from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.planning.private import plan_private
@@ -304,7 +306,9 @@ def contract_of(epsilon: float = 4.0, sums: int = 3, **more: Any) -> Contract:
     sensitivity = ClippedGradient(1.0, 2.0, 2.0**10, [], 1.0, 0.5).sensitivity(640)
     release = Release("gradient", sums, sensitivity, sensitivity * sums**0.5 / mu_of(epsilon, 1e-5))
     parties = {"helper": "a" * 64, "clients": "b" * 64}
-    return Contract("0" * 32, Account(1e-5, [release]), 2.0**10, **{**parties, **more})
+    return Contract(
+        "0" * 32, account=Account(1e-5, [release]), scale=2.0**10, **{**parties, **more}
+    )
 
 
 class Desk:
@@ -340,7 +344,7 @@ class TestNode:
         common = (gradient.chances, gradient.cap, gradient.scale)
         work = gradient if kind is ClippedGradient else ClippedMoments(*common)
         desk.work = work_to(work)
-        (release,) = desk.contract.account.releases
+        (release,) = desk.contract.releases
         account = Account(1e-5, [replace(release, what=work.name)])
         desk.contract = replace(desk.contract, account=account)
         model = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
@@ -411,6 +415,20 @@ class TestNode:
         node = desk.grid.node(0)
         with pytest.raises(InputError, match="without a contract"):
             node.answer("work", {"work": desk.work, **facts}, {"model": desk.model})
+
+    @pytest.mark.parametrize("size", [1.0, 1e30])
+    def test_whether_a_sum_could_be_computed_is_not_said(self, size: float, tmp_path: Path) -> None:
+        """One that overflows was refused for that: a point's size, and nothing was charged."""
+        pinned = public_digits(X25519PrivateKey.generate())
+        points = Shard(np.full((100, 3), size), np.zeros(100, np.int64))
+        node = Node("ada", lambda: points, tmp_path / "a", vault=Vault(tmp_path / "b", pinned))
+        job = asdict(Job("0" * 32, "identity", 3, 1.0, 0, 1, columns=1))
+        facts = {"round": 0, "load": 100, "answered": 0, "seconds": None, "job": job}
+        with pytest.raises(InputError, match="would show this node's own answer"):
+            node.answer(
+                *("work", {"work": {"kind": "gradient", "batch": 0}, **facts}),
+                {"model": np.ones((3, 1), np.float32)},
+            )
 
     def test_a_node_without_a_helper_does_not_send_its_part(self, tmp_path: Path) -> None:
         desk = Desk(tmp_path)

@@ -1,5 +1,6 @@
 """What a client sends once: its Gram matrix, or parity of its points."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,7 +13,6 @@ from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
-from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
@@ -21,6 +21,8 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.parity import encode, evenness, point_weights
 
 __all__ = ["BlockParity", "Gram", "Parity"]
+
+_log = logging.getLogger(__name__)
 
 _LEAST_HALF, _LARGEST_HALF = 1e-2, 6e4  # between these a half keeps its eleven bits
 
@@ -156,27 +158,27 @@ class BlockParity(OnEmbedded):
         stream = client.code_stream(number, rows, self.code.nonzeros)
         part = encode(features[begin:], targets[begin:], weights, rows, stream, self.code)
         arrays = {
-            "features0": self._short(part.features),
-            "targets0": self._short(part.targets, must=False),
+            "features0": self._short(part.features, least=0.0),
+            "targets0": self._short(part.targets, least=_LEAST_HALF),
         }
         return Answer(count, arrays, self.code.fewest_points_per_row(count, rows))
 
-    def _short(self, array: Array, *, must: bool = True) -> Array:
+    def _short(self, array: Array, *, least: float) -> Array:
         """Return numbers in the precision in which they are sent.
 
-        Halves range from 6e-5 to 65,504. Targets outside that range keep 32 bits, since there are
-        few of them; features must fit.
+        Halves range from 6e-5 to 65,504. An array outside that range keeps 32 bits: an error would
+        tell the server about numbers that it does not get.
         """
         xp = array_namespace(array)
         largest = float(xp.max(xp.abs(array)))
-        if self.bits != 16 or (not must and not _LEAST_HALF < largest < _LARGEST_HALF):
-            return array
-        if largest >= _LARGEST_HALF:
-            raise InputError(
-                f"a parity row holds {largest:.3g}, which 16 bits cannot: scale the inputs, or set "
-                "bits = 32 of the scheme"
+        if self.bits == 16 and least <= largest < _LARGEST_HALF:
+            return xp.astype(array, xp.float16)
+        if self.bits == 16 and least == 0:
+            _log.warning(
+                "parity has numbers that 16 bits cannot hold, and is sent in 32, which no clock is "
+                "charged for: scale the inputs, or set bits = 32 of the scheme"
             )
-        return xp.astype(array, xp.float16)
+        return array
 
     def _rows(self, points: int) -> int:
         return int(costs.block_rows(points, self.mixing, self.code.nonzeros))

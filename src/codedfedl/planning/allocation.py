@@ -8,15 +8,17 @@ number of points in expectation.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import FOREVER, DelayModel, DelayParameters, points_of
-from codedfedl.planning.asymmetric import AsymmetricLinks
-from codedfedl.planning.concave_pieces import ConcavePieces
+from codedfedl.planning.bisection import AsymmetricLinks, Bisection
+from codedfedl.planning.concave_pieces import concave_best_loads
+from codedfedl.planning.piece_ranges import BestLoads, SymmetricClients
 
 __all__ = ["Allocation", "best_loads", "expected_return", "minimum_deadline"]
 
@@ -24,7 +26,6 @@ DEADLINE_TOLERANCE = 1e-7
 """How far the deadline may lie above the smallest one, relative to it."""
 
 _CLIENTS_PER_CHUNK = 1 << 16  # large enough to hide the interpreter, small enough for the cache
-_NEGLIGIBLE_GAIN_SHARE = 1e-9  # of a return, where it would take millions of loads to find it
 _MAX_SLOW_STEPS = 4  # Newton steps that need not halve the bracket
 _CLIENTS_PER_SAMPLE = 1 << 12  # a sample of this size finds where to begin the search
 
@@ -161,94 +162,37 @@ def _between(low: float, high: float) -> float:
 
 
 def _solver(model: DelayModel, points: FloatArray, whole: bool) -> Callable[[float], Allocation]:
-    """Return t ↦ the best loads, by the fastest method that the model allows."""
-    if isinstance(model, DelayParameters):
-        symmetric = model.symmetric
-        if symmetric.all():
-            return _in_chunks(model, points, whole)
-        if whole and symmetric.any():
-            return _in_two_parts(model, points, symmetric)
-        if whole:
-            return _of_asymmetric(AsymmetricLinks.of(model, points))
-    if not whole:
-        raise InputError("continuous loads need symmetric links and the paper's delay model")
-    return lambda t: _by_bisection(model, points, t)
+    """Return t ↦ the best loads."""
+    parts = _parts(model, points, whole)
 
-
-def _of_asymmetric(clients: AsymmetricLinks) -> Callable[[float], Allocation]:
     def solve(t: float) -> Allocation:
-        loads, probabilities, slopes = clients.best_loads(t)
+        loads, probabilities, slopes = np.zeros((3, len(points)))
+        for who, method in parts:
+            loads[who], probabilities[who], slopes[who] = method(t)
         return Allocation(t, loads, probabilities, float(slopes.sum()))
 
     return solve
 
 
-def _in_two_parts(
-    model: DelayModel, points: FloatArray, symmetric: Mask
-) -> Callable[[float], Allocation]:
-    clients = [np.flatnonzero(part) for part in (symmetric, ~symmetric)]
-    parts = [(who, _solver(model.take(who), points[who], True)) for who in clients]
+def _parts(
+    model: DelayModel, points: FloatArray, whole: bool
+) -> list[tuple[IntArray, Callable[[float], BestLoads]]]:
+    """Return clients, and t ↦ their best loads, by the fastest method that their model allows.
 
-    def solve(t: float) -> Allocation:
-        loads, probabilities = np.zeros((2, len(points)))
-        slope = 0.0
-        for who, solve_part in parts:
-            part = solve_part(t)
-            loads[who], probabilities[who] = part.loads, part.return_probabilities
-            slope += part.slope
-        return Allocation(t, loads, probabilities, slope)
-
-    return solve
-
-
-def _in_chunks(
-    fleet: DelayParameters, points: FloatArray, whole: bool
-) -> Callable[[float], Allocation]:
-    """Solve a large fleet in parts that fit the cache.
-
-    Threads do not help: each array operation is about as short as a change of thread.
+    Many clients with symmetric links are solved in parts that fit the cache. Threads do not help:
+    each array operation is about as short as a change of thread.
     """
-    starts = range(0, len(fleet), _CLIENTS_PER_CHUNK)
-    parts = [slice(start, start + _CLIENTS_PER_CHUNK) for start in starts]
-    chunks = [ConcavePieces.of(fleet.take(part), points[part]) for part in parts]
-
-    def solve(t: float) -> Allocation:
-        best = [chunk.best_loads(t, whole=whole) for chunk in chunks]
-        loads, probabilities, slopes = (np.concatenate(c) for c in zip(*best, strict=True))
-        return Allocation(t, loads, probabilities, float(slopes.sum()))
-
-    return solve
-
-
-def _by_bisection(model: DelayModel, points: FloatArray, t: float) -> Allocation:
-    """Find the best whole loads of any delay model, knowing only that its cdf falls in the load.
-
-    No load in (low, high) returns more than (high − 1)·P(T(low) ≤ t): intervals that cannot beat
-    the best load so far are discarded, the others halved.
-    """
-    who = np.arange(len(points))
-    low, high = np.zeros_like(points), points.copy()
-    loads, best = np.zeros_like(low), np.zeros_like(low)
-
-    def attempt(who: IntArray, load: FloatArray) -> FloatArray:
-        probability = model.take(who).cdf(load, t)
-        returned = load * probability
-        np.maximum.at(best, who, returned)
-        won = returned >= best[who]
-        loads[who[won]] = load[won]
-        return probability
-
-    attempt(who, high)
-    at_low = model.cdf(low, t)
-    while len(who):
-        promising = (high - 1) * at_low > best[who] * (1 + _NEGLIGIBLE_GAIN_SHARE)
-        open_ = (high - low >= 2) & promising
-        who, low, high, at_low = who[open_], low[open_], high[open_], at_low[open_]
-        middle = np.floor((low + high) / 2)
-        at_middle = attempt(who, middle)
-        who = np.concatenate([who, who])
-        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
-        at_low = np.concatenate([at_low, at_middle])
-    probabilities = np.where(loads > 0, model.cdf(loads, t), 0.0)
-    loads = np.where(probabilities > 0, loads, 0.0)
-    return Allocation(t, loads, probabilities, 0.0)
+    everybody = np.arange(len(points))
+    if not isinstance(model, DelayParameters) or not (whole or model.symmetric.all()):
+        if not whole:
+            raise InputError("continuous loads need symmetric links and the paper's delay model")
+        return [(everybody, Bisection(model, points).best_loads)]
+    symmetric, others = everybody[model.symmetric], everybody[~model.symmetric]
+    parts: list[tuple[IntArray, Callable[[float], BestLoads]]] = []
+    for start in range(0, len(symmetric), _CLIENTS_PER_CHUNK):
+        who = symmetric[start : start + _CLIENTS_PER_CHUNK]
+        clients = SymmetricClients.of(model.take(who), points[who])
+        parts.append((who, partial(concave_best_loads, clients, whole=whole)))
+    if len(others):
+        parts.append((others, AsymmetricLinks(model.take(others), points[others]).best_loads))
+    return parts

@@ -15,61 +15,33 @@ So ranges of pieces are bounded, split and discarded (`piece_ranges`), and Newto
 the few that are left: one or two for most clients.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, Self
-
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
-from codedfedl.fleet.delays import DelayParameters
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.transmissions import answered_by, transmissions_within
-from codedfedl.planning.piece_ranges import Ranges, SymmetricClients
+from codedfedl.planning.piece_ranges import BestLoads, Ranges, Search, SymmetricClients
 
-__all__ = ["BestLoads", "ConcavePieces", "piece_peaks"]
-
-
-class BestLoads(NamedTuple):
-    """Per client: the best load, the probability of its return, and dE[R]/dt."""
-
-    loads: FloatArray
-    return_probabilities: FloatArray
-    slopes: FloatArray
+__all__ = ["concave_best_loads", "piece_peaks"]
 
 
-@dataclass(frozen=True)
-class ConcavePieces:
-    """Symmetric clients, ready to be solved for any t."""
-
-    clients: SymmetricClients
-
-    @classmethod
-    def of(cls, fleet: DelayParameters, points: FloatArray) -> Self:
-        """Compute once what does not depend on t."""
-        return cls(SymmetricClients.of(fleet, points))
-
-    def best_loads(self, t: float, *, whole: bool = True) -> BestLoads:
-        """Maximise every client's expected return within t seconds."""
-        clients = self.clients
-        search = _Search(clients, t, whole)
-        search.run()
-        chance = clients.availability * search.answered
-        slope = clients.availability * clients.alpha * clients.rate * search.late
-        asked = chance > 0  # who cannot answer is not asked
-        return BestLoads(np.where(asked, search.loads, 0.0), chance, np.where(asked, slope, 0.0))
+def concave_best_loads(clients: SymmetricClients, t: float, *, whole: bool = True) -> BestLoads:
+    """Maximise every client's expected return within t seconds."""
+    search = _PieceSearch(clients, t, whole)
+    search.run()
+    return search.result(clients.availability, clients.alpha * clients.rate)
 
 
-class _Search:
+class _PieceSearch(Search):
     """Branch and bound over the ranges of pieces, for all clients at once."""
 
     def __init__(self, clients: SymmetricClients, t: float, whole: bool) -> None:
+        super().__init__(len(clients.points))
         self.clients, self.whole = clients, whole
         self.time = t - clients.overhead
         fit = transmissions_within(self.time, clients.packet_time)
         self.last = np.where(clients.points > 0, np.minimum(fit, clients.last), 0.0)
-        # The best load so far, its return, P(T ≤ t) and A(r).
-        self.loads, self.best, self.answered, self.late = np.zeros((4, len(clients.points)))
 
     def run(self) -> None:
         if self.whole:
@@ -165,11 +137,7 @@ class _Search:
         answered, late = answered_by(
             ranges.time, loads / c.rate, c.last, c.alpha, c.packet_time, c.erasure
         )
-        returned = loads * answered
-        np.maximum.at(self.best, ranges.who, returned)
-        won = np.flatnonzero(returned >= self.best[ranges.who])
-        who = ranges.who[won]
-        self.loads[who], self.answered[who], self.late[who] = loads[won], answered[won], late[won]
+        self.keep(ranges.who, loads, answered, late)
 
 
 def piece_peaks(fleet: Fleet, t: float) -> FloatArray:
@@ -181,7 +149,7 @@ def piece_peaks(fleet: Fleet, t: float) -> FloatArray:
         A single client with a symmetric link.
     """
     client = SymmetricClients.of(fleet, fleet.points)
-    last = int(_Search(client, t, whole=False).last[0])
+    last = int(_PieceSearch(client, t, whole=False).last[0])
     pieces = np.arange(2.0, last + 1)
     who = np.zeros(len(pieces), dtype=np.int64)
     time = (t - client.overhead)[who]

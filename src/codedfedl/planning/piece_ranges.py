@@ -7,7 +7,7 @@ range, whose sum is concave and lies below its tangent, and those that die withi
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from codedfedl.fleet.transmissions import (
     useful_transmissions,
 )
 
-__all__ = ["Ranges", "SymmetricClients", "peak_share"]
+__all__ = ["BestLoads", "Ranges", "Search", "SymmetricClients", "peak_share"]
 
 _TINY = 1e-300
 _NEAR_SHARE = 16  # the pieces near the best one are two of so many parts of a range
@@ -43,6 +43,38 @@ def peak_share(alpha: FloatArray) -> FloatArray:
         if (np.abs(step) <= 1e-9 * v).all():  # the error left is its square
             break
     return alpha / v
+
+
+class BestLoads(NamedTuple):
+    """Per client: the best load, the probability of its return, and dE[R]/dt."""
+
+    loads: FloatArray
+    return_probabilities: FloatArray
+    slopes: FloatArray
+
+
+class Search:
+    """The best load of every client so far: its return, P(T ≤ t), and the mass that is late."""
+
+    def __init__(self, clients: int) -> None:
+        self.loads, self.best, self.answered, self.late = np.zeros((4, clients))
+
+    def keep(
+        self, who: IntArray, loads: FloatArray, answered: FloatArray, late: FloatArray
+    ) -> None:
+        """Keep the loads where they return more than the best so far."""
+        returned = loads * answered
+        np.maximum.at(self.best, who, returned)
+        won = np.flatnonzero(returned >= self.best[who])
+        who = who[won]
+        self.loads[who], self.answered[who], self.late[who] = loads[won], answered[won], late[won]
+
+    def result(self, availability: FloatArray | float, rate: FloatArray | float) -> BestLoads:
+        """Return the best loads; `rate` is αμ, by which a return grows with its late mass."""
+        chance = availability * self.answered
+        asked = (self.loads > 0) & (chance > 0)  # who cannot answer is not asked
+        columns = (self.loads, chance, availability * rate * self.late)
+        return BestLoads(*(np.where(asked, column, 0.0) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -96,14 +128,9 @@ class Ranges:
 
     def take(self, which: IntArray) -> "Ranges":
         """Return some of the ranges."""
-        return Ranges(
-            self.clients.take(which),
-            self.who[which],
-            self.time[which],
-            self.last[which],
-            self.first[which],
-            self.final[which],
-        )
+        first, final = self.first[which], self.final[which]
+        time, last = self.time[which], self.last[which]
+        return Ranges(self.clients.take(which), self.who[which], time, last, first, final)
 
     def where(self, condition: npt.NDArray[np.bool_]) -> "Ranges":
         """Return the ranges for which a condition holds."""

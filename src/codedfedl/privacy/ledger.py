@@ -19,7 +19,7 @@ from typing import Any
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, lock, make_folder
 from codedfedl.privacy.accounting import Account, Release, check_budget
-from codedfedl.privacy.contract import Contract
+from codedfedl.privacy.contract import Contract, contract_of
 
 __all__ = ["Ledger", "LedgerEntry"]
 
@@ -71,7 +71,9 @@ class LedgerEntry:
     @classmethod
     def of(cls, document: dict[str, Any], *, named: bool = True) -> "LedgerEntry":
         """Return the entry, if it adds up; `named` says whether its data are known by a name."""
-        contract = Contract.of(document["contract"])
+        contract = contract_of(document["contract"])
+        if contract.account is None:
+            raise ValueError(f"{contract.federation} has no releases: it is not for noisy sums")
         sums = tuple(document["sums"])
         data, content = (document["data"], document["content"]) if named else ("", document["data"])
         entry = cls(str(data), contract, sums, bool(document["closed"]), str(content))
@@ -130,7 +132,7 @@ class Ledger:
             mine = [e for e in _about(data, entries) if e.contract.digest == contract.digest]
             entry = mine[0] if mine else LedgerEntry(data, contract)
             contract.release(number)  # refuses a sum beyond the contract
-            if number in entry.sums and contract.account.shares:
+            if number in entry.sums and contract.shares:
                 raise InputError(
                     f"sum {number} was already answered: a second answer would have noise of its "
                     "own, and is not paid for; ask for the next one"
@@ -153,7 +155,7 @@ class Ledger:
                 )
 
     def _refuse_beyond(self, contract: Contract, others: list[LedgerEntry]) -> None:
-        after = self._epsilon(others, contract.account.releases)
+        after = self._epsilon(others, contract.releases)
         if not after <= self.epsilon * (1 + _ROUNDING):
             before = self._epsilon(others, [])
             raise InputError(

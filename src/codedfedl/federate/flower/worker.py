@@ -142,10 +142,10 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
     assert isinstance(context, Context)
     try:
         reply, status, why = respond(message, node), SubStatus.COMPLETED, ""
-    except Exception as error:  # our own bug: the server sees a dropped node
+    except Exception as error:  # our own bug: the server sees a dropped node, and no values
         kind, lines = message.metadata.message_type, traceback.format_exception(error)
         _fault(f"no answer to {printable(kind)}: {' | '.join(printable(line) for line in lines)}")
-        why, status = printable(f"{type(error).__name__}: {error}"), SubStatus.FAILED
+        why, status = f"{type(error).__name__}: see the node's log", SubStatus.FAILED
         reply = Message(Error(code=FAILED, reason=why), reply_to=message)
     del message
     theirs.push_message(client, reply, context)

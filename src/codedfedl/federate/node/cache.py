@@ -5,10 +5,11 @@ memory-mapped from a folder.
 """
 
 import json
+import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.learning.features import FeatureMap
 
 __all__ = ["RECORDS", "Cache", "clear_old"]
+
+_log = logging.getLogger(__name__)
 
 _OLD = 30 * 86400.0  # seconds
 RECORDS = "given"
@@ -107,8 +110,11 @@ class Cache:
         while embedded < wanted and self.clock() < until:
             rows_at_once = getattr(features, "rows_at_once", _ROWS_AT_ONCE)
             rows = slice(embedded, min(embedded + rows_at_once, wanted))
-            rows_of_features[rows] = features.transform(scaling.inputs(shard.inputs[order[rows]]))
-            targets[rows] = scaling.targets(shard.targets(order[rows], columns))
+            with np.errstate(over="ignore"):  # beyond any float: cut off with all that are large
+                inputs = _bounded(scaling.inputs(shard.inputs[order[rows]]), scaling.low)
+                labels = shard.targets(order[rows], columns)
+                targets[rows] = _bounded(scaling.targets(labels), scaling.offset)
+            rows_of_features[rows] = self._transformed(features, inputs)
             if finite and not all((np.abs(array[rows]) <= MAX_NUMBER).all() for array in arrays):
                 raise InputError(
                     f"{self.name} has points with numbers that are not finite, or beyond "
@@ -120,6 +126,19 @@ class Cache:
             with replacing(counter) as partial:  # after the rows are on the disk
                 partial.write_text(str(embedded))
         return rows_of_features, targets, embedded
+
+    def _transformed(
+        self, features: FeatureMap, inputs: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Return features; what an error says of the points stays in this node's log."""
+        try:
+            return np.asarray(features.transform(inputs))
+        except InputError as error:
+            _log.error("%s cannot embed its points: %s", self.name, error)
+            raise InputError(
+                f"{self.name} cannot embed its points: its log, which the server does not see, "
+                "says why"
+            ) from None
 
     def bind(self, job: str) -> None:
         """Refuse a second job under the key of a federation: its points are embedded for the first.
@@ -182,6 +201,11 @@ class Cache:
         for path, size in zip(paths, (features.size(width), columns), strict=True):
             np.lib.format.open_memmap(path, "w+", np.float32, (points, size)).flush()
             _reserve(path)
+
+
+def _bounded(values: npt.NDArray[Any], scale: Sequence[float]) -> npt.NDArray[Any]:
+    """Cut off what a server's scale makes too large: a refusal would tell about single points."""
+    return np.clip(values, -MAX_NUMBER, MAX_NUMBER) if len(scale) else values
 
 
 def clear_old(caches: Path) -> None:

@@ -7,6 +7,7 @@ system when parity is made, is never written down, and cannot be asked for.
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 import time
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from codedfedl.federate.secure.vault import Vault
 
 __all__ = ["NAME", "QUESTIONS", "Node"]
+
+_log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
@@ -113,12 +116,24 @@ class Node:
         """Answer a question of the server, one of `QUESTIONS`."""
         if kind not in QUESTIONS:
             raise InputError(f"the question {kind!r} is unknown: {nearest(kind, QUESTIONS)}")
+        self._read()
         job = checked_job(facts.get("job"), self.load().inputs.shape[1])
         asked = {name: value for name, value in facts.items() if name != "job"}
         check_question(kind, asked, arrays)
         with self._alone():
             answer: Answered = getattr(_Desk(job, self), kind)(**asked, **arrays)
         return answer
+
+    def _read(self) -> None:
+        """Read the data; what an error says of them stays in this node's log."""
+        try:
+            self.load()
+        except InputError as error:
+            _log.error("%s cannot read its data: %s", self.name, error)
+            raise InputError(
+                f"{self.name} cannot read its data: its log, which the server does not see, says "
+                "why"
+            ) from None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from codedfedl.federate.node.schema import check_helper_question
 from codedfedl.federate.transport import Answered, Arrays, Arrival, Say, Transport
 from codedfedl.io.files import Files
 from codedfedl.io.names import nearest
-from codedfedl.privacy.contract import AnyContract, contract_of, digest_of_keys
+from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
 from codedfedl.privacy.helper import Helper
 from codedfedl.privacy.keys import own_key, public_digits, read_public
 from codedfedl.privacy.masks import Binding
@@ -122,7 +122,7 @@ class HelperNode:
         return {}, {}
 
     def _summing(
-        self, contract: AnyContract, clients: Mapping[str, str], noise: Mapping[int, float]
+        self, contract: Contract, clients: Mapping[str, str], noise: Mapping[int, float]
     ) -> Helper:
         return Helper(
             contract.label,

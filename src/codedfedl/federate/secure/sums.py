@@ -29,7 +29,7 @@ from codedfedl.federate.server.outcomes import Pending, check_ask, check_setup
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account
-from codedfedl.privacy.contract import AnyContract, digest_of_keys
+from codedfedl.privacy.contract import Contract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
 from codedfedl.runs.exchange import Exchange
 
@@ -50,7 +50,7 @@ class Sums:
     def __init__(self, asking: Asking, account: Account | None) -> None:
         self.asking, self.members, self.journal = asking, asking.members, asking.journal
         self._terms = Plain() if account is None else Noisy(account)
-        self._contract: AnyContract | None = None
+        self._contract: Contract | None = None
         patience, clients = asking.config.ready_timeout, set(self.members.nodes)
         self._link = HelperLink(asking.transport, asking.job, clients, patience, asking.say)
         path = self.journal.folder / "helper.json"
@@ -201,7 +201,7 @@ class Sums:
 
     # The helper.
 
-    def _agreed(self, work: Work) -> AnyContract:
+    def _agreed(self, work: Work) -> Contract:
         """Return the contract, which the helper must have before the first sum of this process."""
         if self._contract is None:
             keys = self._parties["clients"]

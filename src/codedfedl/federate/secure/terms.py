@@ -14,7 +14,7 @@ from codedfedl.core.protocol import Ask
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.privacy.accounting import ADJACENCY, Account, Release
-from codedfedl.privacy.contract import AnyContract, Contract, PlainContract
+from codedfedl.privacy.contract import Contract
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -56,11 +56,11 @@ class Plain:
     def __init__(self) -> None:
         self.spent, self._asked = 0.0, 0
 
-    def contract(self, work: Work, federation: str, helper: str, clients: str) -> PlainContract:
+    def contract(self, work: Work, federation: str, helper: str, clients: str) -> Contract:
         """Return what all parties agree on; the arguments are those of the contract."""
-        return PlainContract(federation, helper, clients)
+        return Contract(federation, helper, clients)
 
-    def number(self, ask: Ask, contract: AnyContract) -> int:
+    def number(self, ask: Ask, contract: Contract) -> int:
         """Return the number of the sum that an ask is for."""
         if not isinstance(ask.work, Masked):
             raise InputError(f"{ask.work.kind} does not add up in integers: ask for it as Masked")
@@ -96,11 +96,10 @@ class Noisy:
     def contract(self, work: Work, federation: str, helper: str, clients: str) -> Contract:
         """Return what all parties agree on; the arguments are those of the contract."""
         least = max(LEAST_SUMMED, self.account.shares + 1)
-        return Contract(federation, self.account, _private(work).scale, helper, clients, least)
+        return Contract(federation, helper, clients, least, self.account, _private(work).scale)
 
-    def number(self, ask: Ask, contract: AnyContract) -> int:
+    def number(self, ask: Ask, contract: Contract) -> int:
         """Return the number of the sum that an ask is for, if its noise matches the account."""
-        assert isinstance(contract, Contract)
         what = _private(ask.work).name
         number = contract.number(what, self._given[what])
         asked, paid = ask.noise or 0.0, contract.noise_of(number)

@@ -28,7 +28,7 @@ from codedfedl.federate.node.schema import Sizes
 from codedfedl.federate.transport import Answered
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import Files
-from codedfedl.privacy.contract import AnyContract, Contract, PlainContract, contract_of
+from codedfedl.privacy.contract import Contract, contract_of
 from codedfedl.privacy.fixed_point import LEAST_SHARE, FixedPoint, Residues, noise_steps
 from codedfedl.privacy.helper import system_normal
 from codedfedl.privacy.keys import own_key, public_digits
@@ -174,7 +174,7 @@ class Vault:
             f"{asked.work.kind} would show this node's own answer, and it answers in sums alone: "
             f"choose the scheme private, or {remedy}"
         )
-        if asked.work.once:  # what is made once is kept: refuse before that
+        if asked.work.discloses is not None:  # not even whether it can be computed is free
             raise refusal
         facts, arrays = make(_no_charge)
         if arrays:
@@ -191,7 +191,7 @@ class Vault:
     ) -> Answered:
         """Return an answer for a sum with noise, which is charged before it is computed."""
         contract, number, attempt = self._contract(asked)
-        if not isinstance(contract, Contract):
+        if contract.account is None:
             raise InputError(
                 f"{work.kind} is asked for under a contract without noise: ask for it with one "
                 "that has releases"
@@ -213,7 +213,7 @@ class Vault:
     def _plain(self, asked: SumQuestion, make: Make) -> Answered:
         """Return an answer for a sum without noise, if the node's operator allows it."""
         contract, number, attempt = self._contract(asked)
-        if not isinstance(contract, PlainContract):
+        if contract.account is not None:
             raise InputError(
                 f"{asked.work.kind} is asked for under a contract of noisy sums, which it is not in"
             )
@@ -242,7 +242,7 @@ class Vault:
 
     def _sent_under(
         self,
-        contract: AnyContract,
+        contract: Contract,
         number: int,
         attempt: int,
         asked: SumQuestion,
@@ -285,7 +285,7 @@ class Vault:
     def _ended(self) -> Files:
         return Files(self.folder / "ended")
 
-    def _contract(self, asked: SumQuestion) -> tuple[AnyContract, int, int]:
+    def _contract(self, asked: SumQuestion) -> tuple[Contract, int, int]:
         """Return contract, number and attempt of a question, if the parties are the right ones."""
         if asked.sum is None:
             raise InputError(
