@@ -16,15 +16,20 @@ __all__ = ["Quadratic", "gradient"]
 _ROWS_AT_ONCE = 4096
 
 
-def gradient(features: Array, targets: Array, model: Array) -> Array:
-    """Xᵀ(Xβ − Y), a few thousand rows at a time, shape (q, c).
+def gradient(features: Array, targets: Array, model: Array, weights: Array | None = None) -> Array:
+    """Xᵀ·diag(w)·(Xβ − Y), a few thousand rows at a time, shape (q, c).
 
-    With a client's points this is ℓ·g^(j) of section 3.5; with parity it is g_C.
+    With a client's points this is ℓ·g^(j) of section 3.5; with parity it is g_C. Weights have shape
+    (k,), and are 1 by default.
     """
     total = None
     for start in range(0, features.shape[0], _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        part = features[rows].T @ (features[rows] @ model - targets[rows])
+        residual = features[rows] @ model - targets[rows]
+        if weights is not None:
+            xp = array_namespace(residual)
+            residual = residual * xp.astype(weights[rows, None], residual.dtype)
+        part = features[rows].T @ residual
         total = part if total is None else total + part
     return total
 

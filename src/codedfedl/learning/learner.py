@@ -1,0 +1,173 @@
+"""What is trained: a `Learner` says what a model, a gradient and local steps are, and their cost.
+
+No scheme and no runtime knows which learner it trains. A model is one array; arrays of NumPy,
+PyTorch or CuPy go in, and arrays of the same kind come out.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from codedfedl.arrays import Array
+from codedfedl.errors import InputError
+from codedfedl.learning.least_squares import gradient
+from codedfedl.learning.optimisers import step
+
+__all__ = ["Learner", "LeastSquares", "batch_rows"]
+
+
+class Learner(ABC):
+    """A model that is fitted by its gradients: a frozen dataclass, the same on every machine.
+
+    Features have shape (k, d), targets (k, c); a loss and a gradient are *sums* over points, and
+    whoever uses them divides.
+    """
+
+    quadratic: ClassVar[bool] = False
+    """Whether the loss is ½‖Xβ − Y‖², so that Gram matrices and parity exist."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a model and of a gradient."""
+
+    @property
+    @abstractmethod
+    def point_macs(self) -> float:
+        """Multiply-accumulates of one point's gradient, forward and backward."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers a model has."""
+        return prod(self.shape)
+
+    @abstractmethod
+    def start(self, rng: np.random.Generator) -> Array:
+        """Return the first model, on the host, in float32."""
+
+    @abstractmethod
+    def scores(self, model: Array, features: Array) -> Array:
+        """Return the outputs of a model, shape (k, c)."""
+
+    @abstractmethod
+    def loss(self, model: Array, features: Array, targets: Array) -> float:
+        """Return Σ_i ℓ_i."""
+
+    @abstractmethod
+    def gradient(
+        self, model: Array, features: Array, targets: Array, weights: Array | None = None
+    ) -> Array:
+        """Return Σ_i w_i·∇ℓ_i, of the model's shape; weights have shape (k,), by default 1."""
+
+    def steps(
+        self,
+        model: Array,
+        features: Array,
+        targets: Array,
+        *,
+        count: int,
+        step_size: float,
+        ridge: float,
+        batch: int | None = None,
+        rng: np.random.Generator | None = None,
+        proximal: float = 0.0,
+    ) -> Array:
+        """Return the model after local steps β − μ(g + λβ), where g is a mean over points.
+
+        Parameters
+        ----------
+        count
+            Number of steps.
+        batch
+            Points of a step, the next ones in order (`batch_rows`); by default all of them.
+        rng
+            Shuffles the points before every pass; by default they keep their order.
+        proximal
+            FedProx's μ: a pull back to the first model, ½μ‖β − β₀‖² in the loss.
+        """
+        first = model
+        for rows in batch_rows(len(targets), count, batch, rng):
+            part = targets[rows]
+            total = self.gradient(model, features[rows], part)
+            moved = step(model, total, len(part), step_size, ridge)
+            model = moved - step_size * proximal * (model - first) if proximal else moved
+        return model
+
+
+@dataclass(frozen=True)
+class LeastSquares(Learner):
+    """½‖Xβ − Y‖², the paper's: a model is β of shape (q, c).
+
+    Parameters
+    ----------
+    features
+        q, the number of features.
+    labels
+        c, the number of label columns.
+    """
+
+    features: int
+    labels: int
+
+    quadratic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("features", self.features), ("labels", self.labels)):
+            if value < 1:
+                raise InputError(f"{name} is {value}: a model needs at least 1")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(q, c)."""
+        return (self.features, self.labels)
+
+    @property
+    def point_macs(self) -> float:
+        """2·q·c: the products Xβ and Xᵀ(Xβ − Y)."""
+        return 2.0 * self.features * self.labels
+
+    def start(self, rng: np.random.Generator) -> Array:
+        """Return zeros, as the paper does."""
+        return np.zeros(self.shape, dtype=np.float32)
+
+    def scores(self, model: Array, features: Array) -> Array:
+        """Xβ."""
+        return features @ model
+
+    def loss(self, model: Array, features: Array, targets: Array) -> float:
+        """½‖Xβ − Y‖²."""
+        xp = array_namespace(features)
+        return float(xp.sum((features @ model - targets) ** 2)) / 2
+
+    def gradient(
+        self, model: Array, features: Array, targets: Array, weights: Array | None = None
+    ) -> Array:
+        """Xᵀ·diag(w)·(Xβ − Y)."""
+        return gradient(features, targets, model, weights)
+
+
+def batch_rows(
+    points: int, count: int, batch: int | None = None, rng: np.random.Generator | None = None
+) -> Sequence[Any]:
+    """Return which rows each of `count` local steps takes: slices, or arrays of shape (batch,).
+
+    Steps take the next points in order, and begin again after the last one, so that all steps have
+    equally many; with `rng`, every pass has an order of its own.
+
+    Examples
+    --------
+    >>> [rows.tolist() for rows in batch_rows(5, 3, batch=2)]
+    [[0, 1], [2, 3], [4, 0]]
+    """
+    if batch is not None and batch < 1:
+        raise InputError(f"batch is {batch}: a local step needs at least 1 point")
+    if batch is None or batch >= points:
+        return [slice(None)] * count
+    passes = -(-count * batch // points)
+    order = [np.arange(points) if rng is None else rng.permutation(points) for _ in range(passes)]
+    return list(np.concatenate([*order, np.empty(0, np.int64)])[: count * batch].reshape(-1, batch))
