@@ -551,7 +551,7 @@ def test_a_node_without_its_data_says_so(tmp_path: Path) -> None:
     experiment = experiment_of(2, ready_timeout=1.0)
     grid = transport_of(experiment, tmp_path / "nodes")
     grid.shards[1].unlink()
-    with pytest.raises(InputError, match="1 of 2 nodes.*there is no such file"):
+    with pytest.raises(InputError, match="1 of 2 nodes.*node-001 cannot read its data: its log"):
         federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
 
 
