@@ -300,7 +300,7 @@ def _played(run: Simulation) -> dict[str, Setting]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "balanced", "excess": 0.0}, "balanced.excess is 0: must be above 0"),
+        ({"name": "balanced", "excess": 0.0}, "balanced.excess is 0: must be finite and above 0"),
         ({"name": "dsag", "setup_deadline": -1.0}, "dsag.setup_deadline is -1"),
         ({"name": "mifa", "drop": 1.0}, "mifa.drop is 1: must be at least 0 and below 1"),
         ({"name": "dsag", "drop": -0.1}, "dsag.drop is -0.1"),
