@@ -308,7 +308,7 @@ def _played(run: Simulation) -> dict[str, Setting]:
         ({"name": "gradient-coding", "stragglers": 0}, "gradient-coding.stragglers is 0"),
         ({"name": "partial", "missing": 1.0}, "partial.missing is 1"),
         ({"name": "coded", "optimiser": "block-cg"}, "coded.optimiser is 'block-cg', which needs"),
-        ({"name": "balanced", "optimiser": "sgd"}, "balanced.optimiser is 'sgd'"),
+        ({"name": "balanced", "optimiser": "newton"}, "balanced.optimiser is 'newton'"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
