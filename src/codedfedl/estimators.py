@@ -133,7 +133,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self.encoder_: Encoder | None = None
         text, named = np.asarray(points).dtype.kind in "OUT", isinstance(self.features, str)
         if not named or names_encoder(self.features):
-            how = {"text": text, "normalise": named, "operations": self.operations}
+            how: dict[str, Any] = {"text": text, "normalise": named, "operations": self.operations}
             self.encoder_ = encoder_of(self.features, **how)
         if self.encoder_ is None or not text:
             points, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
