@@ -43,7 +43,7 @@ class TestStatistics:
     def test_right_guesses_at_random_response_are_binomial(self) -> None:
         """Pure ε: the p-value is the binomial's tail, exactly."""
         found = Guesses(100, 60, 50)
-        chance = np.e / (1 + np.e)
+        chance = 1 / (1 + np.exp(-1))
         assert p_value(found, 1.0, 0.0) == pytest.approx(stats.binom.sf(49, 60, chance))
 
     def test_delta_costs_what_the_theorem_says(self) -> None:

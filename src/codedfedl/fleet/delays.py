@@ -17,6 +17,7 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.fleet.round_time import asymmetric_cdf, symmetric_cdf
+from codedfedl.fleet.windows import points_within
 
 __all__ = [
     "FOREVER",
@@ -54,7 +55,8 @@ class DelayModel(ABC):
 
     A model of one's own derives from this class. `client`, `cdf` and `take` suffice to plan with
     it, and `draw` and `seconds` to simulate rounds; `bulk` and `upload` are for schemes with a
-    set-up. `cdf` must not rise with the load, and must not fall with t.
+    set-up, and `points_within` for schemes with windows. `cdf` must not rise with the load, and
+    must not fall with t.
 
     Attributes
     ----------
@@ -95,6 +97,13 @@ class DelayModel(ABC):
     def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
         """T for the loads and chances that this model drew, shape (…, n); ∞ if no reply comes."""
         raise self._lacks("draw and seconds", "simulated rounds")
+
+    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
+        """Points that the processor finishes in `window` seconds, by the chances of its delays.
+
+        It is the largest load whose computation, without link or overhead, lasts no longer.
+        """
+        raise self._lacks("points_within", "windows")
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
         """Draw T for every round and client, shape (rounds, n); ∞ if no reply comes."""
@@ -254,6 +263,10 @@ class DelayParameters(Columns, DelayModel):
         total[chance.draws["absent"]] = np.inf
         return total
 
+    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
+        """⌊w·μ/(1 + E)⌋ points."""
+        return points_within(window, self.rate, self.alpha, chance.draws["slowness"])
+
     def bulk(
         self,
         work: npt.ArrayLike,
@@ -333,6 +346,10 @@ class _SlowedDelays(DelayModel):
 
     def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
         return self.model.seconds(loads, chance) * self.factor
+
+    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
+        seconds = np.asarray(window, dtype=np.float64) / self.factor
+        return self.model.points_within(seconds, chance)
 
     def bulk(
         self,

@@ -22,6 +22,7 @@ __all__ = [
     "rows_by_client",
 ]
 
+_MAX_POINTS = 2.0**53  # of a measurement that took no time for a point
 _FILE_COLUMNS = ("client", "points", "per_point", "fixed")
 
 
@@ -128,6 +129,13 @@ class MeasuredDelays(DelayModel):
         fixed = self.fixed[clients, measurement]
         return _would_take(per_point, fixed, np.asarray(loads, dtype=np.float64))
 
+    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
+        """Points that the measured seconds per point leave time for, at most 2⁵³."""
+        per_point = self.per_point[np.arange(len(self)), chance.draws["measurement"]]
+        with np.errstate(divide="ignore"):
+            most = np.minimum(np.asarray(window, dtype=np.float64) / per_point, _MAX_POINTS)
+        return np.asarray(most).astype(np.int64)
+
     def bulk(
         self,
         work: npt.ArrayLike,
@@ -230,6 +238,12 @@ class MixedDelays(DelayModel):
             self.formula.seconds(loads, chance.draws["formula"]),
             self.measured.seconds(loads, chance.draws["measured"]),
         )
+
+    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
+        """Points finished in a window, by each client's own model."""
+        formula = self.formula.points_within(window, chance.draws["formula"])
+        measured = self.measured.points_within(window, chance.draws["measured"])
+        return np.where(self.follows, formula, measured)
 
     def bulk(
         self,

@@ -12,8 +12,6 @@ from codedfedl.arrays import IntArray, Mask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
 from codedfedl.runs.observing import AT_DEADLINE, ended
 
-__all__ = ["Conduct", "advice", "client_advice"]
-
 # The share of the answers that a deadline should bring in.
 SHARE_IN_TIME = 0.9
 
@@ -185,6 +183,21 @@ def advice(
         How a deadline is given.
     """
     return _deadline(conduct, option) + client_advice(conduct, killed)
+
+
+def nobody_arrived(records: Sequence[Record]) -> str:
+    """Say what to change where no client answered in time in any round; nothing otherwise."""
+    rounds = [record for record in records if not record.is_setup]
+    if not rounds or any(record.arrived.any() for record in rounds):
+        return ""
+    late = any((record.outcome == LATE).any() for record in rounds)
+    remedy = (
+        "raise federation.deadline" if late else "check that the nodes are up, and see their logs"
+    )
+    return (
+        f"no client answered in time in any of {len(rounds)} rounds, so the model knows only "
+        f"parity at most: {remedy}, and start again"
+    )
 
 
 def client_advice(conduct: Conduct, killed: Mapping[str, int] | None = None) -> list[str]:

@@ -1,0 +1,72 @@
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from scipy.stats import norm
+
+from codedfedl import Fleet, InputError, MeasuredDelays
+from codedfedl.arrays import FloatArray, IntArray
+from codedfedl.fleet.delays import Chances, DelayModel
+from codedfedl.fleet.measured import MixedDelays
+from codedfedl.fleet.windows import finish_probability, points_done
+from tests.strategies import fleets, times
+
+
+def test_points_done_have_the_exact_distribution() -> None:
+    """60 shares of 20,000 draws at 1e-6 false alarms together."""
+    rng = np.random.default_rng(1)
+    rate, alpha = np.array([0.3, 2.0, 40.0]), np.array([0.5, 2.0, 5.0])
+    drawn = np.array([points_done(rng, rate, alpha, 7.0) for _ in range(20_000)])
+    counts = np.arange(1, 21)[:, None] * np.maximum(1, np.floor(7 * rate / 20))
+    expected = finish_probability(counts, 7.0, rate, alpha)
+    shares = (drawn >= counts[:, None]).mean(1)
+    spread = np.sqrt(np.maximum(expected * (1 - expected), 1e-9) / 20_000)
+    assert (np.abs(shares - expected) <= norm.isf(1e-6 / 60 / 2) * spread + 1e-9).all()
+
+
+@given(fleet=fleets(), window=times())
+def test_a_window_holds_the_most_points_whose_computation_fits(fleet: Fleet, window: float) -> None:
+    chance = fleet.draw(3, np.random.default_rng(0))
+    done = fleet.points_within(window, chance)
+    slow = 1 + chance.draws["slowness"] / fleet.alpha
+    assert (done / fleet.rate * slow <= window * (1 + 1e-12)).all()
+    assert ((done + 1) / fleet.rate * slow >= window * (1 - 1e-12)).all()
+
+
+def test_measured_and_slower_clients_have_windows_too() -> None:
+    fleet = Fleet(points=[9, 9], rate=[2, 4], alpha=2, packet_time=1, erasure=0.1)
+    measured = MeasuredDelays([[0.5, 2.0], [0.0, np.inf]], [[1.0, 1.0], [1.0, np.inf]])
+    chance = measured.draw(50, np.random.default_rng(2))
+    table = np.array([[10, 2], [2**53, 0]])
+    expected = table[np.arange(2), chance.draws["measurement"]]
+    np.testing.assert_array_equal(measured.points_within(5.0, chance), expected)
+
+    mixed = MixedDelays(fleet, measured, np.array([True, False]))
+    both = mixed.draw(50, np.random.default_rng(3))
+    columns = mixed.points_within(5.0, both)
+    np.testing.assert_array_equal(
+        columns[:, 0], fleet.points_within(5.0, both.draws["formula"])[:, 0]
+    )
+    np.testing.assert_array_equal(
+        columns[:, 1], measured.points_within(5.0, both.draws["measured"])[:, 1]
+    )
+
+    chance = fleet.draw(50, np.random.default_rng(4))
+    slowed = DelayModel.slowed(fleet, [2.0, 1.0])  # as any model is slowed
+    np.testing.assert_array_equal(
+        slowed.points_within(5.0, chance), fleet.slowed([2.0, 1.0]).points_within(5.0, chance)
+    )
+
+
+def test_a_model_without_windows_says_so() -> None:
+    class Instant(DelayModel):
+        client = np.arange(1)
+
+        def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
+            return np.ones(1)
+
+        def take(self, clients: IntArray | slice) -> "Instant":
+            return self
+
+    with pytest.raises(InputError, match="Instant has no points_within, which windows need"):
+        Instant().points_within(1.0, Chances({}))
