@@ -73,6 +73,11 @@ class DelayModel(ABC):
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
 
+    @property
+    def parameters(self) -> "DelayParameters | None":
+        """The paper's parameters, where all clients follow its formula."""
+        return None
+
     @abstractmethod
     def take(self, clients: IntArray | slice) -> Self:
         """Return the same model for some of the clients."""
@@ -204,6 +209,11 @@ class DelayParameters(Columns, DelayModel):
         client: npt.ArrayLike | None = None,
     ) -> None:
         self._check_and_store(locals())
+
+    @property
+    def parameters(self) -> Self:
+        """These."""
+        return self
 
     @property
     def symmetric(self) -> npt.NDArray[np.bool_]:
