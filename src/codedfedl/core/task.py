@@ -1,8 +1,9 @@
 """What is trained, and where training stands: a task, and the state of a scheme that trains."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import GradientDescent, Optimiser, Schedule, step
 
 __all__ = ["Descent", "State", "Task"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,11 @@ class Task:
     def batch(self, round_: int) -> int:
         """Return the mini-batch of a round, both counted from 0."""
         return round_ % self.batches
+
+    def each_batch(self, plan: Callable[[IntArray], T]) -> tuple[T, ...]:
+        """Return the plan of every mini-batch's points: often they are the same in all."""
+        plans = {points.tobytes(): plan(points) for points in np.unique(self.points, axis=0)}
+        return tuple(plans[points.tobytes()] for points in self.points)
 
     @cached_property
     def held(self) -> IntArray:

@@ -46,9 +46,17 @@ class Learner(ABC):
         """How many numbers a model has."""
         return prod(self.shape)
 
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Numbers of each tensor of a model, one after another: a rounded message scales each."""
+        return (self.parameters,)
+
     @abstractmethod
     def start(self, rng: np.random.Generator) -> Array:
         """Return the first model, on the host, in float32."""
+
+    def check(self, targets: Array) -> None:  # noqa: B027  # nothing to refuse by default
+        """Refuse targets that the loss cannot be taken of; by default every number will do."""
 
     @abstractmethod
     def scores(self, model: Array, features: Array) -> Array:
