@@ -73,6 +73,11 @@ class DelayModel(ABC):
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
 
+    @property
+    def parameters(self) -> "DelayParameters | None":
+        """The paper's parameters, where all clients follow its formula."""
+        return None
+
     @abstractmethod
     def take(self, clients: IntArray | slice) -> Self:
         """Return the same model for some of the clients."""
@@ -147,7 +152,7 @@ class DelayModel(ABC):
 
     def slowed(self, factor: npt.ArrayLike) -> "DelayModel":
         """Return clients for which everything takes `factor` times as long, shape (n,)."""
-        return _SlowedDelays(self, np.asarray(factor, dtype=np.float64))
+        raise self._lacks("slowed", "slower clients")
 
     def _lacks(self, methods: str, needed_for: str) -> InputError:
         return InputError(
@@ -203,17 +208,12 @@ class DelayParameters(Columns, DelayModel):
         availability: npt.ArrayLike = 1.0,
         client: npt.ArrayLike | None = None,
     ) -> None:
-        columns = {
-            "rate": rate,
-            "alpha": alpha,
-            "packet_time": packet_time,
-            "erasure": erasure,
-            "packet_time_up": packet_time_up,
-            "erasure_up": erasure_up,
-            "overhead": overhead,
-            "availability": availability,
-        }
-        self._check_and_store(client, columns)
+        self._check_and_store(locals())
+
+    @property
+    def parameters(self) -> Self:
+        """These."""
+        return self
 
     @property
     def symmetric(self) -> npt.NDArray[np.bool_]:
@@ -311,56 +311,3 @@ class DelayParameters(Columns, DelayModel):
             packet_time_up=self.packet_time_up * factor,
             overhead=self.overhead * factor,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _SlowedDelays(DelayModel):
-    """Any delay model, on a slower clock for each client."""
-
-    model: DelayModel
-    factor: FloatArray
-
-    @property
-    def client(self) -> npt.NDArray[Any]:  # type: ignore[override]
-        return self.model.client
-
-    @property
-    def points(self) -> FloatArray | None:  # type: ignore[override]
-        return self.model.points
-
-    @property
-    def availability(self) -> FloatArray:
-        return self.model.availability
-
-    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
-        return self.model.cdf(loads, np.asarray(t, dtype=np.float64) / self.factor)
-
-    def take(self, clients: IntArray | slice) -> "_SlowedDelays":
-        return _SlowedDelays(self.model.take(clients), self.factor[clients])
-
-    def mean(self, loads: npt.ArrayLike) -> FloatArray:
-        return self.model.mean(loads) * self.factor
-
-    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
-        return self.model.draw(rounds, rng)
-
-    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
-        return self.model.seconds(loads, chance) * self.factor
-
-    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
-        seconds = np.asarray(window, dtype=np.float64) / self.factor
-        return self.model.points_within(seconds, chance)
-
-    def bulk(
-        self,
-        work: npt.ArrayLike,
-        packets: npt.ArrayLike,
-        rng: np.random.Generator,
-        *,
-        per_point: float = 1.0,
-    ) -> tuple[FloatArray, FloatArray]:
-        compute, upload = self.model.bulk(work, packets, rng, per_point=per_point)
-        return compute * self.factor, upload * self.factor
-
-    def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
-        return self.model.upload(packets, rng) * self.factor
