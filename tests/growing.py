@@ -47,8 +47,7 @@ class GrowingRun:
         self.exchanges, self.rounds = path / "exchanges", 0
         self.exchanges.mkdir(parents=True)
         begun = ("cells.json", "config.toml", "environment.json", "fleet.csv", "members.json")
-        begun += ("traces.parquet",)
-        for name in begun:
+        for name in (*begun, "traces.parquet"):
             shutil.copy(source.path / name, path / name)
         self.lock = (path / ".lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
