@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.fleet.round_time import asymmetric_cdf, symmetric_cdf
@@ -104,6 +104,30 @@ class DelayModel(ABC):
         It is the largest load whose computation, without link or overhead, lasts no longer.
         """
         raise self._lacks("points_within", "windows")
+
+    def in_window(
+        self, window: npt.ArrayLike, least: npt.ArrayLike, most: npt.ArrayLike, chance: Chances
+    ) -> tuple[IntArray, FloatArray, Mask]:
+        """Return what clients finish that compute for some seconds, and then answer.
+
+        Parameters
+        ----------
+        window : seconds, shape (n,) or one number
+            From the model's arrival on.
+        least : array of shape (n,)
+            Points of an answer: a client that has not finished so many computes on until it has.
+        most : array of shape (n,)
+            Points that it may process: it answers early once they are finished.
+
+        Returns
+        -------
+        points : array of shape (n,)
+        seconds : array of shape (n,)
+            T, from the round's start until the answer arrives; ∞ if no reply comes.
+        within : array of shape (n,)
+            Who has finished `least` points when the window ends.
+        """
+        raise self._lacks("in_window", "windows")
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
         """Draw T for every round and client, shape (rounds, n); ∞ if no reply comes."""
@@ -267,6 +291,19 @@ class DelayParameters(Columns, DelayModel):
         """⌊w·μ/(1 + E)⌋ points."""
         return points_within(window, self.rate, self.alpha, chance.draws["slowness"])
 
+    def in_window(
+        self, window: npt.ArrayLike, least: npt.ArrayLike, most: npt.ArrayLike, chance: Chances
+    ) -> tuple[IntArray, FloatArray, Mask]:
+        """⌊w·μ/(1 + E)⌋ points with one E ~ Exp(α) for all of them, and when they arrive."""
+        a_point = (1 + chance.draws["slowness"] / self.alpha) / self.rate
+        window, most = np.asarray(window, dtype=np.float64), np.asarray(most, dtype=np.int64)
+        least = np.minimum(least, most)
+        finished = np.minimum(window / a_point, most).astype(np.int64)
+        points = np.maximum(finished, least)
+        compute = np.minimum(np.maximum(window, points * a_point), most * a_point)
+        link = self.seconds(np.zeros(len(self)), chance)
+        return points, compute + link, finished >= least
+
     def bulk(
         self,
         work: npt.ArrayLike,
@@ -350,6 +387,13 @@ class _SlowedDelays(DelayModel):
     def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
         seconds = np.asarray(window, dtype=np.float64) / self.factor
         return self.model.points_within(seconds, chance)
+
+    def in_window(
+        self, window: npt.ArrayLike, least: npt.ArrayLike, most: npt.ArrayLike, chance: Chances
+    ) -> tuple[IntArray, FloatArray, Mask]:
+        shorter = np.asarray(window, dtype=np.float64) / self.factor
+        points, seconds, within = self.model.in_window(shorter, least, most, chance)
+        return points, seconds * self.factor, within
 
     def bulk(
         self,
