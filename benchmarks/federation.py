@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codedfedl.data import load_dataset
-from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
-from codedfedl.federate.shards import write_shards
+from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation, write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check

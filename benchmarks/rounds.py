@@ -25,12 +25,11 @@ from tests.stock import StockFederation
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy import guard
-from codedfedl.federate.deploy.local import LocalFederation
+from codedfedl.federate.deploy.local import LocalFederation, write_shards
 from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.flower.messaging import FlowerTransport
 from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.flower.wire import MalformedError, Pulled, tried
-from codedfedl.federate.shards import write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check

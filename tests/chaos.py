@@ -16,8 +16,7 @@ from contextlib import suppress
 
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy import guard
-from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
-from codedfedl.federate.shards import node_name
+from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation, node_name
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 

@@ -16,10 +16,10 @@ from codedfedl.data import load_dataset
 from codedfedl.data.partitions import partition as deal_rows
 from codedfedl.data.shards import read_shard
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.local import node_name
 from codedfedl.federate.server.evidence import Expected, Measured
 from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.shards import node_name
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed

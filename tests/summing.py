@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from codedfedl.cli import app
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.local import node_name, write_shards
 from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment

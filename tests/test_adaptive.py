@@ -28,8 +28,9 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import make_scheme
-from codedfedl.schemes.coded import Coded, CodedState
+from codedfedl.schemes.coded import Coded
 from codedfedl.schemes.coded_newton import CodedNewton
+from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block
 from codedfedl.simulation.client_data import embedded

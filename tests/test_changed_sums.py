@@ -11,8 +11,8 @@ from codedfedl.core.client import Embedded, work_from, work_to
 from codedfedl.core.gradient_delta import Anchor, GradientDelta
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.local import write_shards
 from codedfedl.federate.secure.vault import Vault
-from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.runs.config import Experiment

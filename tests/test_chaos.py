@@ -9,8 +9,7 @@ import pytest
 
 from codedfedl.cli.federate_local import local_experiment
 from codedfedl.data import load_dataset
-from codedfedl.federate.deploy.local import LocalFederation, local_keys
-from codedfedl.federate.shards import write_shards
+from codedfedl.federate.deploy.local import LocalFederation, local_keys, write_shards
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from codedfedl.data.shards import moments, read_shard
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.local import node_name
 from codedfedl.federate.job import Job
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.shards import node_name
 from codedfedl.federate.transport import Answered
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.directory import RunDirectory

@@ -16,11 +16,11 @@ from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 from codedfedl import CodedFedLClassifier, load_dataset, load_model, simulate
 from codedfedl.data.shards import Shard, read_shard
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.local import write_shards
 from codedfedl.federate.job import Job
 from codedfedl.federate.node.cache import Cache
 from codedfedl.federate.node.node import Node
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.shards import write_shards
 from codedfedl.learning.features import Encoder, fingerprint, load_encoder, safe_step, same_map
 from codedfedl.models import Model, save_model
 from codedfedl.runs.config import Experiment

@@ -24,10 +24,16 @@ from codedfedl.core.record import ARRIVED, PARTS, Record
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import make_keys
-from codedfedl.federate.deploy.local import HOST, SUPERLINK, LocalFederation, local_keys
+from codedfedl.federate.deploy.local import (
+    HOST,
+    SUPERLINK,
+    LocalFederation,
+    local_keys,
+    node_name,
+    write_shards,
+)
 from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.node.config import NodeConfig
-from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal

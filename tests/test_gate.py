@@ -382,7 +382,7 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(
     limits: tuple[int, int], connections: int, soft: int
 ) -> None:
     text = (
-        "import resource; from codedfedl.federate.deploy.listener import descriptors_for; "
+        "import resource; from codedfedl.federate.deploy.gate import descriptors_for; "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); "
         "print(descriptors_for(2048), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

@@ -27,7 +27,8 @@ from codedfedl.runs.documents import check
 from codedfedl.runs.grid import cells
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import make_scheme
-from codedfedl.schemes.coded import Coded, CodedState
+from codedfedl.schemes.coded import Coded
+from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.stand_in import LARGEST_CHANCE, StandIns, encoded_chances
 from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.engine import Simulation

@@ -13,7 +13,8 @@ from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State
 from codedfedl.core.waiting import Everyone
 from codedfedl.learning.learner import LeastSquares
 from codedfedl.learning.least_squares import Quadratic
-from codedfedl.schemes.coded import Coded, CodedState
+from codedfedl.schemes.coded import Coded
+from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.tifl import TiFL
 from codedfedl.schemes.uncoded import Uncoded
 from codedfedl.simulation.client_data import Batch, SimulatedClient

@@ -25,7 +25,7 @@ from codedfedl.learning.features import RandomFourier
 from codedfedl.report.html import render_report
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.schemes.coded import CodedState
+from codedfedl.schemes.coded_state import CodedState
 from codedfedl.simulation.checkpoint import client_columns
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.experiment import simulate

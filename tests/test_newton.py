@@ -104,7 +104,6 @@ class TestScheme:
         state = replace(state, model=now, round=1)
         replies = {j: answer_of(j, 0, shards[j], old) for j in order}
         state = anchored(state, replies.values(), damped=scheme.damped)
-        assert state.sketch is not None
         parity = state.sketch.features @ state.sketch.basis.T
         whole = parity.T @ parity
         ridge, eye = 1e-2 * 75, np.eye(6)
@@ -190,8 +189,6 @@ class TestScheme:
         state = replace(state, model=rng.standard_normal((6, 2)).astype(np.float32))
         late = blocks_of([parity_of(2, 5, shards[2][0][:2], shards[2][1][:2])], state.task)
         after = scheme._with_parity(state, late)
-        assert after.sketch is not None
-        assert state.sketch is not None
         assert (after.sketch.rows, after.sketch.late_rows) == (state.sketch.rows + 2, 2)
         assert (state.represented_points, after.represented_points) == (270, 275)
         assert after.damping / 275 == pytest.approx(state.damping / 270)
@@ -214,7 +211,6 @@ class TestScheme:
         state, shards, scheme = newton_state()
         late = parity_of(2, 5, shards[2][0][:1], shards[2][1][:1])  # one row to seven
         after = scheme.receive(state, Inbox(np.zeros(3, bool), 0.0, replies=(late,)))
-        assert after.sketch is not None
         assert (after.sketch.rows, after.sketch.late_rows) == (8, 0)
         assert (state.represented_points, after.represented_points) == (70, 75)
         assert after.damping >= state.damping
@@ -225,7 +221,6 @@ class TestScheme:
         own = state.blocks[0].parity
         more = blocks_of([parity_of(0, 140, shards[0][0][:2], shards[0][1][:2])], state.task)
         after = scheme._with_parity(state, more)
-        assert after.sketch is not None
         assert after.sketch.late_rows == 0
         assert (after.blocks[0].points, list(after.blocks)) == (280, [0, 1])
         rows = after.places[0]
@@ -484,7 +479,8 @@ class TestBadInput:
         broken = parity_of(1, 20, np.full((2, 6), np.nan), np.ones((2, 2)))
         with pytest.raises(InputError, match="NaN or infinity"):
             scheme.receive(state, everyone(broken))
-        nobody = replace(state, sketch=None, blocks={})
+        fleet = Fleet(points=(40, 30, 5), rate=1, alpha=2, packet_time=1, erasure=0.1)
+        nobody = scheme.start(state.task, fleet, np.zeros((6, 2), np.float32))
         with pytest.raises(InputError, match="no client sent parity"):
             scheme.receive(nobody, Inbox(np.zeros(3, bool), 0.0))
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codedfedl import InputError
-from codedfedl.learning.optimisers import OPTIMISERS, Step, optimiser
+from codedfedl.learning.optimisers import OPTIMISERS, Chain, Step, optimiser
+from codedfedl.learning.transforms import Adaptive, Clip, Trace
 
 
 class Bowl:
@@ -103,3 +104,52 @@ def test_nesterov_shortens_a_step_that_is_too_long() -> None:
 def test_what_a_scheme_cannot_have(name: str, same: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         optimiser("uncoded", name, same_points=same)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "yogi"])
+def test_server_optimisers_are_the_textbook_loops(name: str) -> None:
+    """A number at a time, in float64, from the equations of their papers."""
+    bowl = Bowl(5, size=4, columns=2)
+    walk = bowl.walk(name, 25, size=0.05)
+    asked = [0 * bowl.moment, *(step.question for step in walk[:-1])]
+    for place in np.ndindex(*bowl.moment.shape):
+        gradients: list[float] = []
+        x = m = v = 0.0
+        for t, here in enumerate(asked, start=1):
+            gradients.append(g := float(bowl.gradient(here)[place]))
+            if name == "sgd":
+                x -= 0.05 * g
+            elif name == "momentum":
+                x -= 0.05 * sum(0.9 ** (t - 1 - s) * past for s, past in enumerate(gradients))
+            else:
+                m = 0.9 * m + 0.1 * g
+                toward = g**2 - v
+                v += 0.001 * (toward if name == "adam" else np.sign(toward) * g**2)
+                x -= 0.05 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)) ** 0.5 + 1e-8)
+        assert walk[-1].model[place] == pytest.approx(x, rel=1e-4, abs=1e-6)
+
+
+def test_the_rule_of_fed_adam_corrects_nothing() -> None:
+    chain = Chain((Adaptive(square_decay=0.99, floor=1e-3, corrected=False),))
+    made = chain.step(np.zeros(1), np.array([0.5]), 1.0, None).model
+    assert made[0] == pytest.approx(-0.05 / ((0.01 * 0.25) ** 0.5 + 1e-3))
+
+
+@given(st.floats(0.01, 100), st.lists(st.floats(-9, 9), min_size=1, max_size=5))
+def test_clipping_comes_before_momentum_in_a_chain(norm: float, numbers: list[float]) -> None:
+    gradient, chain = np.array(numbers), Chain((Clip(norm), Trace(0.5)))
+    first = chain.step(0 * gradient, gradient, 1.0, None)
+    second = chain.step(first.question, gradient, 1.0, first.memory)
+    length = float(np.linalg.norm(gradient))
+    clipped = gradient * min(1, norm / length) if length else gradient
+    assert np.linalg.norm(first.model) <= norm * (1 + 1e-12)
+    np.testing.assert_allclose(second.model, -2.5 * clipped, atol=1e-12)
+
+
+def test_transforms_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="decay is 1: must be at least 0 and below 1"):
+        Trace(1.0)
+    with pytest.raises(InputError, match="square_decay is 2"):
+        Adaptive(square_decay=2)
+    with pytest.raises(InputError, match="floor is 0: must be above 0"):
+        Adaptive(floor=0)

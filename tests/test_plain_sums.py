@@ -20,13 +20,13 @@ from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.local import write_shards
 from codedfedl.federate.flower.apps import node_from
 from codedfedl.federate.job import Job, ask_digest, in_one_row, taken_apart
 from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.shards import write_shards
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
 from codedfedl.privacy.keys import own_key, public_digits

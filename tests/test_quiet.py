@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from codedfedl.federate.deploy.listener import QUIET_SECONDS, quietly
 from codedfedl.federate.flower import worker
+from codedfedl.federate.transport import QUIET_SECONDS, quietly
 
 ESCAPE = "\x1b[31m\x1b]0;title\x07"
 

@@ -300,7 +300,7 @@ def _played(run: Simulation) -> dict[str, Setting]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "balanced", "excess": 0.0}, "balanced.excess is 0: must be above 0"),
+        ({"name": "balanced", "excess": 0.0}, "balanced.excess is 0: must be finite and above 0"),
         ({"name": "dsag", "setup_deadline": -1.0}, "dsag.setup_deadline is -1"),
         ({"name": "mifa", "drop": 1.0}, "mifa.drop is 1: must be at least 0 and below 1"),
         ({"name": "dsag", "drop": -0.1}, "dsag.drop is -0.1"),
@@ -308,7 +308,7 @@ def _played(run: Simulation) -> dict[str, Setting]:
         ({"name": "gradient-coding", "stragglers": 0}, "gradient-coding.stragglers is 0"),
         ({"name": "partial", "missing": 1.0}, "partial.missing is 1"),
         ({"name": "coded", "optimiser": "block-cg"}, "coded.optimiser is 'block-cg', which needs"),
-        ({"name": "balanced", "optimiser": "sgd"}, "balanced.optimiser is 'sgd'"),
+        ({"name": "balanced", "optimiser": "newton"}, "balanced.optimiser is 'newton'"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

@@ -10,6 +10,7 @@ import tomli_w
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import make_node_key
+from codedfedl.federate.deploy.local import node_name, write_shards
 from codedfedl.federate.deploy.registry import (
     BoundTransport,
     RegisteredKey,
@@ -20,7 +21,6 @@ from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.memory import MemoryTransport
 from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.secure.vault import Vault
-from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.federate.transport import Answered, Arrays, Arrival
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment

@@ -110,7 +110,7 @@ def test_comparisons_are_detected(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "from codedfedl.schemes.coded import CodedState",
+        "from codedfedl.schemes.coded_state import CodedState",
         "isinstance(state, NewtonState)",
         "isinstance(state, coded.CodedState)",
     ],

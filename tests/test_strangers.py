@@ -23,10 +23,15 @@ from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy import guard
 from codedfedl.federate.deploy.keys import make_node_key
-from codedfedl.federate.deploy.local import HOST, LocalFederation, local_keys
+from codedfedl.federate.deploy.local import (
+    HOST,
+    LocalFederation,
+    local_keys,
+    node_name,
+    write_shards,
+)
 from codedfedl.federate.flower.programs import APP, free_port, own_user
 from codedfedl.federate.flower.superlink import Superlink
-from codedfedl.federate.shards import node_name, write_shards
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED
+from codedfedl.federate.deploy.local import node_name
 from codedfedl.federate.job import HELPER
-from codedfedl.federate.shards import node_name
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay

@@ -228,8 +228,12 @@ def _train(
     from codedfedl.cli.following import LOCAL, follow_local
     from codedfedl.core.disclosure import only_private
     from codedfedl.federate.deploy.keys import Keys
-    from codedfedl.federate.deploy.local import LocalFederation, check_port, local_names
-    from codedfedl.federate.shards import write_shards
+    from codedfedl.federate.deploy.local import (
+        LocalFederation,
+        check_port,
+        local_names,
+        write_shards,
+    )
     from codedfedl.runs.federation import scheme_of
     from codedfedl.simulation.units import refuse_own_scale
 
@@ -264,7 +268,7 @@ def _train(
 
 def _with_points(experiment: "Experiment", dataset: "Dataset") -> "Experiment":
     """State how many points each node has: they are assigned here, so they are known."""
-    from codedfedl.federate.shards import node_name
+    from codedfedl.federate.deploy.local import node_name
 
     assert experiment.federation is not None
     shards = experiment.deal(dataset.labels, experiment.federation.clients, experiment.seeds[0])

@@ -1,8 +1,9 @@
 """What is trained, and where training stands: a task, and the state of a scheme that trains."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ def workload_of(learner: Learner, features: int, labels: int) -> Workload:
     return Workload(
         features, labels, parameters=learner.parameters, gradient_macs=learner.point_macs
     )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,11 @@ class Task:
     def batch(self, round_: int) -> int:
         """Return the mini-batch of a round, both counted from 0."""
         return round_ % self.batches
+
+    def each_batch(self, plan: Callable[[IntArray], T]) -> tuple[T, ...]:
+        """Return the plan of every mini-batch's points: often they are the same in all."""
+        plans = {points.tobytes(): plan(points) for points in np.unique(self.points, axis=0)}
+        return tuple(plans[points.tobytes()] for points in self.points)
 
     @cached_property
     def held(self) -> IntArray:

@@ -17,8 +17,6 @@ from codedfedl.errors import InputError
 from codedfedl.learning.features import FeatureMap, Tiles, feature_map, load_encoder
 from codedfedl.privacy.fixed_point import Residues
 
-__all__ = ["HELPER", "MASKED", "Job", "ask_digest", "in_one_row", "taken_apart"]
-
 
 @dataclass(frozen=True)
 class Job:

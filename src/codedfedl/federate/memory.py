@@ -13,8 +13,6 @@ from typing import Any
 from codedfedl.errors import InputError
 from codedfedl.federate.transport import Answered, Arrays, Arrival, printable
 
-__all__ = ["MemoryTransport", "Respond"]
-
 Respond = Callable[[str, dict[str, Any], Arrays], Answered]
 """How a node answers: the kind of question, its facts, its arrays."""
 

@@ -1,5 +1,6 @@
 """What a federation needs of an engine: to ask nodes, and to gather answers until a deadline."""
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -7,10 +8,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Answered", "Answerer", "Arrays", "Arrival", "Say", "Status", "Transport", "printable"]
-
 Say = Callable[[str], None]
 """Tells the operator a sentence."""
+
+QUIET_SECONDS = 60.0
+"""Seconds between two sentences that others can cause at will."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 Answered = tuple[dict[str, Any], Arrays]
@@ -114,3 +116,18 @@ def printable(text: object, most: int = 200) -> str:
         text = f"({type(text).__name__})"
     line = " ".join(str(text)[: 4 * most].encode("ascii", "backslashreplace").decode().split())
     return "".join(c for c in line if c.isprintable())[:most]
+
+
+def quietly(say: Say, clock: Callable[[], float] = time.monotonic) -> Say:
+    """Return a way to say sentences: one a minute is passed on, with a count of the others."""
+    last, unsaid = -QUIET_SECONDS, 0
+
+    def speak(sentence: str) -> None:
+        nonlocal last, unsaid
+        unsaid += 1
+        if clock() - last >= QUIET_SECONDS:
+            more = f", and {unsaid - 1} more since the last" if unsaid > 1 else ""
+            say(f"{sentence}{more}")
+            last, unsaid = clock(), 0
+
+    return speak

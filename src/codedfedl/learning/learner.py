@@ -50,6 +50,9 @@ class Learner(ABC):
     def start(self, rng: np.random.Generator) -> Array:
         """Return the first model, on the host, in float32."""
 
+    def check(self, targets: Array) -> None:  # noqa: B027  # nothing to refuse by default
+        """Refuse targets that the loss cannot be taken of; by default every number will do."""
+
     @abstractmethod
     def scores(self, model: Array, features: Array) -> Array:
         """Return the outputs of a model, shape (k, c)."""

@@ -1,4 +1,4 @@
-"""How a server descends along gradients: plain steps, Nesterov's, and block conjugate gradients.
+"""How a server descends along gradients: plain steps, momentum, Adam, and for quadratics Krylov's.
 
 An optimiser is a frozen dataclass with one pure function. What it remembers is a value that it is
 given and returns; gradients are means over points, with the ridge in them.
@@ -14,10 +14,12 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.errors import InputError
 from codedfedl.io.names import member_of, nearest
+from codedfedl.learning.transforms import Adaptive, Trace, Transform
 
 __all__ = [
     "OPTIMISERS",
     "BlockKrylov",
+    "Chain",
     "GradientDescent",
     "Nesterov",
     "Optimiser",
@@ -90,6 +92,9 @@ class Optimiser(ABC):
     same_points: ClassVar[bool] = False
     """Whether every gradient must be over the same points, or the steps make no sense."""
 
+    quadratic: ClassVar[bool] = False
+    """Whether the loss must be a quadratic (`Learner.quadratic`), and a model a matrix."""
+
     @abstractmethod
     def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
         """Learn from the gradient at the model that was asked for.
@@ -117,6 +122,26 @@ class GradientDescent(Optimiser):
         """Step down."""
         model = asked - size * gradient
         return Step(model, model, memory)
+
+
+@dataclass(frozen=True)
+class Chain(Optimiser):
+    """A step along a gradient that some transforms have changed, one after another."""
+
+    transforms: tuple[Transform, ...] = ()
+
+    name: ClassVar[str] = "chain"
+
+    def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
+        """Step along the direction that the last transform returns."""
+        remembered = []
+        for transform, before in zip(
+            self.transforms, memory or (None,) * len(self.transforms), strict=True
+        ):
+            gradient, after = transform.apply(gradient, before)
+            remembered.append(after)
+        model = asked - size * gradient
+        return Step(model, model, tuple(remembered))
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +230,7 @@ class BlockKrylov(Optimiser):
 
     name: ClassVar[str] = "block-cg"
     same_points: ClassVar[bool] = True
+    quadratic: ClassVar[bool] = True
 
     def settled(self, memory: Any) -> bool:
         """Return whether the last step lowered the objective by next to nothing."""
@@ -270,9 +296,15 @@ def _minimised(space: _Space) -> tuple[_Space, FloatArray, float]:
 
 
 OPTIMISERS: dict[str, Optimiser] = {
-    optimiser.name: optimiser for optimiser in (GradientDescent(), Nesterov(), BlockKrylov())
+    "gd": GradientDescent(),
+    "nesterov": Nesterov(),
+    "block-cg": BlockKrylov(),
+    "sgd": GradientDescent(),
+    "momentum": Chain((Trace(),)),
+    "adam": Chain((Adaptive(),)),
+    "yogi": Chain((Adaptive(additive=True),)),
 }
-"""Every optimiser by its name."""
+"""Every optimiser by its name; ``sgd`` is ``gd`` by the name that networks know it by."""
 
 
 def optimiser(scheme: str, name: str, *, same_points: bool) -> Optimiser:

@@ -12,8 +12,6 @@ from codedfedl.arrays import IntArray, Mask
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
 from codedfedl.runs.observing import AT_DEADLINE, ended
 
-__all__ = ["Conduct", "advice", "client_advice"]
-
 # The share of the answers that a deadline should bring in.
 SHARE_IN_TIME = 0.9
 

@@ -30,8 +30,6 @@ from codedfedl.runs.documents import check
 from codedfedl.runs.grid import CELLS, cells, cells_text
 from codedfedl.runs.observing import Status, StatusFile, reason
 
-__all__ = ["Checkpoint", "RunDirectory"]
-
 Checkpoint = dict[str, npt.NDArray[Any]]
 
 _MAY_CHANGE = (

@@ -14,18 +14,6 @@ from codedfedl.io.names import nearest, shortened
 from codedfedl.io.toml import parse_toml, read_toml
 from codedfedl.runs.config import Experiment, FleetConfig
 
-__all__ = [
-    "changed",
-    "check",
-    "check_trusted",
-    "modules_of",
-    "parse_overrides",
-    "parse_value",
-    "read_experiment",
-    "set_key",
-    "table_keys",
-]
-
 
 def read_experiment(
     path: str | Path,

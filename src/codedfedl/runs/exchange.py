@@ -14,8 +14,6 @@ from codedfedl.core.record import DROPPED, REFUSED, SETUP, Record, record_arrays
 from codedfedl.fitting.drift import Timings
 from codedfedl.io.archives import read_arrays
 
-__all__ = ["Exchange"]
-
 
 @dataclass(frozen=True, eq=False)
 class Exchange:

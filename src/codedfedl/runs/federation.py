@@ -22,15 +22,6 @@ from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.schemes import scheme_class
 
-__all__ = [
-    "federation_config",
-    "federation_schedule",
-    "federation_task",
-    "fitted",
-    "scheme_of",
-    "start",
-]
-
 
 def federation_config(experiment: Experiment) -> FederationConfig:
     """Return the federation's settings, or say why the experiment is not a federation."""

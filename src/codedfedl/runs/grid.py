@@ -23,19 +23,6 @@ from codedfedl.runs.config import Experiment, SchemeConfig, distinct_labels, fla
 from codedfedl.runs.documents import check, modules_of, parse_value, set_key, table_keys
 from codedfedl.schemes import RENAMED_SETTINGS, SCHEMES, scheme_class, settings_of
 
-__all__ = [
-    "CELLS",
-    "RESULTS",
-    "SCHEME",
-    "Cell",
-    "KnownCell",
-    "axis",
-    "cells",
-    "cells_text",
-    "known_cells",
-    "names",
-]
-
 CELLS = "cells.json"
 """The file of a run directory that describes its settings."""
 

@@ -40,8 +40,6 @@ from codedfedl.io.files import (
 from codedfedl.learning.parity import ParityRows
 from codedfedl.runs.exchange import Exchange
 
-__all__ = ["Journal", "Members"]
-
 _FORMAT = 3
 _RESTORE = "restore it from a copy, or choose another --out"
 

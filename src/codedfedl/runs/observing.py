@@ -19,8 +19,6 @@ from codedfedl.core.record import DROPPED, PARTS, REFUSED, Record
 from codedfedl.errors import InputError
 from codedfedl.io.files import read_json, replacing
 
-__all__ = ["AT_DEADLINE", "NamedRound", "Status", "StatusFile", "ended", "listed", "reason"]
-
 AT_DEADLINE = 0.999
 """The share of a deadline after which it counts as reached: clocks differ by less."""
 

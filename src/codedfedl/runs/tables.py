@@ -27,17 +27,6 @@ from codedfedl.runs.federation import federation_schedule
 from codedfedl.runs.grid import KnownCell, cells
 from codedfedl.runs.journal import Journal, Members
 
-__all__ = [
-    "CellRun",
-    "Ending",
-    "planned_share",
-    "record_tables",
-    "stated_facts",
-    "tables_of",
-    "write_records",
-    "write_tables",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class CellRun:

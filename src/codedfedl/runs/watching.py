@@ -24,8 +24,6 @@ from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.observing import NamedRound, Status
 from codedfedl.runs.tables import Ending, record_tables
 
-__all__ = ["Sight", "look", "probed_seconds"]
-
 _REMEMBERED = 4096  # exchanges
 
 

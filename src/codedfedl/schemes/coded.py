@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, IntArray, Mask
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Gradient, Parity, WeightedGradient
 from codedfedl.core.disclosure import Disclosure, needs_helper
 from codedfedl.core.protocol import (
@@ -20,73 +20,24 @@ from codedfedl.core.protocol import (
     Scheme,
     Task,
 )
-from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.server import Server, ServerWork
-from codedfedl.learning.codes import GAUSSIAN, LEAST_MIXING, Code, warn_of_thin_rows
+from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, plan_hours
 from codedfedl.planning.plan import Plan, answer_weights, plan, replanned, rows_of
+from codedfedl.schemes.coded_state import CodedState
+from codedfedl.schemes.settings import check_positive
 from codedfedl.schemes.stand_in import StandIns, check_stand_in, encoded_chances
 
-__all__ = ["Coded", "CodedState"]
+__all__ = ["Coded"]
 
 MAX_DEADLINE_GROWTH = 2.0  # A deadline that follows the clients grows no faster each time.
-
-
-@dataclass(frozen=True, eq=False)
-class CodedState(Descent):
-    """The plans of all mini-batches, and the parity as quadratics once it is there.
-
-    Attributes
-    ----------
-    parity
-        Of every mini-batch, divided by the probability that the server finishes its gradient.
-    stand_ins
-        Of every mini-batch, where each client's own parity is kept apart instead.
-    promised
-        Hours and excess, where the plan is for hours.
-    drift
-        What the rounds have shown of the delays, where the plans follow them.
-    counted : array of shape (n,), optional
-        Clients whose points count; all by default.
-    current
-        The plans that the rounds follow: `plans`, for which the parity was made, until the delays
-        turn out to be others.
-    deadline : seconds, optional
-        Of every round, where it is given.
-    stand_in
-        Whether each client's parity is kept apart.
-    """
-
-    plans: tuple[Plan, ...] = ()
-    parity: tuple[Quadratic, ...] = ()
-    stand_ins: tuple[StandIns, ...] = ()
-    code: Code = GAUSSIAN
-    promised: tuple[float, float] = (np.nan, np.nan)
-    drift: Drift | None = None
-    current: tuple[Plan, ...] = ()
-    counted: Mask | None = None
-    deadline: float | None = None
-    stand_in: bool = False
-
-    @property
-    def checkpointed(self) -> bool:
-        """Plans and parity are made in the set-up; plain descent changes the model alone.
-
-        Plans and stand-ins, which follow the rounds, are brought back by playing these again.
-        """
-        return super().checkpointed and self.drift is None and not self.stand_ins
-
-    @property
-    def set_up(self) -> bool:
-        """Whether the parity is there."""
-        return bool(self.parity or self.stand_ins)
 
 
 @dataclass(frozen=True)
@@ -166,10 +117,7 @@ class Coded(Scheme):
 
     def _check_server(self) -> None:
         name = self.info.name
-        for key in ("server_rate", "server_alpha"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < np.inf:
-                raise InputError(f"{name}.{key} is {value:g}: must be finite and above 0")
+        check_positive(self, "server_rate", "server_alpha")
         rivals = {"deadline": None, "planned": "rule", "replan": 0}
         for key, default in rivals.items():
             if self.server_rate is not None and getattr(self, key) != default:
@@ -213,22 +161,19 @@ class Coded(Scheme):
         """Plan every mini-batch, for a fleet or for measured delays."""
         deadline, stand_in = self._deadline(limits), self._stands_in(limits)
         planned = limits.first_deadline if limits is not None and deadline is None else deadline
-        held = {points.tobytes(): points for points in task.points}  # often the same in all
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)
+        code, promised = Code(self.code, self.nonzeros), (np.nan, np.nan)
         if self.planned == "hours":
-            by_hours = {key: self._for_hours(task, fleet, held[key]) for key in held}
-            first = by_hours[task.points[0].tobytes()]
-            plans = {key: by_hour.plan for key, by_hour in by_hours.items()}
-            code = Code(self.code, max(by_hour.nonzeros for by_hour in by_hours.values()))
-            promised = (first.seconds / 3600, first.excess)
+            by_hours = task.each_batch(lambda points: self._for_hours(task, fleet, points))
+            plans = tuple(by_hour.plan for by_hour in by_hours)
+            code = Code(self.code, max(by_hour.nonzeros for by_hour in by_hours))
+            promised = (by_hours[0].seconds / 3600, by_hours[0].excess)
         else:
-            plans = {key: self._by_rule(fleet, points, planned) for key, points in held.items()}
-            code, promised = Code(self.code, self.nonzeros), (np.nan, np.nan)
-        mine = tuple(plans[p.tobytes()] for p in task.points)
-        rows = max(p.parity_rows for p in mine)
+            plans = task.each_batch(lambda points: self._by_rule(fleet, points, planned))
+        rows = max(p.parity_rows for p in plans)
         warn_of_thin_rows(self.info.name, code.points_per_row(int(task.points.min()), rows))
-        state = CodedState(task, model, optimiser=chosen, plans=mine, code=code, promised=promised)
-        state = replace(state, current=mine, deadline=deadline, stand_in=stand_in)
+        state = CodedState(task, model, optimiser=chosen, plans=plans, code=code, promised=promised)
+        state = replace(state, current=plans, deadline=deadline, stand_in=stand_in)
         if not self.replan:
             return state
         return replace(state, drift=Drift.unknown(fleet))

@@ -11,14 +11,13 @@ at a fixed point, where every a_j is β; and as long as H̃_j + ρ_j bounds the 
 the answers themselves reveal, old anchors cannot make it diverge.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, asarray_like
+from codedfedl.arrays import Array
 from codedfedl.core.client import BlockParity, Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import MoreParity
@@ -44,8 +43,14 @@ from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketch import Sketch, damping
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
-from codedfedl.schemes.newton_on_sums import SummedState, ask_changes, with_sum, with_sums
-from codedfedl.schemes.newton_pace import Pace, extension, replanned, with_extension
+from codedfedl.schemes.newton_on_sums import PlannedSums, SummedState, ask_changes, with_sum
+from codedfedl.schemes.newton_pace import (
+    Pace,
+    PlannedNewton,
+    extension,
+    replanned,
+    with_extension,
+)
 from codedfedl.schemes.newton_state import (
     NewtonState,
     anchored,
@@ -64,7 +69,6 @@ from codedfedl.schemes.sketch_solve import (
 
 __all__ = ["CodedNewton"]
 
-_LARGEST = 1e30  # what float32 holds with room to spare
 MAX_LATE_SHARE = 1 / 12  # Of the rows decomposed: more late rows are decomposed, not updated.
 
 
@@ -147,7 +151,7 @@ class CodedNewton(Scheme):
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
-    ) -> NewtonState:
+    ) -> PlannedNewton:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
         warn_of_thin_rows(self.info.name, self.mixing)
         if not isinstance(fleet, Fleet):
@@ -156,10 +160,43 @@ class CodedNewton(Scheme):
                 "takes; give a fleet file, or use coded"
             )
         settings = self._within(limits)
-        first = settings
-        if limits is not None and settings.deadline is None:
-            first = replace(settings, deadline=limits.first_deadline)
+        earlier = None if limits is None else limits.first_deadline
+        first = replace(settings, deadline=_first(settings.deadline, earlier))
         plan, parity = first._planned(task, fleet)
+        state = PlannedNewton(
+            task,
+            model,
+            settings=settings,
+            plan=plan,
+            first_plan=plan,
+            last_round=self._last_round(plan, task),
+            parity=parity,
+        )
+        if self.secure:
+            return PlannedSums.of(state, fleet, self.mixing)
+        return replace(state, pace=Pace.planned(fleet)) if self.replan else state
+
+    def _planned(
+        self, task: Task, fleet: Fleet, rounds: int | None = None
+    ) -> tuple[ColdStart, BlockParity]:
+        """Plan, with no more rounds than the task allows."""
+        setup = self.parity(_first(self.nonzeros, 1)).setup(task)
+        plan, chosen = best_cold_start(
+            fleet,
+            task.held,
+            setup.ways() if self.nonzeros is None else [setup],
+            self.excess,
+            setup_deadline=self.setup_deadline,
+            deadline=self.deadline,
+            rounds=_first(rounds, self.rounds),
+            summed=self.secure,
+        )
+        if self.rounds is None and plan.rounds > task.rounds:
+            return self._planned(task, fleet, task.rounds)
+        return plan, self.parity(chosen.operations)
+
+    def _last_round(self, plan: ColdStart, task: Task) -> int:
+        """Return the number of rounds: the plan's, or as many as the hours leave time for."""
         last = plan.rounds
         if self.hours is not None:
             left = 3600 * self.hours - plan.setup_deadline
@@ -174,55 +211,15 @@ class CodedNewton(Scheme):
                 f"coded-newton would need {last} rounds where training.epochs allows "
                 f"{task.rounds}: raise it, or lower rounds or hours"
             )
-        state = NewtonState(
-            task,
-            model,
-            settings=settings,
-            plan=plan,
-            first_plan=plan,
-            last_round=last,
-            parity=parity,
-        )
-        if self.secure:
-            return with_sums(state, fleet, self.mixing)
-        if not self.replan:
-            return state
-        return replace(state, pace=Pace.planned(fleet))
+        return last
 
-    def _planned(self, task: Task, fleet: Fleet) -> tuple[ColdStart, BlockParity]:
-        plan, parity = self._planned_for(task, fleet, self.rounds)
-        if self.rounds is None and plan.rounds > task.rounds:
-            return self._planned_for(task, fleet, task.rounds)
-        return plan, parity
-
-    def _plan_for(self, task: Task, fleet: Fleet) -> ColdStart:
-        return self._planned(task, fleet)[0]
-
-    def _planned_for(
-        self, task: Task, fleet: Fleet, rounds: int | None
-    ) -> tuple[ColdStart, BlockParity]:
-        setup = self.parity(_first(self.nonzeros, 1)).setup(task)
-        plan, chosen = best_cold_start(
-            fleet,
-            task.held,
-            setup.ways() if self.nonzeros is None else [setup],
-            self.excess,
-            setup_deadline=self.setup_deadline,
-            deadline=self.deadline,
-            rounds=rounds,
-            summed=self.secure,
-        )
-        return plan, self.parity(chosen.operations)
-
-    def ask(self, state: NewtonState) -> Ask | None:
+    def ask(self, state: PlannedNewton) -> Ask | None:
         """Ask for parity first, then for gradients; busy clients answer later."""
-        assert state.plan is not None
-        assert state.parity is not None
-        if state.sketch is None:
+        parity = state.parity
+        if not isinstance(state, NewtonState):
             wait = Until(state.plan.setup_deadline)
-            return Ask(state.parity, wait, combine=EACH, keep_late=not self.secure, setup=True)
+            return Ask(parity, wait, combine=EACH, keep_late=not self.secure, setup=True)
         if state.extension:
-            parity = state.parity
             work = MoreParity(parity.code, parity.mixing, parity.bits, state.mixed_points)
             return Ask(work, Until(state.extension), combine=EACH, keep_late=True, setup=True)
         if state.round >= state.last_round or state.good_enough:
@@ -235,21 +232,21 @@ class CodedNewton(Scheme):
             least = np.maximum(least, state.least)
         return Ask(Embedded(least), wait, combine=EACH, keep_late=True)
 
-    def receive(self, state: NewtonState, inbox: Inbox) -> NewtonState:
+    def receive(self, state: PlannedNewton, inbox: Inbox) -> NewtonState:
         """Solve on parity, or use the answers and take a step."""
-        started = state.sketch is not None
-        if blocks := blocks_of(inbox.replies, state.task):
+        blocks = blocks_of(inbox.replies, state.task)
+        if not isinstance(state, NewtonState):
+            started = self._start_from_parity(self._decomposed(state, blocks))
+            started = self._followed(started, state.setup_timings(inbox.timings))
+            if not state.settings.extended:
+                return started
+            return replace(started, extension=extension(started, self._plans(state)))
+        if blocks:
             state = self._with_parity(state, blocks)
         if inbox.revised is not None:
             counted = blocks_of(inbox.revised.replies, state.task)
-            state = self._with_parity(state.without_clients(state.blocks.keys() - counted), counted)
-        if not started:
-            state = self._start_from_parity(state)
-            state = self._followed(state, state.setup_timings(inbox.timings))
-            if not state.settings.extended or state.pace is None:
-                return state
-            longer = extension(state, partial(state.settings._plan_for, state.task))
-            return replace(state, extension=longer)
+            others = state.without_clients(state.blocks.keys() - counted)
+            state = self._decomposed(others, counted)
         if state.extension:
             state = self._start_from_parity(with_extension(state))
             return self._followed(state, None)
@@ -259,21 +256,18 @@ class CodedNewton(Scheme):
             answers = [reply for reply in inbox.replies if reply.round != SETUP]
             state = anchored(state, answers, damped=self.damped)
         step, decrement = newton_step(state)
-        state = self._with_model(state, double(state.model) - step)
-        assert state.plan is not None
+        state = state.with_model(double(state.model) - step)
         spent = state.spent + state.plan.round_deadline
-        state = replace(state, round=state.round + 1, spent=spent)
-        state = self._followed(state, inbox.timings)
-        if state.settings.rounds is not None or self.hours is not None:
-            return state
-        return state.judged(decrement)
+        state = self._followed(replace(state, round=state.round + 1, spent=spent), inbox.timings)
+        return state.judged(decrement) if self._needs_evidence(state) else state
 
-    def describe(self, state: NewtonState) -> Description:
+    def _needs_evidence(self, state: NewtonState) -> bool:
+        """Return whether the answers decide when training ends."""
+        return state.settings.rounds is None and self.hours is None
+
+    def describe(self, state: PlannedNewton) -> Description:
         """Return the plan, updated once parity has arrived, with the facts about both."""
         plan, first = state.plan, state.first_plan
-        assert plan is not None
-        assert first is not None
-        assert state.parity is not None
         facts = block_facts(state.blocks, state.task, state.parity.code) | {
             "planned_hours": first.seconds / 3600,
             "planned_excess": first.excess,
@@ -282,10 +276,13 @@ class CodedNewton(Scheme):
             "planned_rounds": float(plan.rounds),
             "predicted_hours": plan.seconds / 3600,
             "predicted_excess": plan.excess,
-            "predicted_start_loss": state.start_loss,
-            "predicted_start_excess": state.start_excess,
-            "damping": state.damping,
         }
+        if isinstance(state, NewtonState):
+            facts |= {
+                "predicted_start_loss": state.start_loss,
+                "predicted_start_excess": state.start_excess,
+                "damping": state.damping,
+            }
         planned = first.round_deadline if state.settings.deadline is None else None
         return Description(plan, facts, planned_deadline=planned)
 
@@ -296,32 +293,37 @@ class CodedNewton(Scheme):
         state = replace(state, pace=state.pace.after(seen))
         if state.round % self.replan:
             return state
-        return replanned(state, partial(state.settings._plan_for, state.task), self.hours)
+        return replanned(state, self._plans(state), self.hours)
+
+    @staticmethod
+    def _plans(state: PlannedNewton) -> Callable[[Fleet], ColdStart]:
+        return lambda fleet: state.settings._planned(state.task, fleet)[0]
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
         """Decompose the parity so far, or update its decomposition with that of further clients."""
         again = bool(state.extension) or not blocks.keys().isdisjoint(state.blocks)
-        if state.sketch is not None and not again:
-            rows = sum(block.parity.features.shape[0] for block in blocks.values())
-            late = state.sketch.late_rows + rows
-            if late < MAX_LATE_SHARE * (state.sketch.rows + rows - late):
-                return state.with_late(blocks)
-        blocks = {**state.blocks, **joined(state.blocks, blocks)}
+        rows = sum(block.parity.features.shape[0] for block in blocks.values())
+        late = state.sketch.late_rows + rows
+        if not again and late < MAX_LATE_SHARE * (state.sketch.rows + rows - late):
+            return state.with_late(blocks)
+        return self._decomposed(state, {**state.blocks, **joined(state.blocks, blocks)})
+
+    def _decomposed(self, state: PlannedNewton, blocks: Mapping[int, Block]) -> NewtonState:
+        """Return the state with the parity of these clients, and its damping."""
         blocks = {client: blocks[client] for client in sorted(blocks)}
         sketch = Sketch.of(*stacked(blocks))
-        state = state.with_sketch(blocks, sketch)
+        before = state if isinstance(state, NewtonState) else None
+        first = SummedState.first if self.secure else NewtonState.first
+        new = before.with_sketch(blocks, sketch) if before else first(state, blocks, sketch)
         if not self.damped:
-            return state
-        ridge, rng = total_ridge(state), stream(0, "code")  # no secret: the parity is the server's
+            return new
+        ridge, rng = total_ridge(new), stream(0, "code")  # no secret: the parity is the server's
         needed = damping(sketch, ridge, rng) - ridge
-        if not state.extension:  # once rounds have begun it does not fall
-            needed = max(needed, state.damping)
-        return replace(state, damping=needed)
+        if before is not None and not before.extension:  # once rounds have begun it does not fall
+            needed = max(needed, before.damping)
+        return replace(new, damping=needed)
 
     def _start_from_parity(self, state: NewtonState) -> NewtonState:
-        if state.sketch is None:
-            raise InputError("no client sent parity by the deadline: give the set-up more time")
-        assert state.plan is not None
         sketch, ridge = state.sketch, total_ridge(state)
         start = sketch.best_ridge(ridge)
         loss = sketch.leave_one_out(start) / (2 * state.represented_points)
@@ -333,26 +335,16 @@ class CodedNewton(Scheme):
         else:
             plan = plan.after_start(excess, theta, 0, state.task.rounds)
             last = state.task.rounds if self.hours is None else last
-        state = self._with_model(state, sketch.ridge_regression(start))
+        state = state.with_model(sketch.ridge_regression(start))
         state = replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
         state = replace(state, spent=plan.setup_deadline)
-        asks_evidence = state.settings.rounds is None and self.hours is None
-        return state.judged(0.0) if asks_evidence else state
+        return state.judged(0.0) if self._needs_evidence(state) else state
 
     def _wanted(self, sketch: Sketch, ridge: float) -> float:
         """Return the wanted excess over the optimum, now that parity shows what is explained."""
         smallest = max(sketch.smallest_objective(ridge), np.finfo(float).tiny)
         explained = max(float((sketch.targets**2).sum()) / 2 - smallest, 0.0)
         return telling_excess(self.excess, explained / smallest)
-
-    @staticmethod
-    def _with_model(state: NewtonState, model: FloatArray) -> NewtonState:
-        """Set the model, rounded to the float32 that the clients receive."""
-        if not np.abs(model).max() < _LARGEST:
-            raise InputError(
-                "coded-newton diverged: a client's gradient is not finite, or the step not damped"
-            )
-        return replace(state, model=asarray_like(model.astype(np.float32), state.model))
 
 
 def _first(given: Any, other: Any) -> Any:

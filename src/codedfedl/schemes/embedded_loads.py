@@ -31,6 +31,7 @@ from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.cold_start import plan_embedding
+from codedfedl.schemes.settings import check_positive
 
 __all__ = ["EmbeddedLoads", "EmbeddedState", "Table"]
 
@@ -82,10 +83,7 @@ class EmbeddedLoads(Scheme):
     work: ClassVar[Embedded] = Embedded(grows=False)
 
     def __post_init__(self) -> None:
-        for key in ("excess", "setup_deadline"):
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise InputError(f"{self.info.name}.{key} is {value:g}: must be above 0")
+        check_positive(self, "excess", "setup_deadline")
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None

@@ -11,6 +11,7 @@ from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
+from codedfedl.schemes.settings import check_positive
 
 __all__ = ["AveragedState", "FedAvg"]
 
@@ -56,10 +57,7 @@ class FedAvg(Scheme):
         name = self.info.name
         if self.local_steps < 1:
             raise InputError(f"{name}.local_steps is {self.local_steps}: must be at least 1")
-        for key in ("deadline", "step"):
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise InputError(f"{name}.{key} is {value:g}: must be above 0")
+        check_positive(self, "deadline", "step")
 
     def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse fleets for which waiting would never end."""

@@ -10,7 +10,7 @@ from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Ta
 from codedfedl.core.task import Descent
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
-from codedfedl.schemes.dropping import all_but_slowest, check_drop
+from codedfedl.schemes.settings import all_but_slowest, check_drop
 
 __all__ = ["Greedy"]
 

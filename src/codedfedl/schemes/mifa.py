@@ -14,8 +14,8 @@ from codedfedl.arrays import Array
 from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Reply, Task
 from codedfedl.core.waiting import Everyone, Fastest, Wait
 from codedfedl.learning.optimisers import step
-from codedfedl.schemes.dropping import all_but_slowest, check_drop
 from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState, Table
+from codedfedl.schemes.settings import all_but_slowest, check_drop
 
 __all__ = ["MIFA", "TableState"]
 

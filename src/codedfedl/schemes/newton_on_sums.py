@@ -12,7 +12,8 @@ the sum of the gradients, and each client adds the change of its own since it wa
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from codedfedl.core.waiting import Wait
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.in_time import in_time, with_helper
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
+from codedfedl.schemes.newton_pace import PlannedNewton
 from codedfedl.schemes.newton_state import (
     NewtonState,
     assumed_curvature,
@@ -33,34 +35,52 @@ from codedfedl.schemes.newton_state import (
     needed_damping,
 )
 
-__all__ = ["SummedState", "ask_changes", "with_sum", "with_sums"]
+__all__ = ["PlannedSums", "SummedState", "ask_changes", "with_sum"]
 
 MIN_SHARE_IN_TIME = 0.5
 """Share of the rounds in which a client must finish the points that it is asked for."""
 
 
-@dataclass(frozen=True, eq=False)
-class SummedState(NewtonState):
-    """What the server remembers, without any client's gradient.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedSums(PlannedNewton):
+    """What is known before any parity is there.
 
     Attributes
     ----------
-    total : array of shape (q, c)
-        Σ g_j(a_j) in integers modulo 2³².
     work
         What a round asks for, before anybody was counted.
     loads : array of shape (n,)
         The most points that each client is asked for.
     """
 
+    work: GradientDelta
+    loads: IntArray
+
+    @classmethod
+    def of(cls, state: PlannedNewton, fleet: Fleet, mixing: int) -> Self:
+        """Plan the points that each client finishes in time."""
+        task, plain = state.task, masked(Embedded(least=mixing), state.task)
+        loads = in_time(with_helper(fleet), state.plan.round_deadline, task.held, MIN_SHARE_IN_TIME)
+        few = loads < np.minimum(mixing, task.held)
+        work = GradientDelta(plain.work, plain.scale, {})
+        return cls(**vars(state), work=work, loads=np.where(few, 0, loads))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SummedState(NewtonState, PlannedSums):
+    """What the server remembers, without any client's gradient.
+
+    Attributes
+    ----------
+    total : array of shape (q, c)
+        Σ g_j(a_j) in integers modulo 2³².
+    """
+
     total: Residues = field(default_factory=lambda: np.zeros((), np.uint32))
-    work: GradientDelta | None = None
-    loads: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def numbers(self) -> FixedPoint:
         """The fixed-point numbers of the sums."""
-        assert self.work is not None
         return FixedPoint(self.work.scale)
 
     @property
@@ -69,20 +89,8 @@ class SummedState(NewtonState):
         return self.numbers.decode(self.total) + np.zeros(self.task.model_shape)
 
 
-def with_sums(state: NewtonState, fleet: Fleet, mixing: int) -> SummedState:
-    """Return the state before the set-up, with the points that each client finishes in time."""
-    assert state.plan is not None
-    task, plain = state.task, masked(Embedded(least=mixing), state.task)
-    loads = in_time(with_helper(fleet), state.plan.round_deadline, task.held, MIN_SHARE_IN_TIME)
-    few = loads < np.minimum(mixing, task.held)
-    known = {entry.name: getattr(state, entry.name) for entry in fields(state)}
-    work = GradientDelta(plain.work, plain.scale, {})
-    return SummedState(**known, work=work, loads=np.where(few, 0, loads))
-
-
 def ask_changes(state: SummedState, wait: Wait) -> Ask:
     """Ask for the change of every client's gradient."""
-    assert state.work is not None
     return Ask(replace(state.work, counted=state.anchors), wait, state.loads, noise=0.0)
 
 

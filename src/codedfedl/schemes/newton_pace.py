@@ -8,22 +8,25 @@ the set-up is extended instead, and all clients send parity of further points.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codedfedl.arrays import IntArray
+from codedfedl.core.client import BlockParity
+from codedfedl.core.protocol import State
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, Timings
 from codedfedl.fleet.costs import BlockSetup
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.cold_start import ColdStart
+from codedfedl.schemes.sketch_solve import Block
 
 if TYPE_CHECKING:
     from codedfedl.schemes.newton_state import NewtonState
 
-__all__ = ["Pace", "extension", "replanned", "with_extension"]
+__all__ = ["Pace", "PlannedNewton", "extension", "replanned", "with_extension"]
 
 _WORTH = 1.25  # times as long: a shorter one is not worth another message of every client
 
@@ -87,14 +90,51 @@ class Pace:
         return np.where(self.drift.slowdowns > 1, np.minimum(least, held), 0)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedNewton(State):
+    """What is known before any parity is there.
+
+    Attributes
+    ----------
+    settings
+        Those of the scheme, within the limits of an operator.
+    parity
+        What every client sends once.
+    plan
+        Deadlines and rounds, with the predictions for them.
+    first_plan
+        What was planned before any parity was there.
+    last_round : int
+        Number of rounds to run: the plan's, unless more are asked for.
+    pace
+        What answers have shown of the clients' delays, where the plan follows them.
+    blocks
+        The parity of each client that sent some.
+    """
+
+    settings: Any
+    parity: BlockParity
+    plan: ColdStart
+    first_plan: ColdStart
+    last_round: int
+    pace: Pace | None = None
+    blocks: Mapping[int, Block] = field(default_factory=dict)
+
+    def setup_timings(self, seen: Timings | None) -> Timings | None:
+        """Return how long the set-up took as if it had been rounds of as much work."""
+        if self.pace is None or seen is None:
+            return None
+        return self.pace.setup_timings(seen, self.parity.setup(self.task))
+
+
 def extension(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> float:
     """Return by how many seconds to extend the set-up, whose answers show how fast clients are.
 
     It is 0 unless the whole fleet is slower: nobody waits for a few slow clients.
     """
     pace = state.pace
-    assert pace is not None
-    assert state.plan is not None
+    if pace is None:
+        return 0.0
     slower = pace.drift.common
     if slower <= 1:
         return 0.0
@@ -108,7 +148,6 @@ def extension(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> float
 
 def with_extension(state: "NewtonState") -> "NewtonState":
     """Return the state at the end of an extended set-up, with its whole length in the plan."""
-    assert state.plan is not None
     whole = state.plan.setup_deadline + state.extension
     return replace(state, plan=replace(state.plan, setup_deadline=whole), extension=0.0)
 
@@ -123,9 +162,8 @@ def replanned(
     not take away. Where the clients as they are cannot be planned with, the plan stays.
     """
     pace, first = state.pace, state.first_plan
-    assert pace is not None
-    assert first is not None
-    assert state.plan is not None
+    if pace is None:
+        return state
     deadline, least = first.round_deadline, None
     if not pace.as_planned:
         try:

@@ -3,19 +3,17 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, IntArray, to_host
-from codedfedl.core.client import BlockParity
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
 from codedfedl.core.gradient_delta import Anchor
-from codedfedl.core.protocol import Reply, State
+from codedfedl.core.protocol import Reply
 from codedfedl.errors import InputError
-from codedfedl.fitting.drift import Timings
 from codedfedl.learning.sketch import Sketch
-from codedfedl.planning.cold_start import ColdStart, sampling_excess
-from codedfedl.schemes.newton_pace import Pace
+from codedfedl.planning.cold_start import sampling_excess
+from codedfedl.schemes.newton_pace import PlannedNewton
 from codedfedl.schemes.sketch_solve import Block, stacked
 
 __all__ = [
@@ -32,27 +30,18 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+MAX_MODEL = 1e30  # Of a model's entry: float32 holds it with room to spare.
 _TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
 
 
-@dataclass(frozen=True, eq=False)
-class NewtonState(State):
-    """What the server remembers.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewtonState(PlannedNewton):
+    """What the server remembers, from the first parity on.
 
     Attributes
     ----------
-    settings
-        Those of the scheme, within the limits of an operator.
-    parity
-        What every client sends once.
-    plan
-        Deadlines and rounds, with the predictions for them.
-    first_plan
-        What was planned before any parity was there.
-    last_round : int
-        Number of rounds to run: the plan's, unless more are asked for.
-    blocks, sketch
-        The parity of each client that sent some, and of all together, in the same order.
+    sketch
+        All parity together, in the order of the blocks.
     in_basis
         The models that clients are anchored at, by round, in the sketch's basis.
     moment : array of shape (q, c)
@@ -76,21 +65,13 @@ class NewtonState(State):
         How much longer the set-up lasts; above 0 while clients are asked for further parity.
     spent : float, seconds
         Set-up and rounds so far.
-    pace
-        What the rounds have shown of the clients' delays, where the plan follows them.
     least : array of shape (n,), optional
         Points that each client is to embed before it answers, where the plan changed.
     """
 
-    settings: Any = None
-    parity: BlockParity | None = None
-    plan: ColdStart | None = None
-    first_plan: ColdStart | None = None
-    last_round: int = 0
-    blocks: Mapping[int, Block] = field(default_factory=dict)
-    sketch: Sketch | None = None
+    sketch: Sketch
+    moment: FloatArray
     in_basis: Mapping[int, FloatArray] = field(default_factory=dict)
-    moment: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
@@ -100,8 +81,21 @@ class NewtonState(State):
     estimate: float = np.inf
     extension: float = 0.0
     spent: float = 0.0
-    pace: Pace | None = None
     least: IntArray | None = None
+
+    @classmethod
+    def first(cls, planned: PlannedNewton, blocks: Mapping[int, Block], sketch: Sketch) -> Self:
+        """Return the state with the first parity, before anybody has answered."""
+        moment = sketch.rmatvec(sketch.targets)
+        return cls(**vars(planned) | {"blocks": blocks}, sketch=sketch, moment=moment)
+
+    def with_model(self, model: FloatArray) -> Self:
+        """Set the model, rounded to the float32 that the clients receive."""
+        if not np.abs(model).max() < MAX_MODEL:
+            raise InputError(
+                "coded-newton diverged: a client's gradient is not finite, or the step not damped"
+            )
+        return replace(self, model=asarray_like(model.astype(np.float32), self.model))
 
     @property
     def gradient(self) -> FloatArray:
@@ -122,14 +116,7 @@ class NewtonState(State):
     @property
     def good_enough(self) -> bool:
         """Whether the answers say that the wanted excess is reached."""
-        assert self.plan is not None
         return self.estimate <= self.plan.wanted
-
-    def setup_timings(self, seen: Timings | None) -> Timings | None:
-        """Return how long the set-up took as if it had been rounds of as much work."""
-        if self.pace is None or self.parity is None or seen is None:
-            return None
-        return self.pace.setup_timings(seen, self.parity.setup(self.task))
 
     def judged(self, decrement: float) -> "NewtonState":
         """Return the state with an estimate of its excess.
@@ -137,7 +124,6 @@ class NewtonState(State):
         A client that has answered represents its points by those of its last answer, at the cost of
         sampling; one that has not is as good as the start. The decrement gives the rest.
         """
-        assert self.sketch is not None
         task, heard = self.task, list(self.anchors)
         points = np.array([self.anchors[j].points for j in heard], dtype=np.int64)
         held, everybody = task.held[heard].astype(np.float64), float(task.held.sum())
@@ -163,15 +149,13 @@ class NewtonState(State):
         return replace(state, moment=state._moment_from(0))
 
     def without_clients(self, clients: Collection[int]) -> Self:
-        """Return the state without any parity, and without the answers of some clients."""
+        """Return the state without the answers of some clients."""
 
         def others(known: Mapping[int, _T]) -> dict[int, _T]:
             return {j: value for j, value in known.items() if j not in clients}
 
         return replace(
             self,
-            blocks={},
-            sketch=None,
             anchors=others(self.anchors),
             gradients=others(self.gradients),
             raised=others(self.raised),
@@ -182,7 +166,6 @@ class NewtonState(State):
 
         The damping grows with the points that it is for: every client keeps its share.
         """
-        assert self.sketch is not None
         sketch = self.sketch.with_rows(*stacked(late))
         state = replace(self, blocks={**self.blocks, **late}, sketch=sketch)
         grown = state.represented_points / self.represented_points
@@ -191,7 +174,6 @@ class NewtonState(State):
 
     def _moment_from(self, first: int) -> FloatArray:
         """Return what the rows from `first` on contribute to the moment."""
-        assert self.sketch is not None
         predictions = self.sketch.targets.copy()
         for client, rows in self.places.items():
             if client in self.anchors and rows.start >= first:
@@ -201,7 +183,6 @@ class NewtonState(State):
 
     def with_models(self, anchors: Iterable[Anchor]) -> Self:
         """Return the state with the models of some anchors in the sketch's basis."""
-        assert self.sketch is not None
         models = {
             anchor.round: anchor.model for anchor in anchors if anchor.round not in self.in_basis
         }
@@ -210,7 +191,6 @@ class NewtonState(State):
 
     def with_anchors(self, anchors: Mapping[int, Anchor]) -> Self:
         """Return the state after some clients have answered anew."""
-        assert self.sketch is not None
         state = self.with_models(anchors.values())
         moment = self.moment.copy()
         for client, now in anchors.items():
@@ -257,7 +237,6 @@ def assumed_curvature(state: NewtonState, client: int, moved: FloatArray) -> Flo
 
     `moved` is in the sketch's basis. A client without parity is assumed to curve as all others do.
     """
-    assert state.sketch is not None
     if client in state.places:
         change = state.sketch.matvec(moved, state.places[client])
         return np.asarray((change**2).sum(0))
@@ -315,7 +294,6 @@ def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
     The decrement leaves the damping out, which makes steps safe but would understate any distance.
     """
     sketch, model, ridge = state.sketch, double(state.model), total_ridge(state)
-    assert sketch is not None
     total = ridge * model + state.gradient
     represented = model.copy()  # what all parity together is multiplied by
     for anchor, damping, share in _weighted(state):

@@ -65,15 +65,12 @@ class Partial(Scheme):
         deadline = self.deadline
         if limits is not None:
             deadline = deadline or limits.deadline or limits.first_deadline
-        held = {points.tobytes(): points for points in task.points}  # often the same in all
-        plans = {
-            key: plan(fleet, self.missing, points=points, deadline=deadline)
-            for key, points in held.items()
-        }
+        plans = task.each_batch(
+            lambda points: plan(fleet, self.missing, points=points, deadline=deadline)
+        )
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)
-        mine = tuple(plans[points.tobytes()] for points in task.points)
-        planned = mine[0].deadline if deadline is None else None
-        return PartialState(task, model, optimiser=chosen, plans=mine, planned_deadline=planned)
+        planned = plans[0].deadline if deadline is None else None
+        return PartialState(task, model, optimiser=chosen, plans=plans, planned_deadline=planned)
 
     def ask(self, state: PartialState) -> Ask | None:
         """Ask for gradients until the deadline, each weighted by its inverse return probability."""

@@ -30,6 +30,7 @@ from codedfedl.planning.private import PrivatePlan, plan_private
 from codedfedl.privacy.accounting import UNITS, Account, check_budget
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.schemes.private_budget import NOISE, Budget, pool_weights
+from codedfedl.schemes.settings import check_positive
 
 __all__ = ["Private", "PrivateState"]
 
@@ -122,10 +123,7 @@ class Private(Scheme):
 
     def __post_init__(self) -> None:
         check_budget(self.epsilon, self.delta, "private.")
-        for key in ("hours", "rounds", "setup_deadline", "deadline"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < inf:
-                raise InputError(f"private.{key} is {value:g}: must be finite and above 0")
+        check_positive(self, "hours", "rounds", "setup_deadline", "deadline")
         if self.unit not in UNITS:
             raise InputError(f"private.unit is {self.unit!r}: {nearest(self.unit, UNITS)}")
         if self.noise not in NOISE:

@@ -21,8 +21,7 @@ from codedfedl.learning.features import (
     same_map,
     typical_sigma,
 )
-from codedfedl.runs.config import Experiment, FleetConfig, SchemeConfig
-from codedfedl.runs.config_tables import DataConfig
+from codedfedl.runs.config import DataConfig, Experiment, FleetConfig, SchemeConfig
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.runs.grid import Cell, cells
 from codedfedl.schemes import make_scheme, scheme_for

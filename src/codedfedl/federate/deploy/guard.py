@@ -13,8 +13,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["MARK", "end_marked", "marked"]
-
 MARK = "CODEDFEDL_FEDERATION"
 """The environment variable that all processes of a local federation have."""
 

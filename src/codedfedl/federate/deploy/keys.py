@@ -21,16 +21,6 @@ from codedfedl.errors import InputError
 from codedfedl.federate.node.node import NAME
 from codedfedl.io.files import make_folder
 
-__all__ = [
-    "Keys",
-    "check_name",
-    "check_server",
-    "make_keys",
-    "make_node_key",
-    "make_private",
-    "write_secret",
-]
-
 # Days for which a new certificate is valid.
 VALID_DAYS = 365.0
 

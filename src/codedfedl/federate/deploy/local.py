@@ -18,6 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
+from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy import guard
 from codedfedl.federate.deploy.keys import Keys, make_keys
@@ -26,10 +29,28 @@ from codedfedl.federate.flower.programs import APP, environment, free_port
 from codedfedl.federate.flower.superlink import Superlink, running
 from codedfedl.federate.job import HELPER
 from codedfedl.federate.node.config import NodeConfig
-from codedfedl.federate.shards import node_name
 from codedfedl.io.files import make_folder
+from codedfedl.runs.config import Experiment
 
-__all__ = ["HOST", "SUPERLINK", "LocalFederation", "check_port", "local_keys", "local_names"]
+
+def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list[Path]:
+    """Deal a data set to the clients, and write each its own file, and the test points another."""
+    assert experiment.federation is not None
+    clients, seed = experiment.federation.clients, experiment.seeds[0]
+    shards = experiment.deal(dataset.labels, clients, seed)
+    paths = []
+    for j, rows in enumerate(shards):
+        make_folder(folder)
+        paths.append(folder / f"{node_name(j)}.npz")
+        np.savez(paths[-1], inputs=dataset.inputs[rows], labels=dataset.labels[rows])
+    np.savez(folder / "test.npz", inputs=dataset.test_inputs, labels=dataset.test_labels)
+    return paths
+
+
+def node_name(j: int) -> str:
+    """Return the name of client j, in the order of the clients."""
+    return f"node-{j:03d}"
+
 
 HOST = "127.0.0.1"
 

@@ -22,16 +22,6 @@ from codedfedl.federate.job import HELPER
 from codedfedl.federate.transport import Arrival, Transport, printable
 from codedfedl.io.files import lock, make_folder, replacing
 
-__all__ = [
-    "NODE",
-    "REGISTRY",
-    "ROLES",
-    "BoundTransport",
-    "RegisteredKey",
-    "Registry",
-    "fingerprint_of",
-]
-
 REGISTRY = "nodes.json"
 """The registry's name in the home of a server."""
 

@@ -25,8 +25,6 @@ from codedfedl.learning.codes import LEAST_MIXING
 if TYPE_CHECKING:
     from codedfedl.federate.secure.vault import Vault
 
-__all__ = ["answer", "client", "federate_on", "node_from", "node_of", "respond", "server"]
-
 client = ClientApp()
 server = ServerApp()
 

@@ -29,8 +29,6 @@ from codedfedl.federate.flower.wire import (
 )
 from codedfedl.federate.transport import Arrays, Arrival, Status, printable
 
-__all__ = ["FlowerTransport"]
-
 # Seconds between two looks: a look for a thousand answers is one request, too.
 LOOK_SECONDS = 0.1
 

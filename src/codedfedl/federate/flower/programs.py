@@ -28,24 +28,6 @@ from codedfedl.errors import InputError
 from codedfedl.io.connections import TABLE, belongs_to, listens
 from codedfedl.io.files import lock
 
-__all__ = [
-    "APP",
-    "HOST",
-    "INSTALL",
-    "TESTED",
-    "OwnUser",
-    "alone_in",
-    "check_engine",
-    "check_version",
-    "end",
-    "engine",
-    "environment",
-    "free_port",
-    "main",
-    "own_user",
-    "program",
-]
-
 HOST = "127.0.0.1"
 
 APP = Path(__file__).parent / "app"

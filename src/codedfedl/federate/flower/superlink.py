@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.deploy.gate import Gate, GateLimits, client_context, server_context
+from codedfedl.federate.deploy.gate import (
+    Gate,
+    GateLimits,
+    client_context,
+    descriptors_for,
+    server_context,
+)
 from codedfedl.federate.deploy.keys import Keys, make_private, write_secret
-from codedfedl.federate.deploy.listener import descriptors_for, quietly
 from codedfedl.federate.deploy.registry import (
     NODE,
     REGISTRY,
@@ -40,10 +45,8 @@ from codedfedl.federate.flower.programs import (
     free_port,
     program,
 )
-from codedfedl.federate.transport import printable
+from codedfedl.federate.transport import printable, quietly
 from codedfedl.io.files import make_folder, replacing
-
-__all__ = ["ServerSettings", "Superlink", "running", "serve"]
 
 # Seconds for a command of Flower's; on a busy machine it needs a minute to start.
 COMMAND_SECONDS = 180.0

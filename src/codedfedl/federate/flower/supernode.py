@@ -19,8 +19,6 @@ from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.transport import Answerer
 from codedfedl.io.files import make_folder
 
-__all__ = ["NodeSettings", "run_answerer", "run_node"]
-
 
 @dataclass(frozen=True)
 class NodeSettings:

@@ -29,20 +29,6 @@ from flwr.serverapp import Grid
 from codedfedl.errors import InputError
 from codedfedl.federate.transport import Answered, Arrays, printable
 
-__all__ = [
-    "Batched",
-    "MalformedError",
-    "Pulled",
-    "Pulls",
-    "message_type",
-    "pack",
-    "pack_arrays",
-    "pulls_of",
-    "question_of",
-    "tried",
-    "unpack",
-]
-
 # How often the engine is asked the same.
 TRIES = 3
 

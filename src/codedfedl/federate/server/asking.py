@@ -20,8 +20,6 @@ from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members
 
-__all__ = ["Asking"]
-
 Take = Callable[[Arrival, Pending], bool]
 """Takes an answer to a question; returns whether there was time to judge it."""
 

@@ -12,8 +12,6 @@ from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.transport import Arrays, Arrival, printable
 
-__all__ = ["NormBounds", "RefusedError", "answer_bytes", "checked_answer", "norm", "whole"]
-
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NUMBERS_AT_ONCE = 1 << 20
 _UNKNOWN = 2**28  # bytes of an answer whose work does not declare its shapes

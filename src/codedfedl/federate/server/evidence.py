@@ -28,8 +28,6 @@ from codedfedl.core.work import Work
 from codedfedl.federate.server.checks import RefusedError, norm
 from codedfedl.learning.parity import ParityRows
 
-__all__ = ["Evidence", "Expected", "Expecting", "Measured", "Metric", "squared_weights"]
-
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NARROWEST = 0.05  # of the mean spread: no direction of the labels is taken to be surer
 _FLATTEST = 1e-3  # of the mean curvature: no direction is taken to be flatter

@@ -20,8 +20,6 @@ import numpy as np
 from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.federate.server.evidence import Measured
 
-__all__ = ["Judge", "Watch", "coherent", "intolerable", "suspects_of"]
-
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
 _SPREADS = 5.0  # so many median absolute deviations are allowed, too
 _WIDEST = 1.6  # but never more medians than this

@@ -28,8 +28,6 @@ from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.journal import Members
 
-__all__ = ["advice_on_claims", "agree_on_scaling", "counted_points", "probe", "unbelieved"]
-
 _ALWAYS = 100  # label columns that cost nobody much
 _MINORITY = 5  # one in so many nodes may lie
 _OTHERS = 2  # times the weight of that minority, which the others have at least

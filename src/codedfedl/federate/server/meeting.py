@@ -17,8 +17,6 @@ from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_m
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Members
 
-__all__ = ["job_of", "meet", "wait_for"]
-
 _RETURN = 30.0  # seconds that a resumed federation waits for its nodes
 _LOOK = 0.5  # seconds between two looks for new nodes
 _GREETING = 45.0  # seconds until a greeting is taken to be lost

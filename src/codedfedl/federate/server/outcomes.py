@@ -20,16 +20,6 @@ from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.watching import probed_seconds
 
-__all__ = [
-    "Pending",
-    "Recalled",
-    "Tally",
-    "check_ask",
-    "check_setup",
-    "check_somebody",
-    "nobody_arrived",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Pending:

@@ -41,8 +41,6 @@ from codedfedl.runs.exchange import Exchange
 if TYPE_CHECKING:
     from codedfedl.federate.secure.sums import Sums
 
-__all__ = ["Federation"]
-
 
 class Federation:
     """The runtime of a federation: it asks the members, and checks and judges what they answer.

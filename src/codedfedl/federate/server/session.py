@@ -44,8 +44,6 @@ from codedfedl.runs.observing import NamedRound, StatusFile
 from codedfedl.runs.tables import Ending, planned_share, write_records
 from codedfedl.runs.watching import probed_seconds
 
-__all__ = ["Evaluation", "federate", "trained_model"]
-
 _GOODBYE, _LONGEST_GOODBYE = 15.0, 120.0  # seconds
 
 

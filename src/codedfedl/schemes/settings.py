@@ -1,11 +1,23 @@
-"""`drop`: the share ψ of the slowest clients that a round does not wait for, in every scheme."""
+"""Settings that several schemes have.
 
-from math import ceil
+`drop` is ψ, the share of the slowest clients that a round does not wait for.
+"""
 
+from math import ceil, inf
+
+from codedfedl.core.protocol import Scheme
 from codedfedl.core.waiting import Fastest
 from codedfedl.errors import InputError
 
-__all__ = ["all_but_slowest", "check_drop"]
+__all__ = ["all_but_slowest", "check_drop", "check_positive"]
+
+
+def check_positive(scheme: Scheme, *names: str) -> None:
+    """Refuse settings that are given and not finite and above 0."""
+    for name in names:
+        value = getattr(scheme, name)
+        if value is not None and not 0 < value < inf:
+            raise InputError(f"{scheme.info.name}.{name} is {value:g}: must be finite and above 0")
 
 
 def check_drop(scheme: str, drop: float) -> None:
