@@ -21,6 +21,7 @@ from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.optimisers import OPTIMISERS
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:
@@ -358,8 +359,16 @@ def refuse_absent(fleet: DelayModel, waiting: str) -> None:
 
 def refuse_learner(scheme: Scheme, learner: "Learner") -> None:
     """Refuse to train with a scheme that needs a quadratic what is none."""
-    if scheme.info.quadratic and not learner.quadratic:
+    if learner.quadratic:
+        return
+    name, chosen = scheme.info.name, str(getattr(scheme, "optimiser", ""))
+    if scheme.info.quadratic:
         raise InputError(
-            f"{scheme.info.name} codes or solves a quadratic, which a network's loss is not: set "
+            f"{name} codes or solves a quadratic, which the loss of a network is not: set "
             "model.kind = 'linear', or choose a scheme of gradients, such as uncoded or paced"
+        )
+    if chosen in OPTIMISERS and OPTIMISERS[chosen].quadratic:
+        raise InputError(
+            f"{name}.optimiser is {chosen!r}, which is for quadratics: choose sgd or adam, or set "
+            "model.kind = 'linear'"
         )

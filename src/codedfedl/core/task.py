@@ -23,6 +23,7 @@ def workload_of(learner: Learner, features: int, labels: int) -> Workload:
         features, labels, parameters=learner.parameters, gradient_macs=learner.point_macs
     )
 
+
 T = TypeVar("T")
 
 

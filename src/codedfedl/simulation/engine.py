@@ -7,6 +7,7 @@ lines say who arrived; and each of those clients answers, or the fast path sums 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class Contender:
 
     Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
     objective over the minimum is recorded, which needs the Gram matrix of all points; by default
-    for a scheme that aims at the minimum.
+    for a scheme that aims at the minimum. It stops after `hours` of virtual time.
     """
 
     label: str
@@ -64,6 +65,7 @@ class Contender:
     fleet: DelayModel
     actual: DelayModel
     followed: bool | None = None
+    hours: float | None = None
 
     @property
     def is_followed(self) -> bool:
@@ -97,6 +99,8 @@ class Setting:
     ----------
     first
         The model that it began with.
+    seconds
+        On the virtual clock, after which it stops.
     facts
         What the scheme states, as of the end of the set-up.
     models
@@ -108,6 +112,7 @@ class Setting:
     timeline: Timeline
     first: Array
     followed: bool = False
+    seconds: float = inf
     records: list[Record] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
     models: dict[int, Array] = field(default_factory=dict)
@@ -121,6 +126,10 @@ class Setting:
     def state(self) -> State:
         """What the scheme knows."""
         return self.driver.state
+
+    def ask(self) -> Ask | None:
+        """Return what it asks now; None where all is done, or its time is over."""
+        return self.driver.ask() if self.timeline.now < self.seconds else None
 
     @property
     def rounds(self) -> list[Record]:
@@ -187,7 +196,14 @@ class Simulation:
             first, rng = asarray_like(start, problem.batches[0].targets), stream(seed, "scheme")
             state = entry.scheme.start(entry.task, entry.fleet, first, rng=rng)
             driver = Driver(entry.scheme, state, entry.task.rounds)
-            setting = Setting(entry.label, driver, Timeline(clocks[key]), first, entry.is_followed)
+            setting = Setting(
+                entry.label,
+                driver,
+                Timeline(clocks[key]),
+                first,
+                entry.is_followed,
+                inf if entry.hours is None else 3600 * entry.hours,
+            )
             self.settings.append(setting)
         for start in range(0, len(self.settings), SETUPS_AT_ONCE):
             self._set_up(self.settings[start : start + SETUPS_AT_ONCE])
@@ -203,7 +219,7 @@ class Simulation:
         It yields after every round, or after some quick ones that are measured together.
         """
         begun, since = self.round, time.monotonic()
-        while asked := [(s, ask) for s in self.settings if (ask := s.driver.ask()) is not None]:
+        while asked := [(s, ask) for s in self.settings if (ask := s.ask()) is not None]:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._play(asked)
@@ -276,9 +292,7 @@ class Simulation:
 
     def _set_up(self, settings: Sequence[Setting]) -> None:
         """Play the set-ups; they are the same on every start, so no checkpoint holds them."""
-        while asked := [
-            (s, ask) for s in settings if (ask := s.driver.ask()) is not None and ask.setup
-        ]:
+        while asked := [(s, ask) for s in settings if (ask := s.ask()) is not None and ask.setup]:
             self._play(asked)
             for setting, _ in asked:
                 setting.facts = stated_facts(setting.scheme, setting.state)
