@@ -495,7 +495,11 @@ class TestEstimators:
         for features, points, message in [
             (unfitted, texts, "Pipeline that is not fitted: fit it on public data first"),
             (3, texts, "the encoder is 3: give an .onnx file"),
-            (self.pipeline(), [*texts[:19], 3.5], "X holds words and other things"),
+            (
+                self.pipeline(),
+                [*texts[:19], 3.5],
+                "holds object: give one text per point",
+            ),
             ("fouriere", np.ones((20, 2)), "did you mean 'fourier'"),
         ]:
             given = np.array(points, dtype=object) if isinstance(points, list) else points

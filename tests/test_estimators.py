@@ -171,7 +171,7 @@ class TestClients:
         fleet.write(tmp_path / "fleet.csv")
         clients = names[np.arange(len(x)) % 2 * 2]  # the south has no points
         reads = Mock(side_effect=read_clients)
-        monkeypatch.setattr("codedfedl.data.client_assignment.read_clients", reads)
+        monkeypatch.setattr("codedfedl.simulation.single.read_clients", reads)
         model = CodedFedLClassifier(fleet=str(tmp_path / "fleet.csv"), **SMALL)
         model.fit(x, y, clients=clients)
         assert reads.call_count == 1

@@ -24,13 +24,13 @@ from codedfedl.errors import InputError
 from codedfedl.federate.deploy.registry import BoundTransport, RegisteredKey, Registry
 from codedfedl.federate.job import Job
 from codedfedl.federate.node.node import Node
-from codedfedl.federate.server.outcomes import nobody_arrived
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.io import files
 from codedfedl.report.arrivals import federation_figure
 from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
+from codedfedl.runs.advice import nobody_arrived
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal

@@ -16,7 +16,7 @@ from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.server.checks import NormBounds, RefusedError, checked_answer
 from codedfedl.federate.server.evidence import Evidence
-from codedfedl.federate.server.outcomes import Recalled
+from codedfedl.federate.server.rounds import Recalled
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered, Arrival
 from codedfedl.fleet.devices import Workload

@@ -185,7 +185,8 @@ def test_operations_are_those_counted_by_hand() -> None:
     """Forward, the slopes of the parameters, and those of the inputs but of the first layer."""
     first, second, head = 144 * 25 * 8, 25 * 72 * 16, 400 * 10
     network = TorchNetwork("cnn", 784, 10)
-    assert network.parameters == 5386
+    assert network.parameters == sum(network.tensor_sizes) == 5386
+    assert network.tensor_sizes == (200, 8, 1152, 16, 4000, 10)
     assert network.point_macs == 2 * (first + second + head) + second + head == 156_000
     assert TorchNetwork("logistic", 784, 10).point_macs == 2 * 7840
     assert TorchNetwork("mlp", 64, 10).point_macs == 2 * (64 * 64 + 640) + 640

@@ -4,7 +4,6 @@ All data are in one place here, and the fleet is simulated: an estimator shows w
 would learn, and how long that would take. The result is an ordinary model.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,24 +15,20 @@ from sklearn.base import (  # type: ignore[import-untyped]
     MultiOutputMixin,
     RegressorMixin,
 )
-from sklearn.utils import (  # type: ignore[import-untyped]
-    check_array,
-    check_consistent_length,
-    check_random_state,
-)
 from sklearn.utils.multiclass import (  # type: ignore[import-untyped]
     check_classification_targets,
 )
 from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    check_array,
+    check_consistent_length,
     check_is_fitted,
+    check_random_state,
     validate_data,
 )
 
 from codedfedl.arrays import FloatArray
-from codedfedl.core.columns import round_columns
 from codedfedl.core.disclosure import only_private
-from codedfedl.data import Dataset, mini_batches
-from codedfedl.data.client_assignment import dealt, fleet_of, known_clients
+from codedfedl.data import Dataset
 from codedfedl.data.dataset import texts
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices, Fleet
@@ -48,22 +43,26 @@ from codedfedl.learning.features import (
     typical_sigma,
 )
 from codedfedl.learning.features.encoder import names_encoder
-from codedfedl.learning.optimisers import Schedule
 from codedfedl.models.files import save_model
-from codedfedl.models.model import Model, fitted_temperature
-from codedfedl.planning.cold_start import ColdStart
-from codedfedl.planning.plan import Plan
-from codedfedl.planning.private import PrivatePlan
+from codedfedl.models.model import Model
 from codedfedl.random import stream
-from codedfedl.schemes import Scheme, scheme_class, scheme_for
-from codedfedl.simulation.client_data import embedded, task_of
-from codedfedl.simulation.engine import Setting, Simulation, entries
-from codedfedl.simulation.models import privacy_facts
+from codedfedl.schemes import Scheme, scheme_class
+from codedfedl.simulation.single import deal_to, train
 
 __all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
 
 SCORED_POINTS = 2000
 """Training points on which every round is scored."""
+
+_WHOLE, _REAL = int | np.integer, int | float | np.number
+_COUNT = (1, _WHOLE, "a whole number above 0")
+_POSITIVE = (1e-300, _REAL, "a finite number above 0")
+_LIMITS: dict[str, tuple[float, Any, str]] = {
+    **dict.fromkeys(("n_components", "epochs", "batches"), _COUNT),
+    **dict.fromkeys(("step", "sigma"), _POSITIVE),
+    "ridge": (0, _REAL, "a finite number, 0 or more"),
+    "operations": (0, _WHOLE, "a whole number, 0 or more, or None"),
+}
 
 
 class _CodedFedL(BaseEstimator):  # type: ignore[misc]
@@ -105,90 +104,62 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         self, points: FloatArray, labels: npt.NDArray[Any], classes: int | None, clients: Any
     ) -> None:
         """Simulate the federation on these points, and keep the results."""
-        seed = self._check_parameters()
+        seed = self._seed()
         # Far from 0, float32 would not tell points apart; an RBF kernel is shift-invariant.
-        tiles = Tiles(self.image)
-        shifted = self._drawn(1.0, seed, tiles).shift_invariant and not self._is_private
+        shifted = self._features(1.0, seed).shift_invariant and not self._is_private
         self.center_ = points.mean(axis=0) if shifted else np.zeros(points.shape[1])
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:SCORED_POINTS])
         dataset = Dataset("X", near, labels, near[scored], labels[scored], classes)
-        known = known_clients(self.fleet)
-        names, shards = dealt(clients, dataset.labels, known, seed)
-        parts = mini_batches(shards, self.batches)
-        scheme = self._scheme(max(len(shard) for shard in shards))
+        dealt = deal_to(self.fleet, clients, dataset.labels, seed)
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
-        given = self._drawn(self.sigma_, seed, tiles)
-        drawn = scheme.info.features or given
-        self.feature_map_: FeatureMap = drawn if self.encoder_ is None else given
-        schedule = Schedule(self.step, 1.0, ())
-        task = task_of(
-            dataset,
-            parts,
-            self.feature_map_,
-            epochs=self.epochs,
-            schedule=schedule,
-            ridge=self.ridge,
-        )
-        fleet = fleet_of(known, names, task.workload, task.points[0], seed)
-        scheme.check(fleet)
-        problem = embedded(dataset, parts, self.feature_map_, "cpu")
-        simulation = Simulation(problem, entries(task, fleet, {scheme.info.name: scheme}), seed)
-        for _ in simulation.run():
-            pass
-        self._keep(simulation.settings[0], fleet)
-        self._points_seen = len(scored)
-        scores = np.asarray(self.feature_map_.transform(near[scored]) @ self.coef_)
+        how = {name: getattr(self, name) for name in ("batches", "epochs", "step", "ridge")}
+        given = self._features(self.sigma_, seed)
+        trained = train(dataset, dealt, given, self.scheme, **how, seed=seed)
+        self.feature_map_, self.coef_ = trained.features, trained.weights
+        self.fleet_, self.plan_ = trained.fleet, trained.plan
+        self.privacy_, self.history_ = trained.privacy, trained.history
+        self.training_hours_, self.total_hours_ = trained.hours
+        self.n_iter_ = int(trained.history["round"][-1])
+        self._card = {**trained.card, "calibrated_on": None, "temperature": None}
         # A private scheme is not calibrated: its budget does not cover this.
-        usable = classes is not None and np.isfinite(scores).all() and not self._is_private
-        self._temperature = fitted_temperature(scores, labels[scored]) if usable else None
+        if classes is not None and not self._is_private and np.isfinite(self.coef_).all():
+            model = Model(self.feature_map_, self.coef_, points.shape[1], np.arange(classes))
+            which = f"{len(scored):,} of the training points"
+            self._card |= model.calibrated(near[scored], labels[scored], which).card
 
     def _inputs(self, points: Any, labels: Any, **checks: Any) -> tuple[FloatArray, Any]:
         """Return points and labels, checked; points are embeddings where there is an encoder."""
         self.encoder_: Encoder | None = None
-        named = isinstance(self.features, str)
-        if named and not names_encoder(self.features):
-            points, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
-            return points, labels
-        text = np.asarray(points).dtype.kind in "OUT"
-        self.encoder_ = encoder_of(
-            self.features, text=text, normalise=named, operations=self.operations
-        )
-        if not text:
+        text, named = np.asarray(points).dtype.kind in "OUT", isinstance(self.features, str)
+        if not named or names_encoder(self.features):
+            how: dict[str, Any] = {"text": text, "normalise": named, "operations": self.operations}
+            self.encoder_ = encoder_of(self.features, **how)
+        if self.encoder_ is None or not text:
             points, labels = validate_data(self, points, labels, dtype=np.float64, **checks)
         else:
-            points, labels = _texts(points), check_array(labels, ensure_2d=False, dtype=None)
+            points = texts("X", np.asarray(points))
+            labels = check_array(labels, ensure_2d=False, dtype=None)
             check_consistent_length(points, labels)
-        return self.encoder_.transform(points).astype(np.float64), labels
+        if self.encoder_ is not None:
+            points = self.encoder_.transform(points).astype(np.float64)
+        return points, labels
 
-    def _drawn(self, sigma: float, seed: int, tiles: Tiles) -> FeatureMap:
+    def _features(self, sigma: float, seed: int) -> FeatureMap:
         """Return the feature map of the points that `_inputs` returns."""
         if self.encoder_ is None:
-            return feature_map(self.features, self.n_components, sigma, seed, tiles)
+            return feature_map(self.features, self.n_components, sigma, seed, Tiles(self.image))
         known = self.operations is not None or self.encoder_.digest
         return Encoded(self.encoder_.macs(getattr(self, "n_features_in_", 1)) if known else 0)
 
-    def _check_parameters(self) -> int:
-        """Check the parameters before any work, and return the seed.
-
-        A seed that is given means the same everywhere.
-        """
-        for name in ("n_components", "epochs", "batches"):
+    def _seed(self) -> int:
+        """Check the parameters before any work; return the seed."""
+        for name, (least, kinds, wanted) in _LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name} is {value!r}: must be a whole number above 0")
-        for name, least in (("ridge", 0.0), ("step", np.nextafter(0, 1)), ("sigma", 1e-300)):
-            value = getattr(self, name)
-            known = isinstance(value, int | float | np.number) and least <= value < np.inf
-            if not known and not (name == "sigma" and value is None):
-                least_said = "at least" if name == "ridge" else "above"
-                raise InputError(f"{name} is {value!r}: must be a finite number {least_said} 0")
-        if self.operations is not None and (
-            not isinstance(self.operations, int | np.integer) or self.operations < 0
-        ):
-            raise InputError(
-                f"operations is {self.operations!r}: must be a whole number, 0 or more, or None"
-            )
+            if value is None and name in ("sigma", "operations"):
+                continue
+            if not isinstance(value, kinds) or not least <= value < np.inf:
+                raise InputError(f"{name} is {value!r}: must be {wanted}")
         if self._is_private and self.sigma is None:
             raise InputError(
                 "sigma is None, which is computed from the points outside the privacy budget: give "
@@ -204,88 +175,37 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
     def _is_private(self) -> bool:
         """Whether nothing but the scheme's own sums may read the points."""
         scheme = scheme_class(self.scheme) if isinstance(self.scheme, str) else self.scheme
-        return isinstance(scheme, type | Scheme) and only_private(scheme.info.disclosure)
-
-    def _scheme(self, most_points: int) -> Scheme:
-        """Return the scheme; one given by name mixes less if no client has many points."""
-        if not isinstance(self.scheme, str):
-            if not hasattr(self.scheme, "receive"):
-                raise InputError(f"scheme is {self.scheme!r}: give a scheme's name, or a scheme")
-            return self.scheme
-        return scheme_for(self.scheme, {}, most_points, rows=4)
-
-    def _keep(self, setting: Setting, fleet: Fleet) -> None:
-        """Keep the model and the records: nothing here holds a training point."""
-        state = setting.state
-        self.coef_ = np.asarray(state.model, dtype=np.float64)
-        self.fleet_ = fleet
-        described = setting.scheme.describe(state)
-        self.plan_: Plan | ColdStart | PrivatePlan | None = described.plan
-        self.privacy_ = privacy_facts(described.account)
-        recorded = round_columns(setting.records)
-        columns = ("round", "training_hours", "total_hours", "arrived")
-        scores = {} if self._is_private else {"score": recorded["metric"]}
-        self.history_: Mapping[str, npt.NDArray[Any]] = {
-            **{name: recorded[name] for name in columns},
-            **scores,
-        }
-        self.training_hours_ = float(recorded["training_hours"][-1])
-        self.total_hours_ = float(recorded["total_hours"][-1])
-        self.n_iter_ = int(self.history_["round"][-1])
+        if not hasattr(scheme, "receive"):
+            raise InputError(f"scheme is {scheme!r}: give a scheme's name, or a scheme")
+        return only_private(scheme.info.disclosure)
 
     def to_model(self) -> Model:
         """Return what was learned as a model that stands alone."""
         check_is_fitted(self)
-        classes = getattr(self, "classes_", None)
-        if classes is not None and classes.dtype == object:
-            classes = classes.astype(str)
         features = self.feature_map_ if self.encoder_ is None else self.encoder_
-        calibrated = f"{self._points_seen:,} of the training points"
-        card = {
-            "scheme": self.scheme if isinstance(self.scheme, str) else self.scheme.info.name,
-            "features": map_settings(features),
-            "clients": len(self.fleet_.points),
-            "rounds": self.n_iter_,
-            "training_hours": self.training_hours_,
-            "total_hours": self.total_hours_,
-            "simulated": True,
-            "epsilon": (self.privacy_ or {}).get("epsilon"),
-            "privacy": self.privacy_,
-            "calibrated_on": None if self._temperature is None else calibrated,
-            "temperature": self._temperature,
-        }
         return Model(
             features=features,
             weights=self.coef_,
             inputs=getattr(self, "n_features_in_", 1),
-            classes=classes,
+            classes=getattr(self, "classes_", None),
             columns=tuple(getattr(self, "feature_names_in_", ())),
             center=self.center_ if self.encoder_ is None else None,
             offset=getattr(self, "offset_", None),
             scale=getattr(self, "scale_", None),
-            temperature=self._temperature,
-            card=card,
+            temperature=self._card["temperature"],
+            card={**self._card, "features": map_settings(features)},
         )
 
     def save_model(self, path: str | Path) -> None:
         """Write the model to an ``.npz`` file, which `codedfedl.load_model` reads."""
         save_model(self.to_model(), path)
 
-    def _scores(self, points: Any) -> FloatArray:
-        """Return the model's outputs for raw points, shape (n, c)."""
+    def _raw(self, points: Any) -> npt.NDArray[Any]:
+        """Return points as the model takes them, checked."""
         check_is_fitted(self)
         if self.encoder_ is not None and self.encoder_.text:
-            return self.to_model().scores(_texts(points))
-        raw = validate_data(self, points, reset=False, dtype=np.float64)
-        return self.to_model().scores(raw)
-
-
-def _texts(points: Any) -> npt.NDArray[np.str_]:
-    """Return texts of shape (n, 1), refusing cells that are no texts."""
-    held = np.asarray(points)
-    if not all(isinstance(cell, str) for cell in held.ravel()):
-        raise InputError("X holds words and other things: give numbers, or one text per point")
-    return texts("X", held.astype(np.str_))
+            return texts("X", np.asarray(points))
+        return np.asarray(validate_data(self, points, reset=False, dtype=np.float64))
 
 
 class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
@@ -383,13 +303,16 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> FloatArray:  # noqa: N803
         """Return a score per class, shape (n, c); for two classes, the second minus the first."""
-        scores = self._scores(X)
+        scores = self.to_model().scores(self._raw(X))
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> FloatArray:  # noqa: N803
+        """Return the probability of every class, shape (n, c); refused for a private scheme."""
+        return self.to_model().predict_proba(self._raw(X))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class with the largest output, shape (n,)."""
-        largest = self._scores(X).argmax(axis=1)
-        return np.asarray(self.classes_[largest])
+        return self.to_model().predict(self._raw(X))
 
 
 class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type: ignore[misc]
@@ -401,15 +324,7 @@ class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type:
     """
 
     def fit(self, X: Any, y: Any, clients: Any = None) -> Self:  # noqa: N803
-        """Train on the points of all clients.
-
-        Parameters
-        ----------
-        X : array or data frame of shape (n, d)
-        y : array of shape (n,) or (n, c)
-        clients : array of shape (n,), optional
-            The name of each point's client, as in the fleet; by default assigned at random.
-        """
+        """Train on the points of all clients, as the classifier; y has shape (n,) or (n, c)."""
         if self._is_private:
             raise InputError(
                 "the scheme is private, and targets are standardised by their exact mean and "
@@ -426,5 +341,5 @@ class CodedFedLRegressor(MultiOutputMixin, RegressorMixin, _CodedFedL):  # type:
 
     def predict(self, X: Any) -> FloatArray:  # noqa: N803
         """Return the predicted numbers, in the shape of the training targets."""
-        scores = self._scores(X)
-        return scores[:, 0] if self._flat else scores
+        predicted = np.asarray(self.to_model().predict(self._raw(X)))
+        return predicted if self._flat else predicted.reshape(len(predicted), -1)

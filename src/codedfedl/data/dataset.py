@@ -285,6 +285,8 @@ def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def texts(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
     """Return texts in one column, shape (n, 1), refusing several columns and what is no text."""
+    if values.dtype == object and all(isinstance(cell, str) for cell in values.ravel()):
+        values = values.astype(np.str_)
     column = values.reshape(len(values), -1) if values.ndim in (1, 2) and values.size else values
     if column.ndim != 2 or column.shape[1] != 1 or column.dtype.kind != "U":
         raise InputError(

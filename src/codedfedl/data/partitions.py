@@ -12,7 +12,14 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.random import stream
 
-__all__ = ["PARTITIONS", "mini_batches", "partition", "processing_order"]
+__all__ = [
+    "PARTITIONS",
+    "client_names",
+    "mini_batches",
+    "partition",
+    "processing_order",
+    "shards_by_name",
+]
 
 PARTITIONS = ("sorted", "iid", "dirichlet")
 
@@ -72,6 +79,31 @@ def partition(
         for client, shard in enumerate(np.array_split(order, clients)):
             owner[shard] = client
     return _shards(owner, clients, rng)
+
+
+def client_names(clients: Any, points: int) -> npt.NDArray[np.str_]:
+    """Return the name of each point's client as text; whole numbers are the same in any type."""
+    given = np.asarray(clients, dtype=object)
+    if given.shape != (points,):
+        raise InputError(
+            f"clients has shape {given.shape} where there are {points} points: name the client of "
+            "every point"
+        )
+    names = []
+    for row, name in enumerate(given.tolist()):
+        if str(name) in ("", "None", "nan", "<NA>", "NaT"):
+            raise InputError(f"clients, row {row} (counted from 0) is {name!r}: name the client")
+        whole = isinstance(name, float) and name.is_integer()
+        names.append(str(int(name)) if whole else str(name))
+    return np.array(names)
+
+
+def shards_by_name(
+    names: npt.NDArray[np.str_], seed: int
+) -> tuple[npt.NDArray[np.str_], list[IntArray]]:
+    """Return the clients in the order of their names, and the points of each in random order."""
+    clients, owner = np.unique(names, return_inverse=True)
+    return clients, _shards(owner, len(clients), stream(seed, "partition"))
 
 
 def mini_batches(shards: Sequence[IntArray], batches: int) -> list[list[IntArray]]:

@@ -46,6 +46,11 @@ class Learner(ABC):
         """How many numbers a model has."""
         return prod(self.shape)
 
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Numbers of each tensor of a model, one after another: a rounded message scales each."""
+        return (self.parameters,)
+
     @abstractmethod
     def start(self, rng: np.random.Generator) -> Array:
         """Return the first model, on the host, in float32."""

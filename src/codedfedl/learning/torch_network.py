@@ -92,6 +92,11 @@ class TorchNetwork(Learner):
         """(p,)."""
         return (sum(self._network.sizes),)
 
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Numbers of each of the module's parameters."""
+        return tuple(self._network.sizes)
+
     @cached_property
     def point_macs(self) -> float:
         """What PyTorch counts for one point, forward and backward to the parameters, halved."""

@@ -62,6 +62,8 @@ def save_model(model: Model, path: str | Path) -> None:
         "temperature": model.temperature,
     }
     optional = {name: getattr(model, name) for name in _OPTIONAL}
+    if model.classes is not None and all(isinstance(name, str) for name in model.classes):
+        optional["classes"] = model.classes.astype(np.str_)
     arrays: Arrays = {
         "kind": np.array(_KIND),
         "format": np.array(FORMAT),

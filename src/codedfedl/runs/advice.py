@@ -185,6 +185,21 @@ def advice(
     return _deadline(conduct, option) + client_advice(conduct, killed)
 
 
+def nobody_arrived(records: Sequence[Record]) -> str:
+    """Say what to change where no client answered in time in any round; nothing otherwise."""
+    rounds = [record for record in records if not record.is_setup]
+    if not rounds or any(record.arrived.any() for record in rounds):
+        return ""
+    late = any((record.outcome == LATE).any() for record in rounds)
+    remedy = (
+        "raise federation.deadline" if late else "check that the nodes are up, and see their logs"
+    )
+    return (
+        f"no client answered in time in any of {len(rounds)} rounds, so the model knows only "
+        f"parity at most: {remedy}, and start again"
+    )
+
+
 def client_advice(conduct: Conduct, killed: Mapping[str, int] | None = None) -> list[str]:
     """Say who never answered, who is gone, late again and again, or refused."""
     if not conduct.rounds:

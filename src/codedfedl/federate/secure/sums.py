@@ -23,9 +23,8 @@ from codedfedl.errors import InputError
 from codedfedl.federate.job import MASKED, ask_digest, taken_apart
 from codedfedl.federate.secure.helper import HelperLink
 from codedfedl.federate.secure.terms import Noisy, Plain
-from codedfedl.federate.server.asking import Asking
+from codedfedl.federate.server.asking import Asking, Pending
 from codedfedl.federate.server.checks import RefusedError, whole
-from codedfedl.federate.server.outcomes import Pending, check_ask, check_setup
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account
@@ -131,9 +130,7 @@ class Sums:
         """Return the sum of the masked answers that came in time."""
         asking = self.asking
         tally = asking.tally(ask, round_)
-        check_ask(ask, tally, self.members, self.journal)
         self._check_common(ask.work, np.flatnonzero(tally.loads).tolist())
-        asking.pending.clear()
         numbers = sum(math.prod(shape) for shape in self._shapes(ask.work).values())
         asked = asking.ask(ask, tally, model, sum=facts)
         total = np.zeros(numbers, dtype=np.uint32)
@@ -153,8 +150,7 @@ class Sums:
             raise InputError(
                 f"no client takes part in this sum; {self.members.names[client]}: {reason}"
             )
-        if ask.setup:
-            check_setup(ask, tally, self.members, asking.transport.now() - tally.began)
+        asking.check_answered(ask, tally)
         record = tally.record(asking.transport.now(), asking.gone())
         return Exchange(record, float(counted.sum()), {MASKED: total}, counted=counted)
 

@@ -1,27 +1,32 @@
-"""How the server asks the members of a federation, and what it asked that is not answered yet."""
+"""How the server asks the members of a federation, and what becomes of their answers.
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+What silence, or a plan for nobody, means for the run is decided here too: for single answers and
+for sums alike.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import Array, to_host
-from codedfedl.core.client import work_to
+from codedfedl.arrays import Array, FloatArray, IntArray, to_host
+from codedfedl.core.client import Prepare, work_to
 from codedfedl.core.loop import loads_of
-from codedfedl.core.protocol import Ask, Task
-from codedfedl.core.record import REFUSED
+from codedfedl.core.masked import Masked
+from codedfedl.core.protocol import Ask, Reply, Task
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, Record
+from codedfedl.core.work import Work
+from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.server.checks import RefusedError, answer_bytes
-from codedfedl.federate.server.outcomes import Pending, Tally
 from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
+from codedfedl.fitting.drift import Timings
 from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal, Members
-
-Take = Callable[[Arrival, Pending], bool]
-"""Takes an answer to a question; returns whether there was time to judge it."""
+from codedfedl.runs.watching import probed_seconds
 
 LIFE_IN_DEADLINES = 20
 """After so many deadlines a late answer is not waited for any more."""
@@ -31,6 +36,118 @@ EMBEDDING_SHARE, ENCODING_SHARE = 0.25, 0.5
 
 SLACK, HEADER_BYTES = 4, 2**20
 """An answer may be so many times too large, beside its headers, and is refused by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A question that is not answered yet, and the model that it is about."""
+
+    client: int
+    round: int
+    model: Array | None
+    work: Work
+    load: int
+    asked: float
+
+
+Take = Callable[[Arrival, Pending], bool]
+"""Takes an answer to a question; returns whether there was time to judge it."""
+
+
+@dataclass
+class Tally:
+    """What is known of an exchange while it is under way.
+
+    Attributes
+    ----------
+    loads : array of shape (n,)
+        Points that each client is asked for.
+    refusals
+        Why answers were refused, by client.
+    problems
+        Why nodes could not answer, by client.
+    outcome : array of shape (n,)
+        What became of each client's answer: this alone decides, and the rest explains it. Whoever
+        is asked for points is late until it answers.
+    """
+
+    round: int
+    began: float
+    deadline: float
+    loads: IntArray
+    refusals: dict[int, str] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
+    suspects: tuple[int, ...] = ()
+    busy: tuple[int, ...] = ()
+    late_answers: list[tuple[int, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        n = len(self.loads)
+        self.outcome = np.where(self.loads > 0, LATE, NOT_ASKED).astype(np.int8)
+        self.when: FloatArray = np.full(n, np.inf)
+        self.compute: FloatArray = np.full(n, np.nan)
+        self.distances: FloatArray = np.full((2, n), np.nan)
+
+    @property
+    def until(self) -> float:
+        """When the exchange ends, on the transport's clock."""
+        return self.began + self.deadline
+
+    def arrived(self, arrival: Arrival) -> None:
+        """Note an answer that counts, unless it is refused later."""
+        self.outcome[arrival.client] = ARRIVED
+        self.when[arrival.client] = arrival.when - self.began
+        seconds = arrival.facts.get("seconds")
+        if isinstance(seconds, float) and 0 <= seconds < np.inf:
+            self.compute[arrival.client] = seconds
+
+    def refused(self, client: int, why: str) -> None:
+        """Note an answer that does not count."""
+        self.outcome[client] = REFUSED
+        self.when[client], self.compute[client] = np.inf, np.nan
+        self.refusals[client] = why
+
+    def timings(self, length: float) -> Timings:
+        """Return how long clients took in a round of some length, as far as it tells.
+
+        Clients that were refused, or busy with an earlier round, tell nothing.
+        """
+        loads = np.where(np.isin(self.outcome, (NOT_ASKED, REFUSED)), 0, self.loads)
+        loads[list(self.busy)] = 0
+        return Timings.until(loads, self.when, self.outcome == ARRIVED, length)
+
+    def timings_of_all(self, replies: Iterable[Reply], held: IntArray) -> Timings:
+        """Return the same where clients choose their points, late answers included.
+
+        Whoever may embed more points first takes longer for that, which is no delay. So only
+        answers for all points of a client are timed.
+        """
+        loads, seconds = np.zeros_like(self.loads), self.when.copy()
+        for reply in replies:
+            whole = reply.points == held[reply.client]
+            loads[reply.client] = reply.points if whole else 0
+        for client, late in self.late_answers:
+            seconds[client] = late
+        loads[~np.isfinite(seconds)] = 0
+        return Timings(loads, np.where(loads > 0, seconds, 0.0), loads > 0)
+
+    def record(self, now: float, gone: Collection[int]) -> Record:
+        """Close the exchange: late clients that are no longer connected count as dropped."""
+        is_gone = np.isin(np.arange(len(self.loads)), list(gone))
+        return Record(
+            round=self.round,
+            deadline=self.deadline,
+            seconds=now - self.began,
+            loads=self.loads,
+            outcome=np.where(is_gone & (self.outcome == LATE), DROPPED, self.outcome),
+            arrival_times=self.when,
+            compute=self.compute,
+            refusals=tuple(self.refusals.items()),
+            distances=self.distances,
+            suspects=self.suspects,
+            busy=self.busy,
+            late_answers=tuple(self.late_answers),
+        )
 
 
 class Asking:
@@ -97,11 +214,14 @@ class Asking:
         """Begin an exchange with all who are not left out; every wait is limited."""
         loads = loads_of(ask, self.task)
         loads[list(self.excluded)] = 0
+        self._check_ask(ask, loads)
+        if not ask.keep_late:
+            self.pending.clear()  # whoever is late with an earlier round need not answer it
         deadline = ask.wait.deadline
         if not np.isfinite(deadline):
             limit = None if ask.setup else self.config.deadline
             deadline = limit or self.config.setup_timeout
-        return Tally.start(loads, round_, self.transport.now(), deadline)
+        return Tally(round_, self.transport.now(), deadline, loads)
 
     def ask(
         self, ask: Ask, tally: Tally, model: Array | None, **facts: Mapping[str, Any]
@@ -115,8 +235,7 @@ class Asking:
         """
         busy = {pending.client for pending in self.pending.values()}
         here = self.journal.kept() if ask.work.once else {}
-        for j in here:
-            tally.answered_before(j)
+        tally.outcome[list(here)], tally.when[list(here)] = ARRIVED, 0.0
         share = ENCODING_SHARE if ask.setup else EMBEDDING_SHARE
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
         tally.busy = tuple(j for j in sorted(busy) if tally.loads[j] and j not in here)
@@ -154,8 +273,8 @@ class Asking:
         asked
             The questions of this exchange; answers to others are late.
         """
-        counts = {"fresh": tally.arrived_already, "late": 0}
-        expected = len(asked) + tally.arrived_already
+        already = int(((tally.outcome == ARRIVED) & (tally.when == 0.0)).sum())
+        counts = {"fresh": already, "late": 0}
         for arrival in self.transport.gather(set(self.pending), tally.until):
             pending = self.pending.pop(arrival.question)
             if not ask.keep_late and tally.until < arrival.when < np.inf:
@@ -167,7 +286,7 @@ class Asking:
                     tally.late_answers.append((arrival.client, arrival.when - pending.asked))
             if pending.work.once and not ask.secure and tally.outcome[pending.client] == REFUSED:
                 self.excluded.add(pending.client)  # its one-time answer is unusable
-            if ask.wait.enough(**counts, expected=expected):
+            if ask.wait.enough(**counts, expected=len(asked) + already):
                 break
 
     def _accept(self, tally: Tally, arrival: Arrival, pending: Pending, take: Take) -> bool:
@@ -182,14 +301,18 @@ class Asking:
         elif arrival.status == "malformed":
             why = arrival.reason
         elif arrival.status in ("problem", "gone"):
-            tally.dropped(client)
+            tally.outcome[client] = DROPPED
         if arrival.status == "problem":
             self.say(f"{name}: {arrival.reason}")
             tally.problems[client] = arrival.reason
         if why:
-            self.say(f"refused: {name}: {why}")
-            tally.refused(client, why)
+            self.refuse(tally, client, why)
         return False
+
+    def refuse(self, tally: Tally, client: int, why: str) -> None:
+        """Refuse an answer, and say why."""
+        self.say(f"refused: {self.members.names[client]}: {why}")
+        tally.refused(client, why)
 
     def note_points(self, exchange: Exchange) -> None:
         """Remember how many points each member's answer was for."""
@@ -197,3 +320,62 @@ class Asking:
             self.answered[reply.client] = reply.points
         if exchange.counted is not None:
             self.answered = np.where(exchange.counted > 0, exchange.counted, self.answered)
+
+    # What ends a run.
+
+    def _check_ask(self, ask: Ask, loads: IntArray) -> None:
+        """Refuse what a federation cannot play, and a round in which nobody is asked."""
+        if ask.server_work is not None:
+            raise InputError(
+                "the scheme asks how long the server itself takes, which only a simulation plays: "
+                "a real server computes when the round has ended; leave server_work out of the ask"
+            )
+        if not ask.setup and not loads.any():
+            raise InputError(
+                f"none of {len(self.members.names)} clients is asked for any points: the plan "
+                "found no client fast enough, or all are left out; start again with a larger "
+                f"federation.deadline{self._probes_took()}, or see why their answers were refused"
+            )
+
+    def check_answered(self, ask: Ask, tally: Tally) -> None:
+        """End a run that cannot go on without answers that did not come."""
+        if np.isfinite(ask.wait.deadline) or isinstance(ask.work, Prepare):
+            return
+        if ask.setup:
+            self._check_setup(ask, tally)
+        elif not ask.keep_late and not ask.secure and not (tally.outcome == ARRIVED).any():
+            raise InputError(
+                f"no client answered in round {tally.round + 1} within {tally.deadline:g} s: see "
+                "that the nodes are up and run this again, or start again with a larger "
+                f"federation.deadline{self._probes_took()}"
+            )
+
+    def _check_setup(self, ask: Ask, tally: Tally) -> None:
+        """Refuse to begin without what the scheme waits for from everybody."""
+        playing = np.flatnonzero(tally.loads).tolist()
+        silent = [j for j in playing if tally.outcome[j] not in (ARRIVED, REFUSED)]
+        work = ask.work.work if isinstance(ask.work, Masked) else ask.work
+        kind = work.kind.replace("_", " ")
+        names = [self.members.names[j] for j in silent]
+        if troubled := [j for j in silent if j in tally.problems]:
+            trouble = "; ".join(
+                f"{self.members.names[j]}: {tally.problems[j]}" for j in troubled[:3]
+            )
+            raise InputError(
+                f"no {kind} from {', '.join(names)} ({trouble}): fix that and run this again, or "
+                f"with federation.without={names} to continue without them"
+            )
+        if silent:
+            waited = self.transport.now() - tally.began
+            raise InputError(
+                f"no {kind} from {', '.join(names)} within {waited:.3g} s: look at their logs and "
+                "run this again, with a larger federation.setup_timeout, or with "
+                f"federation.without={names} to continue without them"
+            )
+        if (tally.outcome[playing] == REFUSED).all():
+            raise InputError(f"all {kind} was refused: see the log for the reasons")
+
+    def _probes_took(self) -> str:
+        """Say what the measurements before the first round suggest."""
+        probed = probed_seconds(self.journal)
+        return f" (answers to the probes took up to {max(probed.values()):.3g} s)" if probed else ""

@@ -4,8 +4,9 @@ Whatever a client answers is checked before it counts, and what is wrong with on
 hold the others up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from codedfedl.core.protocol import SUM, Ask, Inbox, Reply
 from codedfedl.core.record import SETUP
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
-from codedfedl.federate.server.asking import Asking
+from codedfedl.federate.server.asking import Asking, Pending, Tally
 from codedfedl.federate.server.checks import NormBounds, RefusedError, checked_answer
 from codedfedl.federate.server.evidence import (
     Evidence,
@@ -27,19 +28,56 @@ from codedfedl.federate.server.evidence import (
     squared_weights,
 )
 from codedfedl.federate.server.judging import Judge, coherent, intolerable
-from codedfedl.federate.server.outcomes import (
-    Pending,
-    Recalled,
-    Tally,
-    check_ask,
-    check_setup,
-    check_somebody,
-)
 from codedfedl.federate.transport import Arrival
 from codedfedl.runs.exchange import Exchange
 
 if TYPE_CHECKING:
     from codedfedl.federate.secure.sums import Sums
+
+
+class Recalled:
+    """The questions of a journal that are not answered yet, one per client at most.
+
+    A client is asked again only once its last question is answered or over. So an answer is to
+    the client's last question, however many rounds ago that was.
+
+    Parameters
+    ----------
+    names
+        Of the clients.
+    folder
+        Of the journal's exchanges, for errors.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        self._names, self._folder = names, folder
+        self._open: dict[int, tuple[int, Array]] = {}  # round and model, by client
+
+    def __len__(self) -> int:
+        """Return how many clients have a question that is not answered."""
+        return len(self._open)
+
+    def with_models(self, exchange: Exchange, ask: Ask, model: Array, round_: int) -> Exchange:
+        """Return the next exchange of the journal, its replies with their models."""
+        record = exchange.record
+        if not ask.keep_late:
+            self._open.clear()
+        asked = set(np.flatnonzero(record.loads).tolist()) - set(record.busy)
+        self._open |= dict.fromkeys(asked, (round_, model))
+        replies = tuple(replace(reply, model=self._model(reply)) for reply in exchange.replies)
+        for j in (*record.answered, *exchange.stored):
+            self._open.pop(j, None)
+        return replace(exchange, replies=replies)
+
+    def _model(self, reply: Reply) -> Array:
+        asked, model = self._open.get(reply.client, (None, None))
+        if asked != reply.round:
+            raise InputError(
+                f"{self._folder} does not add up: {self._names[reply.client]} answers round "
+                f"{reply.round + 1}, which it was not asked for; restore it from a copy, or start "
+                "again with another --out"
+            )
+        return model
 
 
 class Federation:
@@ -99,11 +137,7 @@ class Federation:
                 )
             self.last = self.sums.exchange(ask, model, round_)
             return self._inbox(ask, self.last)
-        asking = self.asking
-        if not ask.keep_late:
-            asking.pending.clear()  # whoever is late with an earlier round need not answer it
-        tally = asking.tally(ask, round_)
-        check_ask(ask, tally, self.members, self.journal)
+        asking, tally = self.asking, self.asking.tally(ask, round_)
         asked = asking.ask(ask, tally, model)
         replies: list[Reply] = []
         measured: dict[int, Measured] = {}
@@ -132,9 +166,7 @@ class Federation:
             asking.gather(ask, tally, asked, take)
         refused = self._refused(measured, tally)
         replies = [reply for reply in replies if reply.client not in refused]
-        if ask.setup:
-            check_setup(ask, tally, self.members, asking.transport.now() - tally.began)
-        check_somebody(ask, tally, self.journal)
+        asking.check_answered(ask, tally)
         self.last = self._closed(ask, tally, replies)
         return self._inbox(ask, self.last)
 
@@ -181,8 +213,7 @@ class Federation:
         tally.suspects = tuple(self.judge.close_to_refused)
         for client in measured:
             if client in refused:
-                self.asking.say(f"refused: {self.members.names[client]}: {refused[client]}")
-                tally.refused(client, refused[client])
+                self.asking.refuse(tally, client, refused[client])
         return refused
 
     def _inbox(self, ask: Ask, exchange: Exchange) -> Inbox:

@@ -27,14 +27,13 @@ from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.judging import Watch, suspects_of
 from codedfedl.federate.server.measuring import agree_on_scaling, probe
 from codedfedl.federate.server.meeting import job_of, meet, wait_for
-from codedfedl.federate.server.outcomes import nobody_arrived
 from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.transport import Say, Transport
 from codedfedl.io.files import synced
 from codedfedl.learning.features import map_settings
 from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.models.model import Model
-from codedfedl.runs.advice import Conduct, advice
+from codedfedl.runs.advice import Conduct, advice, nobody_arrived
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
