@@ -145,7 +145,8 @@ def test_sums_of_gradients_have_a_fast_path(digits: Any, work: Work) -> None:
     inbox = FastSums(problem.batches).inboxes([asked])[0]
     assert inbox.points == 261
     clients = {
-        j: SimulatedClient(problem.batches, j, 0, learner=learner) for j in np.flatnonzero(arrived)
+        j: SimulatedClient(problem.batches, j, 0, learner=learner)
+        for j in np.flatnonzero(arrived).tolist()
     }
     answers = [work.for_client(j).answer(c, int(loads[j]), model) for j, c in clients.items()]
     total = sum(answer.arrays["gradient"] for answer in answers)
