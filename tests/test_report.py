@@ -8,7 +8,6 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from codedfedl import Fleet, InputError
-from codedfedl.planning.gains import gain_by_alpha
 from codedfedl.report.comparison import UNITS, verdict
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.fleet_tables import duration
@@ -18,6 +17,7 @@ from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import outcomes
 from codedfedl.report.story import Story
 from codedfedl.report.timeline import TIMELINE, timeline_figure
+from codedfedl.reproduce.paper_results import gain_by_alpha
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate
 from tests.virtual import simulation, small

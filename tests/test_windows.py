@@ -33,7 +33,7 @@ def test_a_window_holds_the_most_points_whose_computation_fits(fleet: Fleet, win
     assert ((done + 1) / fleet.rate * slow >= window * (1 - 1e-12)).all()
 
 
-def test_measured_and_slower_clients_have_windows_too() -> None:
+def test_measured_and_mixed_clients_have_windows_too() -> None:
     fleet = Fleet(points=[9, 9], rate=[2, 4], alpha=2, packet_time=1, erasure=0.1)
     measured = MeasuredDelays([[0.5, 2.0], [0.0, np.inf]], [[1.0, 1.0], [1.0, np.inf]])
     chance = measured.draw(50, np.random.default_rng(2))
@@ -51,11 +51,8 @@ def test_measured_and_slower_clients_have_windows_too() -> None:
         columns[:, 1], measured.points_within(5.0, both.draws["measured"])[:, 1]
     )
 
-    chance = fleet.draw(50, np.random.default_rng(4))
-    slowed = DelayModel.slowed(fleet, [2.0, 1.0])  # as any model is slowed
-    np.testing.assert_array_equal(
-        slowed.points_within(5.0, chance), fleet.slowed([2.0, 1.0]).points_within(5.0, chance)
-    )
+    slower = mixed.slowed([2.0, 0.5])
+    np.testing.assert_array_equal(slower.points_within([10.0, 2.5], both), columns)
 
 
 def test_a_model_without_windows_says_so() -> None:

@@ -1,7 +1,6 @@
 """Plans that charge the set-up: `codedfedl plan --excess`, `--within` and `--rounds`."""
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from codedfedl.cli.output import View
@@ -11,7 +10,7 @@ from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Patches, Structured, Tiles
 from codedfedl.planning.cold_start import best_cold_start
-from codedfedl.planning.hours import Training, cheapest_plan, plan_hours
+from codedfedl.planning.hours import HoursPlan, Training, cheapest_plan
 from codedfedl.planning.maps import MapCost, best_map, plan_maps
 from codedfedl.planning.plan import Plan
 from codedfedl.report.fleet_tables import duration
@@ -145,32 +144,26 @@ def plan_for_rounds(
     """
     macs = work.inputs * work.features
     dense = Training(work.workload, macs, work.batches, rounds, work.step, mixing=0)
-    chosen, _ = cheapest_plan(clients, rounds, partial(dense.setup_seconds, clients))
+    chosen = cheapest_plan(clients, dense).plan
     structured = Structured(work.features).macs(work.inputs)
     sparse = replace(dense, feature_macs=structured, mixing=LEAST_MIXING)
-    rule, seconds = cheapest_plan(clients, rounds, partial(sparse.setup_seconds, clients))
-    setup_seconds = sparse.setup_seconds(clients, rule.parity_rows)
-    charged: dict[str, Any] = {
-        "rule": _times(rule, setup_seconds, seconds),
-        "hours": None,
-        "rule_costs": None,
-    }
+    rule = cheapest_plan(clients, sparse)
+    charged: dict[str, Any] = {"rule": _times(rule), "hours": None, "rule_costs": None}
     try:
-        free = plan_hours(clients, sparse, EXCESS_BOUND)
+        free = cheapest_plan(clients, sparse, EXCESS_BOUND)
     except InputError:  # some clients are rarely available: only the rule has a plan
         return chosen, charged
-    times = _times(free.plan, free.setup_seconds, free.seconds)
-    charged["hours"] = {**times, "excess_bound": free.excess}
-    charged["rule_costs"] = seconds / free.seconds
+    charged["hours"] = {**_times(free), "excess_bound": free.excess}
+    charged["rule_costs"] = rule.seconds / free.seconds
     return chosen, charged
 
 
-def _times(plan: Plan, setup_seconds: float, seconds: float) -> dict[str, Any]:
+def _times(charged: HoursPlan) -> dict[str, Any]:
     return {
-        "deadline_s": plan.deadline,
-        "parity_rows": plan.parity_rows,
-        "setup_s": setup_seconds,
-        "total_s": seconds,
+        "deadline_s": charged.plan.deadline,
+        "parity_rows": charged.plan.parity_rows,
+        "setup_s": charged.setup_seconds,
+        "total_s": charged.seconds,
     }
 
 

@@ -26,16 +26,7 @@ __all__ = ["FEWEST_TO_JUDGE", "QUANTITIES", "ClientTimes", "Fitted"]
 FEWEST_TO_JUDGE = 8
 """Minimum number of replies for judging how well the model fits a client."""
 
-QUANTITIES = (
-    "rate",
-    "alpha",
-    "packet_time",
-    "erasure",
-    "packet_time_up",
-    "erasure_up",
-    "overhead",
-    "availability",
-)
+QUANTITIES = tuple(DelayParameters.names()[1:])  # without the client's name
 _BOOTSTRAP_SAMPLES = 999
 _LEAST_COMPUTE_SHARE = 1e-3  # of a time: a fleet has a finite rate, whatever was measured
 _MAX_ALPHA = 1e4  # likewise

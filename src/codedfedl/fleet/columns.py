@@ -16,28 +16,13 @@ from codedfedl.io.notebook import html_table
 __all__ = ["Columns", "checked_points", "client_names"]
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Where a quantity must lie, and the sentence that says so."""
-
-    low: float
-    high: float
-    sentence: str
-    includes_low: bool = False
-    includes_high: bool = False
-
-    def outside(self, values: FloatArray) -> npt.NDArray[np.bool_]:
-        above = values >= self.low if self.includes_low else values > self.low
-        below = values <= self.high if self.includes_high else values < self.high
-        return ~(above & below)  # NaN is outside
-
-
-_POSITIVE = _Range(0.0, inf, "must be finite and above 0")
-_DURATION = _Range(0.0, inf, "must be finite and at least 0", includes_low=True)
-_ERASURE = _Range(0.0, 1.0, "must be at least 0 and below 1", includes_low=True)
+# The least value that is allowed, the least that is too large, and the sentence that says so.
+_POSITIVE = (5e-324, inf, "must be finite and above 0")
+_DURATION = (0.0, inf, "must be finite and at least 0")
+_ERASURE = (0.0, 1.0, "must be at least 0 and below 1")
 
 _RANGES = {
-    "points": _Range(0.0, 2.0**53, "must be a whole number from 0 to 2^53", includes_low=True),
+    "points": (0.0, 2.0**53, "must be a whole number from 0 to 2^53"),
     "rate": _POSITIVE,
     "mac_rate": _POSITIVE,
     "bit_rate": _POSITIVE,
@@ -48,7 +33,7 @@ _RANGES = {
     "erasure": _ERASURE,
     "erasure_up": _ERASURE,
     "overhead": _DURATION,
-    "availability": _Range(0.0, 1.0, "must be between 0 and 1", True, True),
+    "availability": (0.0, 1 + 2.0**-52, "must be between 0 and 1"),
 }
 
 
@@ -61,17 +46,15 @@ class Columns:
 
     client: npt.NDArray[Any]
 
-    def _check_and_store(
-        self, client: npt.ArrayLike | None, columns: Mapping[str, npt.ArrayLike | None]
-    ) -> None:
-        given: dict[str, Any] = {
-            name: columns[name.removesuffix("_up")] if values is None else values
-            for name, values in columns.items()
-        }
-        sizes = [len(values) for values in (*given.values(), client) if np.ndim(values) == 1]
-        names = client_names(client, sizes[0] if sizes else 1)
-        checked = {name: _checked(name, values, names) for name, values in given.items()}
-        for name, array in {"client": names, **checked}.items():
+    def _check_and_store(self, arguments: Mapping[str, Any]) -> None:
+        """Take every column from the constructor's arguments."""
+        given = {name: arguments[name] for name in self.names() if name != "client"}
+        for name, values in given.items():
+            given[name] = given[name.removesuffix("_up")] if values is None else values
+        sizes = [len(v) for v in (*given.values(), arguments["client"]) if np.ndim(v) == 1]
+        client = client_names(arguments["client"], sizes[0] if sizes else 1)
+        checked = {name: _checked(name, values, client) for name, values in given.items()}
+        for name, array in {"client": client, **checked}.items():
             array.flags.writeable = False
             object.__setattr__(self, name, array)
 
@@ -166,7 +149,8 @@ def _checked(name: str, values: npt.ArrayLike, client: npt.NDArray[Any]) -> Floa
             f"{name} has shape {array.shape} where there are {len(client)} clients: "
             "give one number per client"
         )
-    outside = _RANGES[name].outside(array)
+    least, limit, _ = _RANGES[name]
+    outside = ~((array >= least) & (array < limit))  # NaN is outside
     if outside.any():
         raise _refusal(name, array, outside, client)
     return array
@@ -180,5 +164,5 @@ def _refusal(
     others = int(wrong.sum()) - 1
     also = f" (and {others} more)" if others else ""
     return InputError(
-        f"{name} of client {client[first]} is {values[first]:g}{also}: {_RANGES[name].sentence}"
+        f"{name} of client {client[first]} is {values[first]:g}{also}: {_RANGES[name][2]}"
     )

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.fleet.round_time import asymmetric_cdf, symmetric_cdf
@@ -73,6 +73,11 @@ class DelayModel(ABC):
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
 
+    @property
+    def parameters(self) -> "DelayParameters | None":
+        """The paper's parameters, where all clients follow its formula."""
+        return None
+
     @abstractmethod
     def take(self, clients: IntArray | slice) -> Self:
         """Return the same model for some of the clients."""
@@ -104,30 +109,6 @@ class DelayModel(ABC):
         It is the largest load whose computation, without link or overhead, lasts no longer.
         """
         raise self._lacks("points_within", "windows")
-
-    def in_window(
-        self, window: npt.ArrayLike, least: npt.ArrayLike, most: npt.ArrayLike, chance: Chances
-    ) -> tuple[IntArray, FloatArray, Mask]:
-        """Return what clients finish that compute for some seconds, and then answer.
-
-        Parameters
-        ----------
-        window : seconds, shape (n,) or one number
-            From the model's arrival on.
-        least : array of shape (n,)
-            Points of an answer: a client that has not finished so many computes on until it has.
-        most : array of shape (n,)
-            Points that it may process: it answers early once they are finished.
-
-        Returns
-        -------
-        points : array of shape (n,)
-        seconds : array of shape (n,)
-            T, from the round's start until the answer arrives; ∞ if no reply comes.
-        within : array of shape (n,)
-            Who has finished `least` points when the window ends.
-        """
-        raise self._lacks("in_window", "windows")
 
     def sample(self, loads: npt.ArrayLike, rounds: int, rng: np.random.Generator) -> FloatArray:
         """Draw T for every round and client, shape (rounds, n); ∞ if no reply comes."""
@@ -171,7 +152,7 @@ class DelayModel(ABC):
 
     def slowed(self, factor: npt.ArrayLike) -> "DelayModel":
         """Return clients for which everything takes `factor` times as long, shape (n,)."""
-        return _SlowedDelays(self, np.asarray(factor, dtype=np.float64))
+        raise self._lacks("slowed", "slower clients")
 
     def _lacks(self, methods: str, needed_for: str) -> InputError:
         return InputError(
@@ -227,17 +208,12 @@ class DelayParameters(Columns, DelayModel):
         availability: npt.ArrayLike = 1.0,
         client: npt.ArrayLike | None = None,
     ) -> None:
-        columns = {
-            "rate": rate,
-            "alpha": alpha,
-            "packet_time": packet_time,
-            "erasure": erasure,
-            "packet_time_up": packet_time_up,
-            "erasure_up": erasure_up,
-            "overhead": overhead,
-            "availability": availability,
-        }
-        self._check_and_store(client, columns)
+        self._check_and_store(locals())
+
+    @property
+    def parameters(self) -> Self:
+        """These."""
+        return self
 
     @property
     def symmetric(self) -> npt.NDArray[np.bool_]:
@@ -291,19 +267,6 @@ class DelayParameters(Columns, DelayModel):
         """⌊w·μ/(1 + E)⌋ points."""
         return points_within(window, self.rate, self.alpha, chance.draws["slowness"])
 
-    def in_window(
-        self, window: npt.ArrayLike, least: npt.ArrayLike, most: npt.ArrayLike, chance: Chances
-    ) -> tuple[IntArray, FloatArray, Mask]:
-        """⌊w·μ/(1 + E)⌋ points with one E ~ Exp(α) for all of them, and when they arrive."""
-        a_point = (1 + chance.draws["slowness"] / self.alpha) / self.rate
-        window, most = np.asarray(window, dtype=np.float64), np.asarray(most, dtype=np.int64)
-        least = np.minimum(least, most)
-        finished = np.minimum(window / a_point, most).astype(np.int64)
-        points = np.maximum(finished, least)
-        compute = np.minimum(np.maximum(window, points * a_point), most * a_point)
-        link = self.seconds(np.zeros(len(self)), chance)
-        return points, compute + link, finished >= least
-
     def bulk(
         self,
         work: npt.ArrayLike,
@@ -348,63 +311,3 @@ class DelayParameters(Columns, DelayModel):
             packet_time_up=self.packet_time_up * factor,
             overhead=self.overhead * factor,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _SlowedDelays(DelayModel):
-    """Any delay model, on a slower clock for each client."""
-
-    model: DelayModel
-    factor: FloatArray
-
-    @property
-    def client(self) -> npt.NDArray[Any]:  # type: ignore[override]
-        return self.model.client
-
-    @property
-    def points(self) -> FloatArray | None:  # type: ignore[override]
-        return self.model.points
-
-    @property
-    def availability(self) -> FloatArray:
-        return self.model.availability
-
-    def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
-        return self.model.cdf(loads, np.asarray(t, dtype=np.float64) / self.factor)
-
-    def take(self, clients: IntArray | slice) -> "_SlowedDelays":
-        return _SlowedDelays(self.model.take(clients), self.factor[clients])
-
-    def mean(self, loads: npt.ArrayLike) -> FloatArray:
-        return self.model.mean(loads) * self.factor
-
-    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
-        return self.model.draw(rounds, rng)
-
-    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
-        return self.model.seconds(loads, chance) * self.factor
-
-    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
-        seconds = np.asarray(window, dtype=np.float64) / self.factor
-        return self.model.points_within(seconds, chance)
-
-    def in_window(
-        self, window: npt.ArrayLike, least: npt.ArrayLike, most: npt.ArrayLike, chance: Chances
-    ) -> tuple[IntArray, FloatArray, Mask]:
-        shorter = np.asarray(window, dtype=np.float64) / self.factor
-        points, seconds, within = self.model.in_window(shorter, least, most, chance)
-        return points, seconds * self.factor, within
-
-    def bulk(
-        self,
-        work: npt.ArrayLike,
-        packets: npt.ArrayLike,
-        rng: np.random.Generator,
-        *,
-        per_point: float = 1.0,
-    ) -> tuple[FloatArray, FloatArray]:
-        compute, upload = self.model.bulk(work, packets, rng, per_point=per_point)
-        return compute * self.factor, upload * self.factor
-
-    def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
-        return self.model.upload(packets, rng) * self.factor

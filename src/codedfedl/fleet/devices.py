@@ -79,18 +79,7 @@ class Fleet(DelayParameters):
         availability: npt.ArrayLike = 1.0,
         client: npt.ArrayLike | None = None,
     ) -> None:
-        columns = {
-            "points": points,
-            "rate": rate,
-            "alpha": alpha,
-            "packet_time": packet_time,
-            "erasure": erasure,
-            "packet_time_up": packet_time_up,
-            "erasure_up": erasure_up,
-            "overhead": overhead,
-            "availability": availability,
-        }
-        self._check_and_store(client, columns)
+        self._check_and_store(locals())
         object.__setattr__(self, "points", checked_points(self.points, self.client))
 
     @classmethod
@@ -204,17 +193,7 @@ class Devices(Columns):
         availability: npt.ArrayLike = 1.0,
         client: npt.ArrayLike | None = None,
     ) -> None:
-        columns = {
-            "mac_rate": mac_rate,
-            "bit_rate": bit_rate,
-            "alpha": alpha,
-            "erasure": erasure,
-            "bit_rate_up": bit_rate_up,
-            "erasure_up": erasure_up,
-            "overhead": overhead,
-            "availability": availability,
-        }
-        self._check_and_store(client, columns)
+        self._check_and_store(locals())
 
     def parameters(self, workload: Workload) -> DelayParameters:
         """Return how long a point and a packet of a workload take these devices."""

@@ -96,6 +96,14 @@ class MeasuredDelays(DelayModel):
         """Share of the measurements with a reply, shape (n,)."""
         return np.asarray(self._replied.sum(-1) / self._count, dtype=np.float64)
 
+    def slowed(self, factor: npt.ArrayLike) -> "MeasuredDelays":
+        """Return clients for which every measurement takes `factor` times as long, shape (n,)."""
+        times = (np.ones(len(self)) * np.asarray(factor))[:, None]
+        model = self.take(slice(None))
+        for name in ("per_point", "fixed"):
+            object.__setattr__(model, name, getattr(self, name) * times)
+        return model
+
     @property
     def _count(self) -> IntArray:
         return np.asarray((~np.isnan(self.fixed)).sum(-1))
@@ -203,6 +211,10 @@ class MixedDelays(DelayModel):
     def availability(self) -> FloatArray:
         """Probability that a reply ever arrives, shape (n,)."""
         return self._by_model(self.formula.availability, self.measured.availability)
+
+    def slowed(self, factor: npt.ArrayLike) -> "MixedDelays":
+        """Return clients for which everything takes `factor` times as long, shape (n,)."""
+        return MixedDelays(self.formula.slowed(factor), self.measured.slowed(factor), self.follows)
 
     def _by_model(self, formula: FloatArray, measured: FloatArray) -> FloatArray:
         return np.where(self.follows, formula, measured)

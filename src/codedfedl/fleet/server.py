@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayParameters
 
 __all__ = ["Server", "ServerWork"]
 
@@ -34,6 +35,13 @@ class Server:
                 raise InputError(f"the server's {name} is {value:g}: must be finite and above 0")
         if self.max_rows != int(self.max_rows):
             raise InputError(f"the server's max_rows is {self.max_rows}: must be a whole number")
+
+    def beside(self, clients: DelayParameters) -> DelayParameters:
+        """Return the clients and, as one more of them, the server."""
+        node = {"rate": self.rate, "alpha": self.alpha, "availability": 1.0}
+        names = DelayParameters.names()[1:]
+        columns = {name: np.append(getattr(clients, name), node.get(name, 0.0)) for name in names}
+        return DelayParameters(**columns)
 
     def return_probability(self, rows: int, t: float) -> float:
         """P(T_C ≤ t) with a number of rows."""

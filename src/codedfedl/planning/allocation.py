@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import FOREVER, DelayModel, DelayParameters, points_of
+from codedfedl.fleet.delays import DelayModel, points_of
 from codedfedl.planning.bisection import AsymmetricLinks, Bisection
 from codedfedl.planning.concave_pieces import concave_best_loads
 from codedfedl.planning.piece_ranges import BestLoads, SymmetricClients
@@ -96,9 +96,9 @@ def minimum_deadline(
     if not target > 0:
         raise InputError(f"the target is {target:g} points: must be above 0")
     held = points_of(delays, points)
-    reachable = _limit(delays, held)
+    reachable = float(held @ delays.availability)
     # The paper's model approaches its limit and never reaches it; measured delays do.
-    if target > reachable or (target == reachable and isinstance(delays, DelayParameters)):
+    if target > reachable or (target == reachable and delays.parameters is not None):
         raise InputError(
             f"an expected return of {target:g} points is out of reach: {reachable:g} of "
             f"{held.sum():g} return however long the server waits; raise the redundancy above "
@@ -108,20 +108,13 @@ def minimum_deadline(
     return _smallest(_solver(delays, held, whole), target, start)
 
 
-def _limit(model: DelayModel, points: FloatArray) -> float:
-    """Return the points that come back when the server waits for ever."""
-    if isinstance(model, DelayParameters):
-        return float(points @ model.availability)
-    return float(expected_return(model, points, FOREVER).sum())
-
-
 def _starting_time(model: DelayModel, points: FloatArray, target: float, whole: bool) -> float:
     """Guess the deadline from a sample of a large fleet, in the units of its time."""
     if len(points) > _CLIENTS_PER_SAMPLE:
         every_sixteenth = slice(None, None, 16)
         sample, held = model.take(every_sixteenth), points[every_sixteenth]
         share = held.sum() / points.sum()
-        if _limit(sample, held) > target * share:
+        if held @ sample.availability > target * share:
             return minimum_deadline(sample, target * share, points=held, whole=whole).t
     return 1.0
 
@@ -182,17 +175,17 @@ def _parts(
     Many clients with symmetric links are solved in parts that fit the cache. Threads do not help:
     each array operation is about as short as a change of thread.
     """
-    everybody = np.arange(len(points))
-    if not isinstance(model, DelayParameters) or not (whole or model.symmetric.all()):
-        if not whole:
-            raise InputError("continuous loads need symmetric links and the paper's delay model")
+    everybody, formula = np.arange(len(points)), model.parameters
+    if not whole and (formula is None or not formula.symmetric.all()):
+        raise InputError("continuous loads need symmetric links and the paper's delay model")
+    if formula is None:
         return [(everybody, Bisection(model, points).best_loads)]
-    symmetric, others = everybody[model.symmetric], everybody[~model.symmetric]
+    symmetric, others = everybody[formula.symmetric], everybody[~formula.symmetric]
     parts: list[tuple[IntArray, Callable[[float], BestLoads]]] = []
     for start in range(0, len(symmetric), _CLIENTS_PER_CHUNK):
         who = symmetric[start : start + _CLIENTS_PER_CHUNK]
-        clients = SymmetricClients.of(model.take(who), points[who])
+        clients = SymmetricClients.of(formula.take(who), points[who])
         parts.append((who, partial(concave_best_loads, clients, whole=whole)))
     if len(others):
-        parts.append((others, AsymmetricLinks(model.take(others), points[others]).best_loads))
+        parts.append((others, AsymmetricLinks(formula.take(others), points[others]).best_loads))
     return parts

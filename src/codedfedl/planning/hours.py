@@ -14,14 +14,13 @@ that are expected to be missing,
 The derivation is on the theory page. `sketch-solve` is the corner t = 0, where all of m is missing.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import numpy as np
 
-from codedfedl.arrays import FloatArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import embedding, parity
 from codedfedl.fleet.devices import Fleet, Workload
@@ -34,11 +33,11 @@ __all__ = [
     "arrivals_excess",
     "cheapest_plan",
     "code_excess",
-    "plan_hours",
 ]
 
 _REDUNDANCIES = np.geomspace(0.003, 0.6, 24)
 _DEADLINE_COUNT = 120
+_ROWS_TOLERANCE = 0.02  # of the rows, within which the total hardly changes
 
 
 @dataclass(frozen=True)
@@ -118,22 +117,28 @@ def code_excess(missing: Any, points: float, rows: int, features: int) -> Any:
     return (missing / points) ** 2 * features / rows
 
 
-def arrivals_excess(loads: FloatArray, chances: FloatArray, points: float, step: float) -> float:
+def arrivals_excess(
+    loads: FloatArray | IntArray, chances: FloatArray, points: float, step: float
+) -> float:
     """μ/2·Σ p(1 − p)ℓ²/m²: what arrivals that differ from round to round cost in the end."""
     return step / 2 * float((chances * (1 - chances) * loads**2).sum()) / points**2
 
 
-def plan_hours(fleet: Fleet, training: Training, wanted: float) -> HoursPlan:
-    """Choose deadline, loads and parity rows for the smallest charged time to a wanted excess.
+def cheapest_plan(fleet: Fleet, training: Training, excess: float | None = None) -> HoursPlan:
+    """Choose the parity that minimises set-up plus training time.
 
     Parameters
     ----------
-    wanted
-        Relative excess of the objective that code and arrivals may leave, such as 0.5. It is an
-        upper bound, as is the effective dimension: the measured excess is about half of it.
+    excess
+        Relative excess of the objective that code and arrivals may leave, such as 0.5: then the
+        deadline is chosen with the parity. It is an upper bound, as is the effective dimension: the
+        measured excess is about half of it. By default the deadline follows from the parity by the
+        paper's rule, E[return] = m − u.
     """
-    if not 0 < wanted < np.inf:
-        raise InputError(f"excess is {wanted:g}: must be finite and above 0")
+    if excess is None:
+        return _by_the_rule(fleet, training)
+    if not 0 < excess < np.inf:
+        raise InputError(f"excess is {excess:g}: must be finite and above 0")
     points, features = float(fleet.points.sum()), training.workload.features
     deadlines = _deadlines(fleet)
     missing, arrival_variance = np.array(
@@ -141,63 +146,54 @@ def plan_hours(fleet: Fleet, training: Training, wanted: float) -> HoursPlan:
     ).T
     reached = []
     for rows in sorted({max(1, round(share * points)) for share in _REDUNDANCIES}):
-        excess = code_excess(missing, points, rows, features) + arrival_variance
-        enough = np.flatnonzero(excess <= wanted)
+        left = code_excess(missing, points, rows, features) + arrival_variance
+        enough = np.flatnonzero(left <= excess)
         if len(enough):
-            setup, soonest = training.setup_seconds(fleet, rows), enough[0]
-            seconds = setup + training.rounds * deadlines[soonest]
-            reached.append((seconds, setup, rows, deadlines[soonest], excess[soonest]))
+            deadline = deadlines[enough[0]]
+            seconds = training.setup_seconds(fleet, rows) + training.rounds * deadline
+            reached.append((seconds, rows, deadline))
     if not reached:
         raise InputError(
-            f"an excess of {wanted:g} is not reached by any deadline and parity: some clients are "
+            f"an excess of {excess:g} is not reached by any deadline and parity: some clients are "
             "rarely present; raise it"
         )
-    seconds, setup, rows, deadline, left = min(reached)
-    chosen = best_loads(fleet, deadline)
-    loads = chosen.loads.astype(np.int64)
-    best = Plan(fleet.client, fleet.points, deadline, loads, chosen.return_probabilities, rows)
-    return HoursPlan(best, training.nonzeros(fleet, rows), setup, seconds, float(left))
+    _, rows, deadline = min(reached)
+    return _charged(fleet, training, plan(fleet, parity_rows=rows, deadline=deadline))
 
 
-def cheapest_plan(
-    fleet: Fleet, rounds: int, setup_seconds: Callable[[int], float]
-) -> tuple[Plan, float]:
-    """Choose the parity that minimises set-up plus training time.
+def _by_the_rule(fleet: Fleet, training: Training) -> HoursPlan:
+    """Search the number of rows, each with the paper's deadline.
 
-    Parameters
-    ----------
-    rounds
-        Number of rounds of training, assumed not to depend on the parity.
-    setup_seconds
-        Set-up time for a number of parity rows, such as `Training.setup_seconds`.
-
-    Returns
-    -------
-    Plan, float
-        The plan, and its total time in seconds.
+    More parity shortens rounds and lengthens the set-up, so the total has one valley; a coarse grid
+    finds it wherever the deadline's steps make small ones beside it.
     """
-    from scipy.optimize import minimize_scalar  # here: other plans start faster without it
-
-    if not rounds >= 1:
-        raise InputError(f"rounds is {rounds}: must be at least 1")
-
-    def total_seconds(rows: float) -> float:
-        u = round(rows)
-        return setup_seconds(u) + rounds * plan(fleet, parity_rows=u).deadline
-
-    # More parity shortens rounds and lengthens the set-up, so the total has one valley; a coarse
-    # grid finds it wherever the deadline's steps make small ones beside it.
     most = fleet.total_points
     least = min(1 + ceil(most - fleet.points @ fleet.availability), most)
-    grid = np.unique(np.round(np.geomspace(least, most, 24)))
-    costs = [total_seconds(rows) for rows in grid]
-    around = int(np.argmin(costs))
-    low, high = grid[max(around - 1, 0)], grid[min(around + 1, len(grid) - 1)]
-    fine = minimize_scalar(
-        total_seconds, bounds=(low, high), method="bounded", options={"xatol": 0.5}
+    grid = np.unique(np.geomspace(least, most, 24).round().astype(np.int64))
+    while True:
+        plans = [_charged(fleet, training, plan(fleet, parity_rows=int(rows))) for rows in grid]
+        best = int(np.argmin([candidate.seconds for candidate in plans]))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        if high - low <= max(2, _ROWS_TOLERANCE * low):
+            return plans[best]
+        grid = np.unique(np.append(np.linspace(low, high, 9).astype(np.int64), grid[best]))
+
+
+def _charged(fleet: Fleet, training: Training, chosen: Plan) -> HoursPlan:
+    """Return what a plan takes and leaves."""
+    points, rows = float(fleet.points.sum()), chosen.parity_rows
+    missing, arrival_variance = (
+        points - chosen.expected_return,
+        arrivals_excess(chosen.loads, chosen.return_probabilities, points, training.step),
     )
-    rows = grid[around] if costs[around] <= fine.fun else fine.x
-    return plan(fleet, parity_rows=round(rows)), min(costs[around], fine.fun)
+    setup = training.setup_seconds(fleet, rows)
+    return HoursPlan(
+        plan=chosen,
+        nonzeros=training.nonzeros(fleet, rows),
+        setup_seconds=setup,
+        seconds=setup + training.rounds * chosen.deadline,
+        excess=code_excess(missing, points, rows, training.workload.features) + arrival_variance,
+    )
 
 
 def _errors(best: Allocation, points: float, step: float) -> tuple[float, float]:

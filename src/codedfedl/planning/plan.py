@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel, DelayParameters, points_of
+from codedfedl.fleet.delays import DelayModel, points_of
 from codedfedl.fleet.server import Server
 from codedfedl.io.notebook import drawn, html_table
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
@@ -218,22 +218,9 @@ def _allocate(model: DelayModel, points: FloatArray, target: int) -> Allocation:
 
 
 def _plan_with_server(model: DelayModel, points: FloatArray, server: Server) -> Plan:
-    if not isinstance(model, DelayParameters):
+    if (parameters := model.parameters) is None:
         raise InputError("server needs a Fleet: measured delays have no node for it")
-    total = int(points.sum())
-    as_client = {
-        "rate": server.rate,
-        "alpha": server.alpha,
-        "packet_time": 0.0,
-        "erasure": 0.0,
-        "packet_time_up": 0.0,
-        "erasure_up": 0.0,
-        "overhead": 0.0,
-        "availability": 1.0,
-    }
-    nodes = DelayParameters(
-        **{name: np.append(getattr(model, name), value) for name, value in as_client.items()}
-    )
+    nodes, total = server.beside(parameters), int(points.sum())
     held = np.append(points, min(server.max_rows, total))  # more would stand for nothing
     if held @ nodes.availability <= total:
         raise InputError(

@@ -29,7 +29,7 @@ from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import optimiser
-from codedfedl.planning.hours import HoursPlan, Training, plan_hours
+from codedfedl.planning.hours import HoursPlan, Training, cheapest_plan
 from codedfedl.planning.plan import Plan, answer_weights, plan, replanned, rows_of
 from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.settings import check_positive
@@ -219,7 +219,7 @@ class Coded(Scheme):
             task.schedule.step,
             LEAST_MIXING if self.code == "sparse" else 0,
         )
-        return plan_hours(Fleet.of(fleet, points), training, self.excess)
+        return cheapest_plan(Fleet.of(fleet, points), training, self.excess)
 
     def ask(self, state: CodedState) -> Ask | None:
         """Ask for parity first, then for gradients until the deadline."""

@@ -102,10 +102,17 @@ class Draws:
     def in_window(
         self, round_: int, window: Window, most: IntArray
     ) -> tuple[IntArray, FloatArray, Mask]:
-        """Return points and arrival of each answer of a window, and who is done when it ends."""
-        return self.clock.model.in_window(
-            window.seconds, window.least, most, self.clock.chance[round_]
-        )
+        """Return points and arrival of each answer of a window, and who is done when it ends.
+
+        A client answers early when it has no more points, and late when it had to compute on.
+        """
+        model, chance = self.clock.model, self.clock.chance[round_]
+        finished = np.minimum(model.points_within(window.seconds, chance), most)
+        points = np.maximum(finished, np.minimum(window.least, most))
+        in_time = model.seconds(np.zeros(len(most)), chance) + window.seconds
+        otherwise = (finished < points) | (finished == most)
+        seconds = np.where(otherwise, model.seconds(points, chance), in_time)
+        return points, seconds, finished == points
 
     def in_setup(self, work: Work, loads: IntArray) -> FloatArray:
         """Return when each answer on a model arrives before the first round."""
