@@ -18,6 +18,7 @@ from codedfedl.reproduce.charged_hours import cold_start, private, rounds_to_exa
 from codedfedl.reproduce.frontiers import frontier
 from codedfedl.reproduce.reproduction import Reproduction
 from codedfedl.runs.config import Experiment, FleetConfig
+from codedfedl.runs.grid import cells
 from codedfedl.simulation.units import _slowed
 
 _SMALL = {
@@ -82,12 +83,8 @@ def test_settings_tell_all_schemes(job: Reproduction, caplog: pytest.LogCaptureF
 
 
 def _curve(**changes: Any) -> Curve:
-    columns = {
-        "cell": "0123456789ab",
-        "setting": "coded-newton",
-        "group": "",
-        "scheme": "coded-newton",
-        "redundancy": None,
+    columns: dict[str, Any] = {
+        "cell": cells(built_in("demo"))[-1],
         "seed": 0,
         "rounds": np.arange(4),
         "training_hours": np.arange(4.0),
@@ -96,14 +93,13 @@ def _curve(**changes: Any) -> Curve:
         "metric": np.array([0.90, 0.955, 0.951, 0.956]),
         "metric_name": "accuracy",
         "excess": np.array([0.5, 0.02, 0.005, 0.001]),
-        "as_in_paper": False,
         "facts": {"predicted_hours": 2.5},
     }
     return Curve(**(columns | changes))
 
 
 def test_quality_counts_the_first_round_that_is_close_in_both() -> None:
-    exact = _curve(metric=np.array([0.957]), scheme="one-shot")
+    exact = _curve(metric=np.array([0.957]))
     found = rounds_to_exact(_curve(), exact, 30)
     assert (found["rounds"], found["hours"]) == (3, 4.0)  # round 2 is close in the objective only
     assert found["late_share"] == pytest.approx(0.5)

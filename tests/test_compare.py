@@ -74,9 +74,9 @@ def test_the_verdict_on_two_runs() -> None:
         'Run "b" is 2.5 times slower than run "a": with set-up charged, its fastest setting, '
         "coded, reaches accuracy 90.00% in 2.5 h instead of 1 h."
     ]
-    (told,) = changes_sentence({"a": [outcome("uncoded", 4.0)], "b": slow}, MINUTES)
+    (told,) = changes_sentence({"a": [outcome("uncoded", 4.0)], "b": slow})
     assert told.startswith('Run "b" is 1.6 times faster than run "a"')
-    assert told.endswith("in 150 min instead of 240 min of uncoded.")
+    assert told.endswith("in 2.5 h instead of 4 h of uncoded.")
     (told,) = changes_sentence({"a": fast, "b": [outcome("coded", 0.97)]})
     assert told.startswith('Run "b" is about as fast as run "a": ')
     assert changes_sentence({"a": fast, "b": [outcome("coded", None)]}) == [

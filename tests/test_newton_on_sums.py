@@ -215,7 +215,7 @@ class TestRuns:
         directory = RunDirectory(tmp_path / "run")
         simulate(small(SECURE | {"rounds": 2}), directory)
         (outcome,) = outcomes(directory)
-        assert outcome.disclosure == ["mixed", "sums"]
+        assert outcome.cell.disclosure == ["mixed", "sums"]
         assert CodedNewton(secure=True).disclosure == {Disclosure.MIXED, Disclosure.SUMS}
 
     def test_features_without_a_bound_are_refused(self) -> None:

@@ -97,5 +97,5 @@ def test_it_is_said_where_results_are(tmp_path: Any) -> None:
     directory = RunDirectory(tmp_path / "run")
     simulate(experiment({"name": "uncoded", "secure": True}), directory)
     (outcome,) = outcomes(directory)
-    assert outcome.disclosure == ["sums"]
+    assert outcome.cell.disclosure == ["sums"]
     assert SchemeConfig(name="uncoded", secure=True).label == "uncoded secure sums"

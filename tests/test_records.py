@@ -148,7 +148,7 @@ def test_an_id_that_is_not_known_is_found_by_its_label(
         pyarrow.parquet.write_table(table.set_column(0, "cell", ids), path)
     other = RunDirectory(tmp_path / "run")
     assert outcome_rows(outcomes(other)) == outcome_rows(outcomes(simulated))
-    assert [o.cell for o in outcomes(other)] == [o.cell for o in outcomes(simulated)]
+    assert [o.cell.id for o in outcomes(other)] == [o.cell.id for o in outcomes(simulated)]
 
 
 def test_the_keys_of_the_json_rows(federated: RunDirectory, simulated: RunDirectory) -> None:

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from codedfedl import Fleet, InputError
+from codedfedl.report.arrivals import TIMELINE, timeline_figure
 from codedfedl.report.comparison import UNITS, verdict
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.fleet_tables import duration
@@ -16,7 +17,6 @@ from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import outcomes
 from codedfedl.report.story import Story
-from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.reproduce.paper_results import gain_by_alpha
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate
@@ -181,7 +181,7 @@ def test_the_clients_of_the_page(tmp_path: Path) -> None:
     )
     directory = RunDirectory(tmp_path / "run")
     simulate(experiment, directory)
-    (rows,) = Story("run", directory).clients.values()
+    (rows,) = Story("run", directory).clients
     assert [row["client"] for row in rows] == names
     assert rows[0]["load"] == rows[0]["seconds"] == 0
     assert rows[1]["parts"]["overhead"] == 30
@@ -193,7 +193,7 @@ def test_the_clients_of_the_page(tmp_path: Path) -> None:
 
 def test_late_answers_that_count_are_not_called_cut_off(run: RunDirectory) -> None:
     """Under `coded-newton` an answer to an earlier round may come in this one."""
-    (newton,) = (o.cell for o in outcomes(run) if o.scheme == "coded-newton")
+    (newton,) = (o.cell.id for o in outcomes(run) if o.scheme == "coded-newton")
     rows = Story("run", run).timelines[newton]
     later = ~rows["arrived"] & (rows["seconds"] <= rows["round_seconds"])
     figure = timeline_figure(rows, 1e9, UNITS[0])

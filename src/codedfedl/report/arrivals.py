@@ -1,28 +1,36 @@
-"""A federation: when every answer came, what the deadline cut off, and how its clients behaved."""
+"""When answers came, round by round: in the first rounds of a simulation, and in a federation."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from codedfedl.arrays import FloatArray
 from codedfedl.core.record import ARRIVED, NOT_ASKED, PARTS, Record
+from codedfedl.report.comparison import Unit
 from codedfedl.report.figures import GREY, ORANGE, PAGE, new_figure
+from codedfedl.report.reading import Columns
+from codedfedl.report.results import Outcome, written
 from codedfedl.runs.advice import Conduct
 
 __all__ = [
     "LAST_ROUNDS",
     "MARKS",
+    "TIMELINE",
     "answers_figure",
     "client_marks",
     "deadline_sentence",
     "distance_rows",
     "federation_figure",
     "federation_headline",
+    "timeline_figure",
 ]
 
 LAST_ROUNDS = 40
@@ -31,7 +39,16 @@ LAST_ROUNDS = 40
 MARKS = {"arrived": "●", "late": "×", "dropped": "■", "refused": "!"}
 """The parts of a round and their signs, which are distinct without colour too."""
 
+TIMELINE = {
+    "busy, and there in time": "#3d7cc9",
+    "the answer to an earlier round": "#8fb8e8",
+    "cut off by the deadline": "#d9541e",
+}
+"""What a bar stands for, and its colour."""
+
+_MAX_LANES = 30  # A larger fleet is shown by so many of its clients.
 _BLUE = "#3d7cc9"
+_PALE = "#8a94a0"
 _MISSING = {"late": ("x", ORANGE), "dropped": ("s", GREY), "refused": ("^", "#b3261e")}
 _KINDS = {outcome: part for part, outcomes in PARTS.items() for outcome in outcomes}
 
@@ -133,16 +150,17 @@ def distance_rows(records: Sequence[Record], names: Sequence[str]) -> list[dict[
     return sorted(rows, key=lambda row: -row["mean"])
 
 
-def federation_headline(setting: str, records: Sequence[Record], final: str) -> str:
+def federation_headline(outcome: Outcome, records: Sequence[Record]) -> str:
     """Say in two sentences what a federation did, and how its clients behaved."""
-    rounds = _rounds(records)
+    rounds, final = _rounds(records), outcome.final[0]
+    result = "" if np.isnan(final) else f"{outcome.metric} {written(outcome.metric, final)} after "
     seconds, in_rounds = (sum(record.seconds for record in part) for part in (records, rounds))
     asked = sum(int((record.loads > 0).sum()) for record in rounds)
     arrived = sum(int(record.arrived.sum()) for record in rounds)
     refused = sum(record.counts()["refused"] for record in records)
     return (
-        f"{setting} on {len(records[0].loads)} real clients: {final}{len(rounds)} rounds in "
-        f"{in_rounds:.0f} s, {seconds:.0f} s with set-up. {arrived} of {asked} answers came in "
+        f"{outcome.setting} on {len(records[0].loads)} real clients: {result}{len(rounds)} rounds "
+        f"in {in_rounds:.0f} s, {seconds:.0f} s with set-up. {arrived} of {asked} answers came in "
         f"time, and {refused or 'none'} {'was' if refused == 1 else 'were'} refused."
     )
 
@@ -204,3 +222,52 @@ def deadline_sentence(conduct: Conduct) -> str:
         return f"{met}; late answers are not received. Try {suggested:g} s."
     source = "came" if conduct.answer_seconds else "to the probes came"
     return f"{met}; nine in ten {source} within {seconds:.3g} s. Suggested: {suggested:g} s."
+
+
+def timeline_figure(rows: Columns, seconds: float, unit: Unit) -> Figure:
+    """Draw the rounds of one setting, a lane per client, the slowest at the bottom.
+
+    Parameters
+    ----------
+    rows
+        One per round and client: round, client, seconds, round_seconds, deadline_s, arrived.
+    seconds
+        How much of it is drawn.
+    unit
+        The unit of the axis.
+    """
+    clients, scale = len(set(rows["client"].tolist())), unit.per_hour / 3600
+    busy, arrived = (rows[name].reshape(-1, clients) for name in ("seconds", "arrived"))
+    lasted = scale * rows["round_seconds"][::clients]
+    ends, drawn = np.cumsum(lasted), scale * seconds
+    order = np.argsort(np.median(busy, axis=0), kind="stable")
+    lanes = order[
+        np.unique(np.linspace(0, clients - 1, min(_MAX_LANES, clients)).round().astype(int))
+    ]
+    with new_figure(9, 0.9 + 0.13 * len(lanes), PAGE) as figure:
+        ax = figure.subplots()
+        for begin, end, times, there in zip(
+            ends - lasted, ends, scale * busy, arrived, strict=True
+        ):
+            if begin < drawn:
+                _draw_round(ax, begin, end, times[lanes], there[lanes])
+        ax.set(xlim=(0, drawn), ylim=(len(lanes) - 0.4, -0.6), yticks=[])
+        ax.set(xlabel=f"{unit.name} since the first round began", ylabel="clients, fastest first")
+        if ends[-1] < 0.97 * drawn:
+            ax.axvspan(ends[-1], drawn, color=_PALE, alpha=0.12, lw=0)
+    return figure
+
+
+def _draw_round(
+    ax: Axes, begin: float, end: float, busy: FloatArray, arrived: npt.NDArray[np.bool_]
+) -> None:
+    """Draw a bar for each client from the beginning of a round on, its colour by the outcome."""
+    answered = begin + busy <= end * (1 + 1e-9)
+    kinds = (arrived, ~arrived & answered, ~arrived & ~answered)
+    for colour, chosen in zip(TIMELINE.values(), kinds, strict=True):
+        bars = [
+            Rectangle((begin, lane - 0.36), min(begin + busy[lane], end) - begin, 0.72)
+            for lane in np.flatnonzero(chosen & np.isfinite(busy))
+        ]
+        ax.add_collection(PatchCollection(bars, facecolor=colour, lw=0))
+    ax.axvline(end, color=_PALE, lw=1.0)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from codedfedl.report.comparison import Unit
 from codedfedl.report.curves import lowest, over_seeds
 from codedfedl.report.figures import DASHES, scheme_colour
-from codedfedl.report.results import Outcome, median_of_all
+from codedfedl.report.results import Outcome, median_hours
 
 __all__ = [
     "LARGE_RATIO",
@@ -44,7 +44,7 @@ class Line:
     @property
     def key(self) -> str:
         """What the line is called in all charts and tables of the page, wherever the run lies."""
-        return f"{self.number}/{self.outcome.cell}"
+        return f"{self.number}/{self.outcome.cell.id}"
 
     @property
     def dash(self) -> tuple[int, ...]:
@@ -60,9 +60,7 @@ def drawn_lines(every: Sequence[tuple[str, Outcome]]) -> list[Line]:
     every
         Runs by name, with the results of each of their settings.
     """
-    medians = [median_of_all(outcome.total_hours) for _, outcome in every]
-    hours = [np.inf if median is None else median for median in medians]
-    soonest = sorted(range(len(every)), key=lambda at: hours[at])
+    soonest = sorted(range(len(every)), key=lambda at: median_hours(every[at][1]))
     runs = list(dict.fromkeys(run for run, _ in every))
     shades: dict[str, list[str]] = {}
     lines = []

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.report.results import Outcome, median_of_all, written
-from codedfedl.runs.config import Experiment
+from codedfedl.report.results import Outcome, median_hours, written
+from codedfedl.runs.config import Experiment, flattened
 
 __all__ = [
     "CLOCKS",
@@ -65,10 +65,9 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def span(hours: float, unit: Unit | None = None) -> str:
-    """Write a time in a unit, by default in the one that people would take."""
-    if unit is None:
-        unit = next((unit for unit in UNITS if hours * unit.per_hour >= 1), UNITS[-1])
+def span(hours: float) -> str:
+    """Write a time in the unit that people would take."""
+    unit = next((unit for unit in UNITS if hours * unit.per_hour >= 1), UNITS[-1])
     return f"{three_digits(hours * unit.per_hour)} {unit.sign}"
 
 
@@ -77,9 +76,8 @@ def best(outcomes: Sequence[Outcome], clock: str) -> Outcome | None:
 
     A setting that is not above chance does not count.
     """
-    hours = {id(o): median_of_all(getattr(o, clock)) for o in outcomes}
-    met = [o for o in outcomes if hours[id(o)] is not None and o.above_chance]
-    return min(met, key=lambda o: hours[id(o)] or 0.0, default=None)
+    met = [o for o in outcomes if median_hours(o, clock) < np.inf and o.above_chance]
+    return min(met, key=lambda o: median_hours(o, clock), default=None)
 
 
 def races(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
@@ -90,25 +88,19 @@ def races(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return list(groups.values())
 
 
-def verdict(outcomes: Sequence[Outcome], unit: Unit | None = None) -> list[str]:
-    """Say on each clock which setting is best, and how much sooner it is than waiting for all.
-
-    Parameters
-    ----------
-    unit
-        Of all times; by default each has the unit that suits it.
-    """
+def verdict(outcomes: Sequence[Outcome]) -> list[str]:
+    """Say on each clock which setting is best, and how much sooner it is than waiting for all."""
     sentences = []
     every = races(outcomes)
     for race in every:
         target = race[0].target
         aim = f", to {written(race[0].metric, target)}" if np.isfinite(target) else ""
         goal = f"On {race[0].dataset}{aim}: " if len(every) > 1 else ""
-        sentences += [goal + sentence for sentence in _verdict(race, unit)]
+        sentences += [goal + sentence for sentence in _verdict(race)]
     return sentences
 
 
-def _verdict(race: Sequence[Outcome], unit: Unit | None) -> list[str]:
+def _verdict(race: Sequence[Outcome]) -> list[str]:
     if not any(o.above_chance for o in race):
         return [_nothing_learned(race)]
     if not np.isfinite(race[0].target):
@@ -121,8 +113,8 @@ def _verdict(race: Sequence[Outcome], unit: Unit | None) -> list[str]:
         first = best(race, clock)
         if first is None:
             return ["No setting met the target on every seed."]
-        hours = median_of_all(getattr(first, clock)) or 0.0
-        took = f"in {span(hours, unit)}" if hours else "before any round, with its first model"
+        hours = median_hours(first, clock)
+        took = f"in {span(hours)}" if hours else "before any round, with its first model"
         gain = first.gain if clock == "training_hours" else first.gain_total
         goal = f"{first.metric} {written(first.metric, first.target)}"
         if len(race) == 1:
@@ -167,15 +159,10 @@ def configuration_diff(experiments: Sequence[Experiment]) -> list[dict[str, Any]
 
 
 def _flat(experiment: Experiment) -> dict[str, str]:
-    """Return an experiment by dotted keys, each scheme's settings under its own name."""
+    """Return an experiment by dotted keys, its schemes by their labels."""
     document = experiment.model_dump(exclude={"title", "schemes"}, exclude_none=True)
-    flat: dict[str, str] = {}
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": _in_words(below) for name, below in value.items()}
-        else:
-            flat[key] = _in_words(value)
     labels = [scheme.labelled(scheme.name) for scheme in experiment.schemes]
+    flat = {key: _in_words(value) for key, value in flattened(document).items()}
     return flat | {"schemes": ", ".join(labels)}
 
 
@@ -189,29 +176,21 @@ def change(first: Outcome | None, other: Outcome) -> str:
     """Say how much longer or shorter a setting takes to the target than in the first run."""
     if first is None:
         return "only here"
-    before, after = median_of_all(first.total_hours), median_of_all(other.total_hours)
-    if before is None:
-        return "met in neither" if after is None else "met only here"
-    return "no longer met" if after is None else _ratio(before, after, ("× longer", "× shorter"))
+    before, after = median_hours(first), median_hours(other)
+    if before == np.inf:
+        return "met in neither" if after == np.inf else "met only here"
+    return "no longer met" if after == np.inf else _ratio(before, after, ("× longer", "× shorter"))
 
 
-def changes_sentence(runs: Mapping[str, Sequence[Outcome]], unit: Unit | None = None) -> list[str]:
-    """Say in a sentence per run how its fastest setting compares with the first run's.
-
-    Parameters
-    ----------
-    runs
-        The results of every run, by its name.
-    unit
-        Of all times; by default each has the unit that suits it.
-    """
+def changes_sentence(runs: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """Say in a sentence per run, by its name, how its fastest setting compares with the first's."""
     (name, first), *others = runs.items()
     if len(races([o for outcomes in runs.values() for o in outcomes])) > 1:
         return ["The runs differ in data or target, so their times are not compared."]
     fastest = best(first, "total_hours")
     if fastest is None:
         return [f'No setting of run "{name}" met the target, so no time is compared with it.']
-    before = median_of_all(fastest.total_hours) or 0.0
+    before = median_hours(fastest)
     target = f"{fastest.metric} {written(fastest.metric, fastest.target)}"
     sentences = []
     for run, outcomes in others:
@@ -219,15 +198,15 @@ def changes_sentence(runs: Mapping[str, Sequence[Outcome]], unit: Unit | None = 
         if winner is None:
             sentences.append(f'No setting of run "{run}" reached {target}.')
             continue
-        after = median_of_all(winner.total_hours) or 0.0
+        after = median_hours(winner)
         compared = _ratio(before, after, (" times slower than", " times faster than"))
         if abs(after - before) <= _SIMILAR_TIME_SHARE * max(before, after):
             compared = "about as fast as"
         then = "" if winner.setting == fastest.setting else f" of {fastest.setting}"
         sentences.append(
             f'Run "{run}" is {compared} run "{name}": with set-up charged, its fastest setting, '
-            f"{winner.setting}, reaches {target} in {span(after, unit)} instead of "
-            f"{span(before, unit)}{then}."
+            f"{winner.setting}, reaches {target} in {span(after)} instead of "
+            f"{span(before)}{then}."
         )
     return sentences
 

@@ -103,7 +103,7 @@ def _draw(
     """Draw every setting's median over seeds with its range, and the target."""
     settings: dict[str, list[Curve]] = {}
     for curve in curves:
-        settings.setdefault(curve.cell, []).append(curve)
+        settings.setdefault(curve.cell.id, []).append(curve)
     for colour, seeds in zip(cycle(COLOURS), settings.values(), strict=False):
         hours, middle, low, high = over_seeds(seeds, clock)
         if len(hours) == 1:  # one answer, no curve

@@ -57,7 +57,7 @@ def at_their_best(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """
     kept: dict[tuple[Any, ...], Outcome] = {}
     for o in outcomes:
-        key = (o.scheme, o.optimiser, o.points_per_parity_row)
+        key = (o.scheme, o.cell.optimiser, o.points_per_parity_row)
         if key not in kept or _slowness(o) < _slowness(kept[key]):
             kept[key] = o
     return list(kept.values())
@@ -85,7 +85,7 @@ def frontier_points(fleet: str, outcomes: Sequence[Outcome]) -> list[FrontierPoi
             for other in every
             if other.outcome.scheme != mine.scheme
             and other.hours is not None
-            and discloses_no_more(other.outcome.disclosure, mine.disclosure)
+            and discloses_no_more(other.outcome.cell.disclosure, mine.cell.disclosure)
         ]
         best = min(rivals, key=lambda other: other.hours or np.inf, default=None)
         result.append(replace(point, rival=None if best is None else best.outcome))
@@ -131,7 +131,7 @@ def _by_band(frontier: Sequence[FrontierPoint]) -> list[tuple[int, FrontierPoint
 
 
 def _band(point: FrontierPoint) -> int:
-    disclosed = set(point.outcome.disclosure)
+    disclosed = set(point.outcome.cell.disclosure)
     return next(band for band, (kinds, _) in enumerate(_BANDS) if kinds & disclosed)
 
 
@@ -163,4 +163,4 @@ def _draw(ax: Axes, lines: Sequence[tuple[int, FrontierPoint]], unit: Unit) -> N
 def _label(outcome: Outcome) -> str:
     mixing = outcome.points_per_parity_row
     rows = "" if mixing is None else f", {mixing:.0f} points per row"
-    return f"{outcome.scheme} ({outcome.optimiser}{rows})"
+    return f"{outcome.scheme} ({outcome.cell.optimiser}{rows})"

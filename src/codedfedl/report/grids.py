@@ -9,25 +9,19 @@ from matplotlib.figure import Figure
 
 from codedfedl.report.comparison import CLOCKS, UNITS, Unit, best, races, span, verdict
 from codedfedl.report.figures import COLOURS, PAGE, log_axis, new_figure
-from codedfedl.report.results import Outcome, median_of_all
+from codedfedl.report.results import Outcome, median_hours, median_of_all
 from codedfedl.runs.config import distinct_labels
-from codedfedl.runs.grid import RESULTS, SCHEME, KnownCell, names
+from codedfedl.runs.grid import RESULTS, SCHEME, names
 
 __all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
 
 
-def _settings(outcomes: Sequence[Outcome]) -> list[tuple[KnownCell, Outcome]]:
-    """Return the settings, where they are in the grid, and their results."""
-    return [(o.known, o) for o in outcomes if o.known is not None]
-
-
 def sweep_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     """Return the grid as a table: a row per setting and seed, with its place on every axis."""
-    settings = _settings(outcomes)
-    words = names(settings[0][0].values)
+    words = names(outcomes[0].cell.values)
     columns: dict[str, list[Any]] = {}
-    for cell, o in settings:
-        axes = {words[key]: value for key, value in cell.values.items() if key != SCHEME}
+    for o in outcomes:
+        axes = {words[key]: value for key, value in o.cell.values.items() if key != SCHEME}
         seeds = [curve.seed for curve in o.seeds]
         hours = (o.rounds, o.training_hours, o.total_hours, o.final)
         for seed, *results in zip(seeds, *hours, strict=True):
@@ -39,99 +33,89 @@ def sweep_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
 
 def sweep_verdict(outcomes: Sequence[Outcome]) -> list[str]:
     """Say which setting is fastest, and the best value of each axis that not all schemes have."""
-    sentences, settings = verdict(outcomes), _settings(outcomes)
-    words = names(settings[0][0].values)
-    for key in settings[0][0].values:
-        having = {id(o): cell for cell, o in settings if cell.values[key] is not None}
-        if len(races(outcomes)) > 1 or len(having) == len(settings):
+    sentences, words = verdict(outcomes), names(outcomes[0].cell.values)
+    for key, word in words.items():
+        having = [o for o in outcomes if o.cell.values[key] is not None]
+        if len(races(outcomes)) > 1 or len(having) == len(outcomes):
             continue
-        first = best([o for _, o in settings if id(o) in having], "total_hours")
-        if first is not None:
-            hours = span(median_of_all(first.total_hours) or 0.0)
+        if (first := best(having, "total_hours")) is not None:
             which = f" ({first.setting})" if len(words) > 1 else ""
-            value = having[id(first)].values[key]
+            hours = span(median_hours(first))
             sentences.append(
-                f"The best {words[key]} is {value}{which}: {hours} with set-up charged."
+                f"The best {word} is {first.cell.values[key]}{which}: {hours} with set-up charged."
             )
     return sentences
 
 
 def sweep_figure(outcomes: Sequence[Outcome], unit: Unit = UNITS[0]) -> Figure:
     """Draw the time to the target against the grid's first axis, a line for all else."""
-    settings = _settings(outcomes)
-    axes = {key: {cell.values[key] for cell, _ in settings} for key in settings[0][0].values}
+    axes = {key: {o.cell.values[key] for o in outcomes} for key in outcomes[0].cell.values}
     chosen = next((key for key, values in axes.items() if len(values) > 1), next(iter(axes)))
-    lines = _lines(settings, chosen)
+    lines = _lines(outcomes, chosen)
     below = -(-len(lines) // 3)  # rows of the legend
     with new_figure(11, 4.6 + 0.2 * below, PAGE) as figure:
         panels = figure.subplots(1, 2)
         for ax, (clock, name) in zip(panels, CLOCKS.items(), strict=True):
-            _draw(ax, lines, clock, unit)
+            _draw(ax, lines, chosen, clock, unit)
             ax.set(xlabel=names(axes)[chosen], title=name.capitalize())
         panels[0].set_ylabel(f"{unit.name} to the target")
         figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-_Line = list[tuple[Any, Outcome]]  # values on the axis, and the results there
-
-
-def _lines(settings: Sequence[tuple[KnownCell, Outcome]], chosen: str) -> dict[str, _Line]:
+def _lines(outcomes: Sequence[Outcome], chosen: str) -> dict[str, list[Outcome]]:
     """Return what is drawn, by its label: the soonest lines, where there are more than colours."""
-    groups: dict[str, list[tuple[KnownCell, Outcome]]] = {}
-    for cell, o in settings:
-        groups.setdefault(repr(_others(cell, chosen)), []).append((cell, o))
+    groups: dict[str, list[Outcome]] = {}
+    for o in outcomes:
+        groups.setdefault(repr(_others(o, chosen)), []).append(o)
     firsts = [group[0] for group in groups.values()]
     labels = distinct_labels(
-        [_label(cell, o, chosen) for cell, o in firsts],
-        [_others(cell, chosen) for cell, _ in firsts],
+        [_label(o, chosen) for o in firsts], [_others(o, chosen) for o in firsts]
     )
-    lines: dict[str, _Line] = {
-        label: [(cell.values[chosen], o) for cell, o in group]
-        for label, group in zip(labels, groups.values(), strict=True)
-    }
-
-    def soonest(label: str) -> float:
-        return min(median_of_all(o.total_hours) or np.inf for _, o in lines[label])
-
-    drawn = sorted(lines, key=soonest)[: len(COLOURS)]
+    lines = dict(zip(labels, groups.values(), strict=True))
+    drawn = sorted(lines, key=lambda label: min(map(median_hours, lines[label])))[: len(COLOURS)]
     return {label: line for label, line in lines.items() if label in drawn}
 
 
-def _others(cell: KnownCell, chosen: str) -> dict[str, Any]:
+def _others(outcome: Outcome, chosen: str) -> dict[str, Any]:
     """Return what the points of a line share: all settings but the one on the axis."""
+    settings = outcome.cell.settings.items()
     if chosen == SCHEME:
-        return {key: v for key, v in cell.settings.items() if not key.startswith("schemes.")}
-    return {key: v for key, v in cell.settings.items() if key not in (chosen, f"schemes.{chosen}")}
+        return {key: value for key, value in settings if not key.startswith("schemes.")}
+    return {key: value for key, value in settings if key not in (chosen, f"schemes.{chosen}")}
 
 
-def _label(cell: KnownCell, outcome: Outcome, chosen: str) -> str:
-    words = names(cell.values)
+def _label(outcome: Outcome, chosen: str) -> str:
+    values = outcome.cell.values
+    words = names(values)
     others = [
         f"{words[key]} {value}"
-        for key, value in cell.values.items()
+        for key, value in values.items()
         if key not in (chosen, SCHEME) and value is not None
     ]
     if chosen == SCHEME:
         return ", ".join(others) or "all"
-    if cell.values[chosen] is None:  # a scheme without such a setting
+    if values[chosen] is None:  # a scheme without such a setting
         return outcome.setting
     return ", ".join([outcome.scheme, *others])
 
 
-def _draw(ax: Axes, lines: Mapping[str, _Line], clock: str, unit: Unit) -> None:
-    ticks = list(dict.fromkeys(x for line in lines.values() for x, _ in line if x is not None))
+def _draw(
+    ax: Axes, lines: Mapping[str, Sequence[Outcome]], chosen: str, clock: str, unit: Unit
+) -> None:
+    values = [o.cell.values[chosen] for line in lines.values() for o in line]
+    ticks = list(dict.fromkeys(value for value in values if value is not None))
     numbers = all(isinstance(tick, int | float) for tick in ticks)
     where = {str(tick): tick if numbers else at for at, tick in enumerate(ticks)}
     for colour, (label, line) in zip(COLOURS, lines.items(), strict=False):
-        hours = [_in_unit(getattr(o, clock), unit) for _, o in line]
-        if line[0][0] is None:  # a scheme without such a setting
-            middle = median_of_all(hours[0])
+        hours = [[t and t * unit.per_hour for t in getattr(o, clock)] for o in line]
+        places: list[Any] = [where.get(str(o.cell.values[chosen])) for o in line]
+        if places[0] is None:  # a scheme without such a setting
             ax.plot([], [], color=colour, ls="--", label=label)
-            if middle:
+            if middle := median_of_all(hours[0]):
                 ax.axhline(middle, color=colour, lw=1.2, ls="--")
             continue
-        _draw_line(ax, sorted(zip([where[str(x)] for x, _ in line], hours, strict=True)), colour)
+        _draw_line(ax, sorted(zip(places, hours, strict=True)), colour)
         ax.plot([], [], "o-", color=colour, ms=5, label=label)
     if not numbers:
         ax.set_xticks(list(where.values()), list(where))
@@ -139,10 +123,6 @@ def _draw(ax: Axes, lines: Mapping[str, _Line], clock: str, unit: Unit) -> None:
     log_axis(ax, "y")
     if not ax.has_data():
         ax.text(0.5, 0.5, "target not met", ha="center", transform=ax.transAxes)
-
-
-def _in_unit(hours: Sequence[float | None], unit: Unit) -> list[float | None]:
-    return [None if hour is None else hour * unit.per_hour for hour in hours]
 
 
 def _draw_line(ax: Axes, points: Sequence[tuple[float, list[float | None]]], colour: str) -> None:

@@ -1,8 +1,7 @@
 """`report.html`: one self-contained page for one run, or for several compared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,13 @@ from matplotlib.figure import Figure
 from codedfedl.report.arrivals import (
     LAST_ROUNDS,
     MARKS,
+    TIMELINE,
     answers_figure,
     client_marks,
     deadline_sentence,
     federation_figure,
     federation_headline,
+    timeline_figure,
 )
 from codedfedl.report.charts import (
     LARGE_RATIO,
@@ -30,10 +31,12 @@ from codedfedl.report.charts import (
 from codedfedl.report.comparison import (
     UNITS,
     Unit,
+    best,
     change,
     changes_sentence,
     configuration_diff,
     races,
+    span,
     three_digits,
     unit_for,
     verdict,
@@ -41,9 +44,8 @@ from codedfedl.report.comparison import (
 from codedfedl.report.curves import curve_figure
 from codedfedl.report.figures import page_svg
 from codedfedl.report.grids import sweep_figure
-from codedfedl.report.results import Outcome, median_of_all, written
+from codedfedl.report.results import Outcome, median_hours, written
 from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_of
-from codedfedl.report.timeline import TIMELINE, timeline_figure
 from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.observing import NamedRound, Status, listed
@@ -51,33 +53,32 @@ from codedfedl.runs.observing import NamedRound, Status, listed
 __all__ = ["main_figure", "render_report", "render_waiting"]
 
 
-def _middle(values: list[float | None], scale: float = 1.0) -> str:
+def _number(value: float | None) -> str:
+    return "–" if value is None else three_digits(value)
+
+
+def _of_seeds(values: Sequence[float | None]) -> float | str:
+    """Return the median over seeds, or how many of them have a value."""
     met = [value for value in values if value is not None]
     if len(met) < len(values):
         return f"{len(met)} of {len(values)} seeds" if met else "not met"
-    return three_digits(scale * float(np.median(met)))
+    return float(np.median(met))
 
 
-def _number(value: float | None, scale: float = 1.0) -> str:
-    return "–" if value is None else three_digits(scale * value)
+_FILTERS = {
+    "times": lambda gain: "–" if gain is None else three_digits(gain) + "×",
+    "of_seeds": _of_seeds,
+    "span": span,
+    "number": _number,
+    "percent": lambda share: "–" if share is None else f"{share:.1%}",
+    "score": written,
+    "listed": listed,
+    "median": lambda values: float(np.median(values)),
+}
+"""How the page writes numbers."""
 
 
-def _filters(unit: Unit) -> dict[str, Callable[..., str]]:
-    """Return how the page writes numbers; times are in its unit."""
-    return {
-        "times": lambda gain: "–" if gain is None else three_digits(gain) + "×",
-        "middle": _middle,
-        "time": partial(_middle, scale=unit.per_hour),
-        "hours": partial(_number, scale=unit.per_hour),
-        "seconds": partial(_number, scale=unit.per_hour / 3600),
-        "number": _number,
-        "percent": lambda share: "–" if share is None else f"{share:.1%}",
-        "score": written,
-        "listed": listed,
-    }
-
-
-def _rendered(template: str, unit: Unit, chart_data: Sequence[Any], **values: Any) -> str:
+def _rendered(template: str, charts: Mapping[str, Any], **values: Any) -> str:
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"),
         autoescape=True,
@@ -85,16 +86,17 @@ def _rendered(template: str, unit: Unit, chart_data: Sequence[Any], **values: An
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= _filters(unit)
-    page = pages.get_template(template)
-    return page.render(asset=asset, chart_data=page_data(chart_data), unit=unit, **values)
+    pages.filters |= _FILTERS
+    return pages.get_template(template).render(
+        asset=asset, chart_data=page_data(charts), charts=charts, **values
+    )
 
 
 def render_waiting(directory: RunDirectory, live: str) -> str:
     """Return the page of a federation without a round yet; `live` is as in `render_report`."""
     status = directory.status.read() or Status("running", "waiting for the server")
     title = directory.experiment().title if directory.is_run else directory.path.name
-    return _rendered("waiting.html.j2", UNITS[-1], [], title=title, live=live, status=status)
+    return _rendered("waiting.html.j2", {}, title=title, live=live, status=status)
 
 
 def render_report(*directories: RunDirectory, live: str = "") -> str:
@@ -108,29 +110,16 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
     stories = stories_of(directories)
     simulated = [story for story in stories if not story.records]
     outcomes = [o for story in simulated for o in story.outcomes]
-    unit = _unit(stories)
     lines = drawn_lines([(story.name, o) for story in simulated for o in story.outcomes])
-    charts: dict[str, list[dict[str, Any]]] = {}
-    for metric in dict.fromkeys(line.outcome.metric for line in lines):
-        targets = {o.target for o in outcomes if o.metric == metric}
-        target = targets.pop() if len(targets) == 1 else None
-        its_lines = [line for line in lines if line.outcome.metric == metric]
-        charts[metric] = curve_charts(its_lines, target, unit)
-    every_chart = [chart for its_charts in charts.values() for chart in its_charts]
-    federations = {}
-    for story in stories:
-        if story.records:
-            federations[story.name] = _federation(story, every_chart, unit)
     return _rendered(
         "report.html.j2",
-        unit,
-        every_chart,
+        _charts(stories, lines),
         live=live,
         marks=MARKS,
         last_rounds=LAST_ROUNDS,
-        federations=federations,
+        federations={story.name: _federation(story) for story in stories if story.records},
         title=" against ".join(dict.fromkeys(story.title for story in stories)),
-        headlines=_headlines(stories, unit),
+        headlines=_headlines(stories),
         goals=list(dict.fromkeys(_goal(o) for o in outcomes)),
         race=_race(simulated, lines),
         first_run=simulated[0].name if len(simulated) > 1 else "",
@@ -138,14 +127,12 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
         logarithmic=large_gains(outcomes),
         lines=lines,
         stories=stories,
-        charts={metric: len(its_charts) for metric, its_charts in charts.items()},
         grids={
-            story.name: page_svg(sweep_figure(story.outcomes, unit))
+            story.name: page_svg(sweep_figure(story.outcomes, _unit([story])))
             for story in stories
             if _is_grid(story)
         },
-        timelines={story.name: _timelines(story, unit) for story in stories},
-        median=lambda values: float(np.median(values)),
+        timelines={story.name: _timelines(story) for story in stories},
         colours=TIMELINE,
         parts=TIME_COLUMNS,
         shown_clients=SHOWN_CLIENTS,
@@ -153,33 +140,43 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
 
 
 def _is_grid(story: Story) -> bool:
-    return bool(story.experiment.grid and story.tables.cells)
+    return bool(story.experiment.grid and story.outcomes[0].cell.values)
 
 
-def _federation(story: Story, charts: list[dict[str, Any]], unit: Unit) -> dict[str, Any]:
-    """Return what the page shows of a federation; its chart is added to those of the page."""
-    outcome, conduct = story.outcomes[0], story.conduct
-    is_tested = not all(np.isnan(curve.metric).all() for curve in outcome.seeds)
-    if is_tested:
-        charts += curve_charts(drawn_lines([(story.name, outcome)]), None, unit)[:1]
+def _charts(stories: Sequence[Story], lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
+    """Return the charts: of each metric of the simulations, and of each federation by its name."""
+    unit, charts = _unit(stories), {}
+    for metric in dict.fromkeys(line.outcome.metric for line in lines):
+        its_lines = [line for line in lines if line.outcome.metric == metric]
+        targets = {line.outcome.target for line in its_lines}
+        target = targets.pop() if len(targets) == 1 else None
+        for number, chart in enumerate(curve_charts(its_lines, target, unit)):
+            charts[f"{metric} {number}"] = chart
+    for story in stories:
+        if story.records and not all(np.isnan(curve.metric).all() for curve in story.curves):
+            line = drawn_lines([(story.name, story.outcomes[0])])
+            charts[story.name] = curve_charts(line, None, unit)[0]
+    return charts
+
+
+def _federation(story: Story) -> dict[str, Any]:
+    """Return what the page shows of a federation."""
     return {
-        "deadline": deadline_sentence(conduct),
-        "advice": client_advice(conduct),
-        "chart": len(charts) - 1 if is_tested else None,
+        "deadline": deadline_sentence(story.conduct),
+        "advice": client_advice(story.conduct),
         "answers": page_svg(answers_figure(story.records)),
-        "clients": client_marks(conduct)[:SHOWN_CLIENTS],
-        "rounds": [NamedRound.of(record, conduct.names) for record in story.records],
+        "clients": client_marks(story.conduct)[:SHOWN_CLIENTS],
+        "rounds": [NamedRound.of(record, story.conduct.names) for record in story.records],
     }
 
 
 def _unit(stories: Sequence[Story]) -> Unit:
-    """Choose the page's unit: seconds for real clients, else by the times to the target."""
+    """Choose the charts' unit: seconds for real clients, else by the times to the target."""
     if any(story.records for story in stories):
         return UNITS[-1]
     every = [o for story in stories for o in story.outcomes]
     hours = [hour for o in every for hour in o.total_hours if hour is not None]
-    ends = [float(curve.total_hours[-1]) for o in every for curve in o.seeds]
-    return unit_for(hours or ends)
+    return unit_for(hours or [float(c.total_hours[-1]) for o in every for c in o.seeds])
 
 
 def main_figure(directory: RunDirectory) -> Figure:
@@ -206,26 +203,21 @@ def _comparable(stories: Sequence[Story]) -> bool:
     return len(races(outcomes)) == 1 and not any(story.records for story in stories)
 
 
-def _headlines(stories: Sequence[Story], unit: Unit) -> list[str]:
+def _headlines(stories: Sequence[Story]) -> list[str]:
     """Say who won: among all runs where they can be compared, and in each run otherwise."""
     if len(stories) > 1 and _comparable(stories):
         every = [replace(o, run=story.name) for story in stories for o in story.outcomes]
         runs = {story.name: story.outcomes for story in stories}
-        return changes_sentence(runs, unit) + verdict(every, unit)
-    headlines = []
-    for story in stories:
-        prefix = f"{story.name}: " if len(stories) > 1 else ""
-        headlines += [prefix + sentence for sentence in _headline(story, unit)]
-    return headlines
-
-
-def _headline(story: Story, unit: Unit) -> list[str]:
-    if not story.records:
-        return verdict(story.outcomes, unit)
-    first = story.outcomes[0]
-    final = first.final[0]
-    reached = "" if np.isnan(final) else f"{first.metric} {written(first.metric, final)} after "
-    return [federation_headline(first.setting, story.records, reached)]
+        return changes_sentence(runs) + verdict(every)
+    return [
+        (f"{story.name}: " if len(stories) > 1 else "") + sentence
+        for story in stories
+        for sentence in (
+            [federation_headline(story.outcomes[0], story.records)]
+            if story.records
+            else verdict(story.outcomes)
+        )
+    ]
 
 
 def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -235,44 +227,39 @@ def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any
     first run, in words; the share of its bar; and whether it is the soonest of several.
     """
     line_of = {id(line.outcome): line for line in lines}
+    run_of = {id(o): story for story in stories for o in story.outcomes}
     before = {o.setting: o for story in stories[:1] for o in story.outcomes}
     every = [o for story in stories for o in story.outcomes]
-    together, rows = _comparable(stories), []
+    rivals = [every] if _comparable(stories) else [story.outcomes for story in stories]
     soonest: dict[str, float] = {}
-    for story in stories:
-        for o in story.outcomes:
-            race = every if together else story.outcomes
-            rivals = [r for r in race if (r.dataset, r.target) == (o.dataset, o.target)]
-            met = [hour for r in rivals if r.above_chance and (hour := _hours(r)) < np.inf]
-            hour = _hours(o) if o.above_chance else np.inf
+    rows = []
+    for race in [race for outcomes in rivals for race in races(outcomes)]:
+        winner = best(race, "total_hours") if len(race) > 1 else None
+        met = [hours for o in race if o.above_chance and (hours := median_hours(o)) < np.inf]
+        for o in race:
+            hours, story = median_hours(o), run_of[id(o)]
+            soonest[o.setting] = min(soonest.get(o.setting, np.inf), hours)
             row = {
                 "run": story.name,
                 "outcome": o,
                 "line": line_of.get(id(o)),
                 "change": "" if story is stories[0] else change(before.get(o.setting), o),
-                "share": 0.0 if hour == np.inf else _share(hour, met),
-                "first": hour < np.inf and hour == min(met) and len(rivals) > 1,
+                "share": _share(hours, met) if o.above_chance and hours < np.inf else 0.0,
+                "first": o is winner,
             }
             rows.append(row)
-            soonest[o.setting] = min(soonest.get(o.setting, np.inf), _hours(o))
     return sorted(rows, key=lambda row: soonest[row["outcome"].setting])
 
 
-def _hours(outcome: Outcome) -> float:
-    """Return the median time to the target; ∞ where it is not met on every seed."""
-    hour = median_of_all(outcome.total_hours)
-    return np.inf if hour is None else hour
-
-
-def _share(hour: float, rivals: Sequence[float]) -> float:
+def _share(hours: float, rivals: Sequence[float]) -> float:
     """Return how long a bar is: of the longest time, by the logarithm where they differ much."""
     least, most = min(filter(None, rivals), default=1.0), max(rivals)
-    if hour <= 0 or most <= LARGE_RATIO * least:
-        return hour / most if most else 0.0
-    return 0.08 + 0.92 * float(np.log(hour / least) / np.log(most / least))
+    if hours <= 0 or most <= LARGE_RATIO * least:
+        return hours / most if most else 0.0
+    return 0.08 + 0.92 * float(np.log(hours / least) / np.log(most / least))
 
 
-def _timelines(story: Story, unit: Unit) -> dict[str, str]:
+def _timelines(story: Story) -> dict[str, str]:
     """Draw the first rounds of the shown settings, as much as the busiest of them has.
 
     How long a baseline waits does not stretch the others, unless nothing else is shown.
@@ -281,10 +268,12 @@ def _timelines(story: Story, unit: Unit) -> dict[str, str]:
     for cell, rows in timelines.items():
         clients = int((rows["round"] == rows["round"][0]).sum())
         lengths[cell] = float(rows["round_seconds"][::clients].sum())
-    baselines = [outcome.cell for outcome in story.outcomes if outcome.baseline]
+    baselines = [o.cell.id for o in story.outcomes if o.cell.baseline]
     others = [cell for cell in timelines if cell not in baselines]
     longest = max((lengths[cell] for cell in others or lengths), default=0.0)
     return {
-        str(rows["setting"][0]): page_svg(timeline_figure(rows, longest, unit))
+        str(rows["setting"][0]): page_svg(
+            timeline_figure(rows, longest, unit_for([longest / 3600]))
+        )
         for rows in timelines.values()
     }

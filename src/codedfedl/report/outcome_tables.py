@@ -14,9 +14,9 @@ from codedfedl.report.results import Outcome, written
 
 __all__ = ["outcome_rows", "outcome_view", "rounds_view"]
 
+_CELL = ("dataset", "scheme", "redundancy", "fleet", "features", "optimiser", "disclosure")
 _ATTRIBUTES = (
-    *("dataset", "setting", "scheme", "fleet", "features", "optimiser", "disclosure"),
-    *("target", "metric", "rounds", "training_hours", "total_hours", "final"),
+    *("setting", "target", "metric", "rounds", "training_hours", "total_hours", "final"),
     *("gain", "gain_total", "reference", "points_per_parity_row"),
     *("chance", "above_chance", "diverged"),
 )
@@ -34,9 +34,9 @@ def outcome_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 def _row(o: Outcome) -> dict[str, Any]:
     hours, gain = o.paper or (None, None)
     return {
+        **{name: getattr(o.cell, name) for name in _CELL},
         **{name: getattr(o, name) for name in _ATTRIBUTES},
         **{name: o.fact(name) for name in _FACTS},
-        "redundancy": o.seeds[0].redundancy,
         "paper_hours": hours,
         "paper_gain": gain,
         "excess": [curve.excess_at_plan for curve in o.seeds],

@@ -19,6 +19,8 @@ from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Columns", "Curve", "RunTables", "curves"]
 
+_SERIES = ("training_hours", "total_hours", "arrived", "excess")
+
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -28,17 +30,11 @@ class Curve:
 
     Attributes
     ----------
-    cell, setting
-        The setting's id, and what people call it.
-    group
-        What it shares with the settings that it is compared with.
+    facts
+        What was planned and predicted, where it applies.
     """
 
-    cell: str
-    setting: str
-    group: str
-    scheme: str
-    redundancy: float | None
+    cell: KnownCell
     seed: int
     rounds: npt.NDArray[np.int64]
     training_hours: npt.NDArray[np.float64]
@@ -47,8 +43,12 @@ class Curve:
     metric: npt.NDArray[np.float64]
     metric_name: str
     excess: npt.NDArray[np.float64]
-    as_in_paper: bool
     facts: dict[str, float]
+
+    @property
+    def setting(self) -> str:
+        """What people call the setting."""
+        return self.cell.label
 
     @property
     def chance_bound(self) -> float:
@@ -80,6 +80,11 @@ class Curve:
         """Return the place of the first round at which the target is met."""
         met = np.flatnonzero(self.metric >= target)
         return int(met[0]) if len(met) else None
+
+    def clock_at(self, target: float, clock: str) -> Any:
+        """Return what a clock shows when the target is met: a name of its series; None before."""
+        first = self.reaches(target)
+        return None if first is None else getattr(self, clock)[first].item()
 
 
 @dataclass(frozen=True)
@@ -149,32 +154,39 @@ class RunTables:
 
     def curves(self) -> list[Curve]:
         """Return every setting and seed, round after round."""
-        columns, facts = self.rounds, self._facts()
+        columns, facts, curves = self.rounds, self._facts(), []
         pairs = _pairs(columns)
         if not pairs.keys() <= facts.keys() & _pairs(self.clients).keys():
             raise InputError(
                 f"{self.directory.path}: its tables are not about the same settings and seeds: "
                 "restore them, or run it again"
             )
-        return [
-            _curve(
-                {
-                    name: values[(columns["cell"] == cell) & (columns["seed"] == seed)]
-                    for name, values in columns.items()
-                },
-                facts[cell, seed],
+        for cell, seed in pairs:
+            rows = _rows(columns, cell, seed)
+            known = self.cells.get(cell) or _cell_of(rows, self.experiment)
+            curve = Curve(
+                cell=known,
+                seed=seed,
+                rounds=rows["round"],
+                metric=rows["metric"].astype(np.float64),
+                metric_name=str(rows["metric_name"][0]),
+                facts=facts[cell, seed],
+                **{name: rows[name] for name in _SERIES},
             )
-            for cell, seed in pairs
-        ]
+            curves.append(curve)
+        return curves
+
+    def clients_of(self, curve: Curve) -> Columns:
+        """Return a row for each client of a setting and seed."""
+        return _rows(self.clients, curve.cell.id, curve.seed)
 
     def _facts(self) -> dict[tuple[str, int], dict[str, float]]:
         """Return what was planned and predicted for every cell and seed, where it applies."""
         columns = self.settings
-        pairs = zip(columns["cell"].tolist(), columns["seed"].tolist(), strict=True)
         numbers = {name: values for name, values in columns.items() if name not in COMMON}
         return {
             pair: {name: float(v[row]) for name, v in numbers.items() if not np.isnan(v[row])}
-            for row, pair in enumerate(pairs)
+            for row, pair in enumerate(_pairs(columns))
         }
 
     def _read(self, name: str) -> Columns:
@@ -200,20 +212,31 @@ def _pairs(columns: Columns) -> dict[tuple[str, int], None]:
     return dict.fromkeys(zip(columns["cell"].tolist(), columns["seed"].tolist(), strict=True))
 
 
-def _curve(rows: Columns, facts: dict[str, float]) -> Curve:
-    texts = ("cell", "setting", "group", "scheme", "metric_name")
-    series = ("training_hours", "total_hours", "arrived", "excess")
-    columns: dict[str, Any] = {name: str(rows[name][0]) for name in texts}
-    columns |= {name: rows[name] for name in series}
+def _rows(columns: Columns, cell: str, seed: int) -> Columns:
+    mask = (columns["cell"] == cell) & (columns["seed"] == seed)
+    return {name: values[mask] for name, values in columns.items()}
+
+
+def _cell_of(rows: Columns, experiment: Experiment) -> KnownCell:
+    """Return a setting that only its tables know: of an earlier version, with a user's modules."""
     redundancy = float(rows["redundancy"][0])
-    return Curve(
-        **columns,
-        rounds=rows["round"],
-        metric=rows["metric"].astype(np.float64),
+    return KnownCell(
+        id=str(rows["cell"][0]),
+        label=str(rows["setting"][0]),
+        group=str(rows["group"][0]),
+        values={},
+        settings={},
+        dataset=experiment.data.name,
+        fleet=experiment.fleet.name,
+        target=experiment.training.target,
         redundancy=None if np.isnan(redundancy) else redundancy,
-        seed=int(rows["seed"][0]),
+        scheme=str(rows["scheme"][0]),
+        features=experiment.features.kind,
+        optimiser="",
+        disclosure=[],
+        baseline="",
+        featured=False,
         as_in_paper=bool(rows["as_in_paper"][0]),
-        facts=facts,
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import KnownCell
 from codedfedl.schemes import SCHEMES
 
-__all__ = ["Outcome", "median_of_all", "outcomes", "outcomes_of", "written"]
+__all__ = ["Outcome", "median_hours", "median_of_all", "outcomes", "outcomes_of", "written"]
 
 _NINE_IN_TEN_ERRORS = 1.645  # Nine in ten errors are smaller than so many standard errors.
 
@@ -27,68 +26,41 @@ class Outcome:
     ----------
     target
         ∞ without a target in the experiment, or exact ridge or a reference above chance to set one.
-    target_source
-        What set the target, in words; empty where somebody gave it.
-    reference_baseline
-        What the reference is called as a baseline; empty if it is not one.
     seeds, reference_seeds
         The curves of the setting, and of the one that gains are over.
+    target_source
+        What set the target, in words; empty where somebody gave it.
     run
         The name of the run, where several are compared.
-    known
-        What the run directory says of the setting; None in some runs of earlier versions.
     """
 
-    dataset: str
     target: float
     seeds: Sequence[Curve]
     reference_seeds: Sequence[Curve]
-    run: str = ""
-    known: KnownCell | None = None
     target_source: str = ""
-    reference_baseline: str = ""
+    run: str = ""
 
     @property
-    def cell(self) -> str:
-        """The setting's id."""
+    def cell(self) -> KnownCell:
+        """What the run directory says of the setting."""
         return self.seeds[0].cell
 
     @property
     def setting(self) -> str:
         """What people call the setting."""
-        return self._called(self.seeds[0])
+        return self._called(self.cell.label)
+
+    @property
+    def dataset(self) -> str:
+        """What it was trained on."""
+        return self.cell.dataset
 
     @property
     def scheme(self) -> str:
         """The scheme's name."""
-        return self.seeds[0].scheme
+        return self.cell.scheme
 
     @property
-    def features(self) -> str | None:
-        """The kind of its feature map."""
-        return None if self.known is None else self.known.features
-
-    @property
-    def fleet(self) -> str | None:
-        """The fleet that it ran on."""
-        return None if self.known is None else self.known.fleet
-
-    @property
-    def optimiser(self) -> str | None:
-        """Its optimiser: the setting of that name, or the scheme's own."""
-        return None if self.known is None else self.known.optimiser
-
-    @property
-    def disclosure(self) -> list[str]:
-        """What leaves a client, the most telling first; nothing if it is not known."""
-        return [] if self.known is None else self.known.disclosure
-
-    @property
-    def baseline(self) -> str:
-        """What it is called as a baseline of gains; empty if it is not one."""
-        return "" if self.known is None else self.known.baseline
-
-    @cached_property
     def hours_interval(self) -> list[tuple[float | None, float | None]]:
         """Charged hours at which the metric passes the target less and plus 1.64 standard errors.
 
@@ -102,8 +74,7 @@ class Outcome:
         if self.metric != "accuracy" or not tested or not 0 < self.target < 1:
             return None, None
         error = _NINE_IN_TEN_ERRORS * float(np.sqrt(self.target * (1 - self.target) / tested))
-        places = [curve.reaches(self.target + sign * error) for sign in (-1, 1)]
-        low, high = (None if at is None else float(curve.total_hours[at]) for at in places)
+        low, high = (curve.clock_at(self.target + sign * error, "total_hours") for sign in (-1, 1))
         return low, high
 
     @property
@@ -114,44 +85,44 @@ class Outcome:
     @property
     def reference(self) -> str:
         """What people call the setting that gains are over."""
-        return self._called(self.reference_seeds[0])
+        return self._called(self.reference_seeds[0].setting)
 
     @property
     def reference_name(self) -> str:
         """What sentences about gains call the reference."""
-        return self.reference_baseline or self.reference
+        return self.reference_seeds[0].cell.baseline or self.reference
 
     @property
     def is_reference(self) -> bool:
         """Whether its gains would be over itself."""
-        return self.cell == self.reference_seeds[0].cell
+        return self.cell.id == self.reference_seeds[0].cell.id
 
-    @cached_property
-    def rounds(self) -> list[int | None]:
+    @property
+    def rounds(self) -> list[Any]:
         """Rounds to the target, per seed."""
-        return self._at_target("rounds")
+        return [curve.clock_at(self.target, "rounds") for curve in self.seeds]
 
-    @cached_property
+    @property
     def training_hours(self) -> list[float | None]:
         """Hours to the target without the set-up, per seed."""
-        return self._at_target("training_hours")
+        return [curve.clock_at(self.target, "training_hours") for curve in self.seeds]
 
-    @cached_property
+    @property
     def total_hours(self) -> list[float | None]:
         """Hours to the target with the set-up charged, per seed."""
-        return self._at_target("total_hours")
+        return [curve.clock_at(self.target, "total_hours") for curve in self.seeds]
 
     @property
     def final(self) -> list[float]:
         """The metric in the end, per seed."""
         return [float(curve.metric[-1]) for curve in self.seeds]
 
-    @cached_property
+    @property
     def gain(self) -> float | None:
         """How many times sooner than the reference, on the paper's clock."""
         return self._gain("training_hours")
 
-    @cached_property
+    @property
     def gain_total(self) -> float | None:
         """How many times sooner than the reference, with the set-up charged."""
         return self._gain("total_hours")
@@ -159,10 +130,9 @@ class Outcome:
     @property
     def paper(self) -> tuple[float, float] | None:
         """Hours and gain in the paper's Table 1, where it has this setting."""
-        first = self.seeds[0]
-        if not first.as_in_paper:
+        if not self.cell.as_in_paper:
             return None
-        return paper_result(self.dataset, first.scheme, first.redundancy)
+        return paper_result(self.dataset, self.scheme, self.cell.redundancy)
 
     @property
     def points_per_parity_row(self) -> float | None:
@@ -175,7 +145,7 @@ class Outcome:
         """What a model without inputs would get."""
         return self.seeds[0].facts.get("chance")
 
-    @cached_property
+    @property
     def above_chance(self) -> bool:
         """Whether it learned anything: in the end, or when it met a target above chance."""
         return _above_chance(self.target, self.seeds)
@@ -196,40 +166,31 @@ class Outcome:
         names = dict.fromkeys(name for curve in self.seeds for name in curve.facts)
         return {name: self.fact(name) for name in names if name not in shown}
 
-    def _called(self, curve: Curve) -> str:
-        return f'{curve.setting} (run "{self.run}")' if self.run else curve.setting
-
-    def _at_target(self, clock: str) -> list[Any]:
-        return [_time(curve, self.target, clock) for curve in self.seeds]
+    def _called(self, label: str) -> str:
+        return f'{label} (run "{self.run}")' if self.run else label
 
     def _gain(self, clock: str) -> float | None:
-        """Return the median of the reference's hours over ours; None if a seed lacks either."""
+        """Return the median of the reference's hours over ours; None if a seed lacks either.
+
+        Without any training there is nothing to compare.
+        """
         if not self.above_chance or not _above_chance(self.target, self.reference_seeds):
             return None
-        references = {curve.seed: curve for curve in self.reference_seeds}
-        ratios = []
-        for ours in self.seeds:
-            theirs = references.get(ours.seed)
-            times = [
-                None if curve is None else _time(curve, self.target, clock)
-                for curve in (ours, theirs)
-            ]
-            if not times[0] or times[1] is None:  # without any training there is nothing to compare
-                return None
-            ratios.append(times[1] / times[0])
-        return float(np.median(ratios))
-
-
-def _time(curve: Curve, target: float, clock: str) -> Any:
-    """Return what a clock shows when the target is met, if it is."""
-    round_ = curve.reaches(target)
-    return None if round_ is None else getattr(curve, clock)[round_].item()
+        references = {c.seed: c.clock_at(self.target, clock) for c in self.reference_seeds}
+        pairs = [(c.clock_at(self.target, clock), references.get(c.seed)) for c in self.seeds]
+        return median_of_all([b / a if a and b is not None else None for a, b in pairs])
 
 
 def median_of_all(values: Sequence[float | None]) -> float | None:
     """Return the median; None where a seed has no value."""
     met = [value for value in values if value is not None]
     return float(np.median(met)) if len(met) == len(values) and met else None
+
+
+def median_hours(outcome: Outcome, clock: str = "total_hours") -> float:
+    """Return the median time to the target; ∞ where it is not met on every seed."""
+    hours = median_of_all(getattr(outcome, clock))
+    return np.inf if hours is None else hours
 
 
 def written(metric: str, value: float) -> str:
@@ -245,38 +206,24 @@ def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outco
 def outcomes_of(tables: RunTables, target: float | None = None) -> list[Outcome]:
     """Summarise the tables of a run."""
     by_cell: dict[str, list[Curve]] = {}
-    groups: dict[str, list[Curve]] = {}
     for curve in tables.curves():
-        by_cell.setdefault(curve.cell, []).append(curve)
-        groups.setdefault(curve.group, []).append(curve)
-    references = {group: _reference(rivals, tables) for group, rivals in groups.items()}
+        by_cell.setdefault(curve.cell.id, []).append(curve)
+    every = [seeds[0].cell for seeds in by_cell.values()]
     summary = []
-    for cell, seeds in by_cell.items():
-        known, where = tables.cells.get(cell), references[seeds[0].group]
-        compared = tables.cells.get(where)
-        planned = tables.experiment.training.target if known is None else known.target
-        goal, source = planned if target is None else target, ""
+    for seeds in by_cell.values():
+        cell = seeds[0].cell
+        reference = by_cell[_reference([rival for rival in every if rival.group == cell.group]).id]
+        goal, source = cell.target if target is None else target, ""
         if goal is None:
-            goal, source = _automatic_target(by_cell[where])
-        outcome = Outcome(
-            dataset=tables.experiment.data.name if known is None else known.dataset,
-            target=goal,
-            seeds=seeds,
-            reference_seeds=by_cell[where],
-            known=known,
-            target_source=source,
-            reference_baseline="" if compared is None else compared.baseline,
-        )
-        summary.append(outcome)
+            goal, source = _automatic_target(reference)
+        summary.append(Outcome(goal, seeds, reference, source))
     return summary
 
 
-def _reference(rivals: Sequence[Curve], tables: RunTables) -> str:
+def _reference(rivals: Sequence[KnownCell]) -> KnownCell:
     """Return the cell that gains are over: a baseline in its plainest setting, or the first."""
-    known = {curve.cell: tables.cells.get(curve.cell) for curve in rivals}
-    baselines = [cell for cell in known.values() if cell is not None and cell.baseline]
-    plainest = min(baselines, key=lambda cell: len(cell.scheme_settings), default=None)
-    return rivals[0].cell if plainest is None else plainest.id
+    baselines = [cell for cell in rivals if cell.baseline]
+    return min(baselines, key=lambda cell: len(cell.scheme_settings), default=rivals[0])
 
 
 def _automatic_target(reference: Sequence[Curve]) -> tuple[float, str]:
@@ -295,9 +242,8 @@ def _automatic_target(reference: Sequence[Curve]) -> tuple[float, str]:
         least = float(np.min(metrics))
         if np.isfinite(least) and least > bound:
             chance = reference[0].facts.get("chance", 0.0)
-            return max(
-                least - 0.01 * abs(least - chance), bound
-            ), f"99% of the way from chance to {source}"
+            target = max(least - 0.01 * abs(least - chance), bound)
+            return target, f"99% of the way from chance to {source}"
     return np.inf, ""
 
 
@@ -310,6 +256,5 @@ def _above_chance(target: float, seeds: Sequence[Curve]) -> bool:
         return False
     bound = max(curve.chance_bound for curve in seeds)
     met = all(curve.reaches(target) is not None for curve in seeds)
-    return bool(
-        np.median([curve.metric[-1] for curve in seeds]) > bound or (target > bound and met)
-    )
+    final = np.median([curve.metric[-1] for curve in seeds])
+    return bool(final > bound or (target > bound and met))

@@ -96,10 +96,7 @@ class Story:
     @property
     def client_names(self) -> list[str]:
         """The clients of the first setting and seed, in their order."""
-        columns = self.tables.clients
-        first = columns["cell"] == columns["cell"][0]
-        first &= columns["seed"] == columns["seed"].min()
-        return [str(name) for name in columns["client"][first]]
+        return [str(name) for name in self.tables.clients_of(self.curves[0])["client"]]
 
     @property
     def progress(self) -> Status | None:
@@ -125,31 +122,30 @@ class Story:
         return distance_rows(self.records, self.client_names)[:SHOWN_CLIENTS]
 
     @cached_property
-    def shown(self) -> list[str]:
-        """The cells whose rounds and clients are shown: the best of each featured scheme."""
-        featured = [o for o in self.outcomes if o.known is not None and o.known.featured]
+    def shown(self) -> list[Outcome]:
+        """The settings whose rounds and clients are shown: the best of each featured scheme."""
+        featured = [outcome for outcome in self.outcomes if outcome.cell.featured]
         by_scheme: dict[str, list[Outcome]] = {}
-        for outcome in sorted(featured, key=lambda o: (not o.baseline, o.scheme)):
+        for outcome in sorted(featured, key=lambda o: (not o.cell.baseline, o.scheme)):
             by_scheme.setdefault(outcome.scheme, []).append(outcome)
-        best_cells = [(best(same, "total_hours") or same[0]).cell for same in by_scheme.values()]
-        return best_cells or [self.outcomes[0].cell]
+        fastest = [best(same, "total_hours") or same[0] for same in by_scheme.values()]
+        return fastest or self.outcomes[:1]
 
     @property
-    def clients(self) -> dict[str, list[Row]]:
-        """The clients in each shown cell, of the first seed: the slowest processor first."""
-        columns, shown = self.tables.clients, {}
-        first = columns["seed"] == columns["seed"].min()
-        for cell in reversed(self.shown):
-            rows = np.flatnonzero((columns["cell"] == cell) & first)
-            slowest = rows[np.argsort(columns["rate"][rows], kind="stable")]
-            shown[cell] = [_client(columns, row) for row in slowest[:SHOWN_CLIENTS]]
+    def clients(self) -> list[list[Row]]:
+        """The clients in each shown setting, of the first seed: the slowest processor first."""
+        shown = []
+        for outcome in reversed(self.shown):
+            columns = self.tables.clients_of(min(outcome.seeds, key=lambda curve: curve.seed))
+            slowest = np.argsort(columns["rate"], kind="stable")[:SHOWN_CLIENTS]
+            shown.append([_client(columns, row) for row in slowest])
         return shown
 
     @property
     def timelines(self) -> dict[str, Columns]:
         """The first rounds of each shown cell that has any: when each answer came."""
         columns = self.tables.timeline
-        rows = {cell: columns["cell"] == cell for cell in self.shown}
+        rows = {outcome.cell.id: columns["cell"] == outcome.cell.id for outcome in self.shown}
         return {
             cell: {name: values[here] for name, values in columns.items()}
             for cell, here in rows.items()
@@ -159,19 +155,16 @@ class Story:
     @property
     def setups(self) -> list[Row]:
         """What every setting does before the first round: its slowest client, median of seeds."""
-        columns, setups = self.tables.clients, []
-        compute, upload = (columns[f"setup_{part}_s"] / 3600 for part in ("compute", "upload"))
-        for o in self.outcomes:
-            slowest = []
-            for curve in o.seeds:
-                rows = np.flatnonzero((columns["cell"] == o.cell) & (columns["seed"] == curve.seed))
-                slowest.append(rows[np.argmax((compute + upload)[rows])])
-            medians = {
-                "compute": float(np.median(compute[slowest])),
-                "upload": float(np.median(upload[slowest])),
-            }
-            setups.append({"setting": o.setting} | medians)
-        return setups
+        return [{"setting": o.setting, **self._setup(o)} for o in self.outcomes]
+
+    def _setup(self, outcome: Outcome) -> dict[str, float]:
+        hours = []
+        for curve in outcome.seeds:
+            columns = self.tables.clients_of(curve)
+            parts = np.stack([columns[f"setup_{part}_s"] for part in ("compute", "upload")]) / 3600
+            hours.append(parts[:, parts.sum(0).argmax()])
+        compute, upload = np.median(hours, axis=0).tolist()
+        return {"compute": compute, "upload": upload}
 
     @property
     def plans(self) -> list[Row]:
@@ -179,12 +172,14 @@ class Story:
         return [row for o in self.outcomes if (row := self._plan(o))["round_deadline_s"]]
 
     def _plan(self, o: Outcome) -> Row:
-        columns = self.tables.clients
-        asked = (columns["cell"] == o.cell) & (columns["load"] > 0)
+        clients = [self.tables.clients_of(curve) for curve in o.seeds]
+        asked = [columns["load"] > 0 for columns in clients]
         return {
             "setting": o.setting,
-            "planned_share": _mean(columns["planned_share"][asked]),
-            "arrived_share": _mean(columns["arrived_share"][asked]),
+            **{
+                name: _mean([c[name][mask] for c, mask in zip(clients, asked, strict=True)])
+                for name in ("planned_share", "arrived_share")
+            },
             "excess": median_of_all([curve.excess_at_plan for curve in o.seeds]),
             **{name: median_of_all(o.fact(name)) for name in _PLANNED},
         }
@@ -199,7 +194,8 @@ class Story:
         ]
 
 
-def _mean(values: npt.NDArray[np.float64]) -> float | None:
+def _mean(parts: Sequence[npt.NDArray[np.float64]]) -> float | None:
+    values = np.concatenate(parts)
     return float(values.mean()) if len(values) and not np.isnan(values).any() else None
 
 

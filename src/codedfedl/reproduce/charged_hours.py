@@ -132,7 +132,7 @@ def _robust(job: Reproduction, dataset: str, number: int, delays: str) -> dict[s
 
 def _by_setting(directory: RunDirectory, experiment: Experiment) -> list[list[Curve]]:
     every = curves(directory)
-    return [[curve for curve in every if curve.cell == cell.id] for cell in cells(experiment)]
+    return [[curve for curve in every if curve.cell.id == cell.id] for cell in cells(experiment)]
 
 
 def _points_lost(right: float | None, reached: float | None) -> float | None:
@@ -151,11 +151,11 @@ def quality(job: Reproduction) -> dict[str, Any]:
         newton, one_shot = cells(experiment)
         clients = experiment.fleet.clients
         every = curves(directory)
-        exact = {curve.seed: curve for curve in every if curve.cell == one_shot.id}
+        exact = {curve.seed: curve for curve in every if curve.cell.id == one_shot.id}
         rows += [
             {"dataset": dataset} | rounds_to_exact(curve, exact[curve.seed], clients)
             for curve in every
-            if curve.cell == newton.id
+            if curve.cell.id == newton.id
         ]
     job.show(rows)
     return {"rows": rows}
@@ -220,8 +220,7 @@ def _with_guarantees(every: list[Outcome]) -> list[dict[str, Any]]:
     """Return the rows of every simulation, with ε and δ."""
     rows = []
     for outcome, row in zip(every, outcome_rows(every), strict=True):
-        settings = outcome.known.scheme_settings if outcome.known else {}
-        scheme = make_scheme(outcome.scheme, settings)
+        scheme = make_scheme(outcome.scheme, outcome.cell.scheme_settings)
         epsilon, delta = (getattr(scheme, name, None) for name in ("epsilon", "delta"))
         guarantee = {"epsilon": epsilon, "delta": delta}
         if epsilon == inf:  # no noise: the sums themselves leave

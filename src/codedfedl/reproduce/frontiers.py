@@ -145,7 +145,7 @@ def _rows(settings: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "setting": outcome.setting,
-                "leaves a client": listed(outcome.disclosure),
+                "leaves a client": listed(outcome.cell.disclosure),
                 "points a row": "" if density is None else f"{density:.0f}",
                 unit.name: "not met" if entry.hours is None else entry.hours * unit.per_hour,
                 "over seeds": f"{min(met):.4g} – {max(met):.4g}" if met else "",

@@ -5,7 +5,7 @@
   "use strict";
   const hidden = new Set();
   const drawn = [];
-  let charts = [], places = [];
+  let charts = {}, places = [];
   const three = v => v === null ? "–" : Math.abs(v) >= 100 ? Math.round(v).toLocaleString("en") : String(+v.toPrecision(3));
   const score = (v, metric) => v === null ? "–" : metric === "accuracy" ? (100 * v).toFixed(2) + "%" : v.toFixed(4);
   const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -100,7 +100,7 @@
   }
 
   function draw(place) {
-    const chart = charts[+place.dataset.chart];
+    const chart = charts[place.dataset.chart];
     const u = new uPlot(options(chart, place.clientWidth), joined(chart), place);
     u.tip = u.over.appendChild(Object.assign(document.createElement("div"), { className: "tip", hidden: true }));
     u.dot = u.over.appendChild(Object.assign(document.createElement("div"), { className: "here", hidden: true }));
@@ -124,7 +124,7 @@
       if (one.dataset.line !== key) return;
       one.matches("button") ? one.setAttribute("aria-pressed", String(show)) : one.classList.toggle("off", !show);
     });
-    drawn.forEach((u, i) => charts[+places[i].dataset.chart].lines.forEach((line, at) => {
+    drawn.forEach((u, i) => charts[places[i].dataset.chart].lines.forEach((line, at) => {
       if (line.key === key) for (const s of [0, 1, 2]) u.setSeries(1 + 3 * at + s, { show });
     }));
   }
