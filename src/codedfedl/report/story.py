@@ -17,10 +17,8 @@ from codedfedl.report.reading import Columns, Curve, RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.directory import RunDirectory, Status
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.observing import Status
-from codedfedl.runs.watching import probed_seconds
 
 __all__ = ["SHOWN_CLIENTS", "TIME_COLUMNS", "Story", "stories_of"]
 
@@ -91,7 +89,7 @@ class Story:
     @cached_property
     def conduct(self) -> Conduct:
         """How the clients of a federation have answered."""
-        probed = probed_seconds(Journal(self.directory.path))
+        probed = Journal(self.directory.path).probed_seconds()
         return Conduct(self.records, self.client_names, probed)
 
     @property
