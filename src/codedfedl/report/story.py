@@ -12,6 +12,7 @@ from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.report.arrivals import distance_rows
 from codedfedl.report.comparison import best
+from codedfedl.report.outcome_tables import plain_rows
 from codedfedl.report.reading import Columns, Curve, RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of
 from codedfedl.runs.advice import Conduct
@@ -109,8 +110,7 @@ class Story:
     @property
     def refusals(self) -> list[Row]:
         """The refused answers of a federation, one by one."""
-        columns = self.tables.refusals
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return plain_rows(self.tables.refusals)
 
     @property
     def distances(self) -> list[Row]:
