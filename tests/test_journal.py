@@ -32,8 +32,7 @@ from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
 from codedfedl.runs.advice import nobody_arrived
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.exchange import Exchange
-from codedfedl.runs.journal import Journal
+from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, NEWTON, Script, experiment_of, rounds_of, run, transport_of
 
@@ -433,8 +432,8 @@ def test_another_node_does_not_come_back_under_a_name(keys: bool, tmp_path: Path
     assert sum("node-001 has the key of node-002" in line for line in said) == keys
     assert sum("node-001 has other data than before" in line for line in said) == (not keys)
     assert not any("is back" in line for line in said)
-    asked = [(node, kind) for node, kind, _ in grid.asked[before:] if node in strangers]
-    assert asked == [(2001, "hello"), (2002, "hello")]
+    asked = {(node, kind) for node, kind, _ in grid.asked[before:] if node in strangers}
+    assert asked == {(2001, "hello"), (2002, "hello")}
 
 
 def test_a_clock_that_jumps_moves_no_deadline(
