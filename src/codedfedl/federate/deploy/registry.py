@@ -181,16 +181,15 @@ class BoundTransport:
         """Yield answers; a greeting that is not its key's own is a problem of its node."""
         for arrival in self._transport.gather(wanted, until):
             node = self._greetings.pop(arrival.question, None)
-            greeting = arrival.facts if arrival.status == "answer" else None
-            if node is None or greeting is None:
-                yield arrival
-            elif reason := self._misfit(node, greeting):
+            is_greeting = node is not None and arrival.status == "answer"
+            reason = self._misfit(node, arrival.facts) if is_greeting else ""
+            if reason:
                 yield replace(arrival, status="problem", facts={}, arrays={}, reason=reason)
             else:
                 yield arrival
             del arrival  # it may be large
 
-    def _misfit(self, node: int, greeting: Mapping[str, Any]) -> str:
+    def _misfit(self, node: int | None, greeting: Mapping[str, Any]) -> str:
         """Return why a greeting is not what the node's key is registered for, or nothing."""
         entries = [entry for entry in self._registry.entries() if entry.node == node]
         if not entries or entries[-1].revoked:

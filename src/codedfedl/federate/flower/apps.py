@@ -29,11 +29,6 @@ client = ClientApp()
 server = ServerApp()
 
 
-def node_of(context: Context) -> Node:
-    """Return the node that a SuperNode's configuration describes."""
-    return node_from(NodeConfig.read(context.node_config, str(context.node_id)))
-
-
 def node_from(config: NodeConfig) -> Node:
     """Return the node that a configuration describes."""
 
@@ -75,8 +70,9 @@ def _vault_of(config: NodeConfig) -> "Vault | None":
 
 
 def answer(message: Message, context: Context) -> Message:
-    """Answer any question, as the node of this process."""
-    return respond(message, lambda: node_of(context))
+    """Answer any question, as the node that a stock SuperNode's configuration describes."""
+    values, name = context.node_config, str(context.node_id)
+    return respond(message, lambda: node_from(NodeConfig.read(values, name)))
 
 
 def respond(message: Message, node: Callable[[], Answerer]) -> Message:

@@ -139,6 +139,7 @@ class Federation:
             return self._inbox(ask, self.last)
         asking, tally = self.asking, self.asking.tally(ask, round_)
         asked = asking.ask(ask, tally, model)
+        questions = {j: asking.pending[number] for number, j in asked.items()}
         replies: list[Reply] = []
         measured: dict[int, Measured] = {}
 
@@ -159,8 +160,8 @@ class Federation:
             return True
 
         with Expecting(
-            lambda j: self._expect(ask.work, j, model, int(tally.loads[j])),
-            asked.values(),
+            lambda j: self._expects(questions[j]),
+            questions,
             lambda: asking.transport.remaining(tally.until),
         ) as expected:
             asking.gather(ask, tally, asked, take)
@@ -253,13 +254,11 @@ class Federation:
         self.journal.keep(client, reply.arrays, reply.points)
         return replace(reply, arrays={})
 
-    def _expect(self, work: Work, client: int, model: Array, load: int) -> Expected | None:
-        if not work.needs_model:
-            return None
-        return self.evidence.expects(work, client, load, to_host(model))
-
     def _expects(self, pending: Pending) -> Expected | None:
-        return self._expect(pending.work, pending.client, pending.model, pending.load)
+        if not pending.work.needs_model:
+            return None
+        model = to_host(pending.model)
+        return self.evidence.expects(pending.work, pending.client, pending.load, model)
 
     def _remember(self, ask: Ask, model: Array) -> None:
         """Remember what is asked for in the set-up: answers are judged by it, and may be late."""
