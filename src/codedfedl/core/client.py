@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import Array, FloatArray, IntArray
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.embedded import Counts, Embed, Embedded, FirstGradient
 from codedfedl.core.encoding import BlockParity, Gram, Parity
 from codedfedl.core.gradient_delta import GradientDelta
 from codedfedl.core.masked import Masked
 from codedfedl.core.task import Task
-from codedfedl.core.work import Answer, Client, OnEmbedded, Work
+from codedfedl.core.work import Answer, Client, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import step
@@ -30,8 +30,10 @@ from codedfedl.learning.optimisers import step
 __all__ = [
     "WORK",
     "BlockParity",
+    "Counts",
     "Embed",
     "Embedded",
+    "FirstGradient",
     "Gradient",
     "Gram",
     "LocalDirection",
@@ -42,8 +44,6 @@ __all__ = [
     "work_from",
     "work_to",
 ]
-
-_GROWTH = 1.5
 
 
 @dataclass(frozen=True)
@@ -62,36 +62,6 @@ class Prepare(Work):
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return no cost beyond embedding."""
         return Cost(np.zeros(task.clients), np.zeros(task.clients))
-
-    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return nothing."""
-        return {}
-
-
-@dataclass(frozen=True)
-class Embed(OnEmbedded):
-    """Embed as many points as there is time for, and send nothing."""
-
-    kind: ClassVar[str] = "embed"
-    discloses: ClassVar[Disclosure | None] = None
-    needs_model: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-
-    def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return nothing: what counts is how many are done."""
-        return Answer(load, {})
-
-    def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return no cost beyond embedding."""
-        return Cost(np.zeros(task.clients), np.zeros(task.clients))
-
-    def points_by(
-        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
-    ) -> tuple[IntArray, FloatArray]:
-        """Return the points that the deadline leaves time for."""
-        seconds = costs.seconds_to_embed(task.feature_macs, task.workload, fleet, slowness)
-        points = costs.embedded_by(deadline, seconds, task.held)
-        return points, points * seconds
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return nothing."""
@@ -222,63 +192,6 @@ class LocalDirection(LocalModel):
         return {"direction": task.model_shape}
 
 
-@dataclass(frozen=True, eq=False)
-class Embedded(Work):
-    """The gradient over all points embedded so far, scaled up to all points that a client holds.
-
-    Parameters
-    ----------
-    least : int, or array of shape (n,)
-        A client with fewer points embedded says nothing yet, and embeds on.
-    grows
-        Whether later answers cover more points, as more are embedded; otherwise every answer covers
-        the points of the first.
-    """
-
-    least: npt.ArrayLike = 1
-    grows: bool = True
-
-    kind: ClassVar[str] = "embedded"
-
-    def for_client(self, j: int) -> "Embedded":
-        """Return what is asked of one client."""
-        least = np.asarray(self.least)
-        return replace(self, least=int(least[j])) if least.ndim else self
-
-    @property
-    def common(self) -> "Embedded":
-        """Without what is asked of each client."""
-        return replace(self, least=1) if np.ndim(self.least) else self
-
-    def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return ℓ/k times the gradient over k points."""
-        total = sum(gradient(*part, model) for part in client.first(load))
-        return Answer(load, {"gradient": total * (client.points / load)})
-
-    def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return 2·q·c multiply-accumulates a point, and a packet."""
-        return costs.packet(task.workload, loads)
-
-    def load(
-        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
-    ) -> IntArray:
-        """Cover new points only once they add half to the last count, or complete it.
-
-        No client answers for more points than it is asked for. One that lost some of what it had
-        embedded answers for what is left.
-        """
-        embedded = np.minimum(embedded, asked)
-        grown = (embedded >= _GROWTH * answered) | (embedded == asked)
-        if not self.grows:
-            grown = np.asarray(answered == 0)
-        loads = np.where(grown, embedded, np.minimum(answered, embedded))
-        return np.where(loads >= np.minimum(self.least, held), loads, 0)
-
-    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the model's shape."""
-        return {"gradient": task.model_shape}
-
-
 WORK: dict[str, type[Work]] = {
     work.kind: work
     for work in (
@@ -289,6 +202,8 @@ WORK: dict[str, type[Work]] = {
         LocalModel,
         LocalDirection,
         Embedded,
+        FirstGradient,
+        Counts,
         Gram,
         Parity,
         BlockParity,
