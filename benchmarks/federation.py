@@ -59,7 +59,7 @@ def measure(nodes: int, folder: Path) -> Measured:
         _wait(journal.traces.is_file, 900, local)
         server = _server(folder)
         before, began, peak, link = _own(server), time.monotonic(), 0.0, 0.0
-        while len(journal.kept()) < nodes and time.monotonic() < began + 900:
+        while len(Journal(journal.folder).kept()) < nodes and time.monotonic() < began + 900:
             peak, link = max(peak, _own(server)), max(link, _own(local.processes[SUPERLINK].pid))
             time.sleep(0.1)
         seconds = time.monotonic() - began

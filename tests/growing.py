@@ -46,8 +46,8 @@ class GrowingRun:
         self.paths = Journal(source.path).paths()
         self.exchanges, self.rounds = path / "exchanges", 0
         self.exchanges.mkdir(parents=True)
-        begun = ("cells.json", "config.toml", "environment.json", "members.json", "traces.parquet")
-        for name in begun:
+        begun = ("cells.json", "config.toml", "environment.json", "fleet.csv", "members.json")
+        for name in (*begun, "traces.parquet"):
             shutil.copy(source.path / name, path / name)
         self.lock = (path / ".lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)

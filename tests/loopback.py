@@ -25,8 +25,7 @@ from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
-from codedfedl.runs.exchange import Exchange
-from codedfedl.runs.journal import Journal
+from codedfedl.runs.journal import Exchange, Journal
 
 FIRST_NODE = 1000
 SEED = 0

@@ -20,8 +20,7 @@ from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.exchange import Exchange
-from codedfedl.runs.journal import Journal
+from codedfedl.runs.journal import Exchange, Journal
 from tests.loopback import Loopback, Script, experiment_of
 
 HELPER = 999

@@ -8,7 +8,7 @@ import pytest
 
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, SETUP, Record
 from codedfedl.runs.advice import Conduct, advice
-from codedfedl.runs.observing import NamedRound, listed
+from codedfedl.runs.watching import NamedRound, listed
 
 NAMES = ["ada", "bob", "cyn"]
 INF = np.inf

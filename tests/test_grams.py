@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from codedfedl.core.client import Gradient
 from codedfedl.core.protocol import Ask, Inbox, Info, Scheme, State
 from codedfedl.core.waiting import Everyone
+from codedfedl.learning.learner import LeastSquares
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.schemes.coded import Coded
 from codedfedl.schemes.coded_state import CodedState
@@ -124,7 +125,7 @@ def test_what_a_scheme_adds_changes_no_result(
     arrived = (rng.random(3) < 0.6) & (loads > 0)
     ask = Ask(Gradient(0), Everyone(), loads)
     (inbox,) = FastSums([batch]).gradients(
-        [Question("a", ask, loads, arrived, model, steady=steady)]
+        [Question("a", ask, loads, arrived, model, LeastSquares(5, 2), steady=steady)]
     )
     clients = (SimulatedClient([batch], j, 0) for j in np.flatnonzero(arrived).tolist())
     answers = [Gradient(0).answer(c, int(loads[c.client]), model).arrays for c in clients]

@@ -32,8 +32,7 @@ from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
 from codedfedl.runs.advice import nobody_arrived
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.exchange import Exchange
-from codedfedl.runs.journal import Journal
+from codedfedl.runs.journal import Exchange, Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, NEWTON, Script, experiment_of, rounds_of, run, transport_of
 

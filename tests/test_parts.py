@@ -21,8 +21,7 @@ from codedfedl.report.live import LiveView
 from codedfedl.report.story import Story
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.observing import NamedRound
-from codedfedl.runs.watching import look
+from codedfedl.runs.watching import NamedRound, look
 from tests.loopback import FIRST_NODE, Loopback, Script, experiment_of, far, transport_of
 
 KINDS = ("honest", "late", "silent", "problem", "malformed", "liar", "killed")

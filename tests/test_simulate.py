@@ -18,6 +18,7 @@ from codedfedl.core.waiting import Everyone, Fastest, Next, Until, Wait, arrival
 from codedfedl.data import Dataset, load_dataset
 from codedfedl.learning.codes import Code
 from codedfedl.learning.features import RandomFourier
+from codedfedl.learning.learner import LeastSquares
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -42,7 +43,8 @@ def client_gradient(batches: list[Batch], client: int, asked: Question) -> Any:
 
 def question(batch: int, loads: Any, arrived: Any, model: Any) -> Question:
     """Return what a setting asks of a mini-batch."""
-    return Question("any", Ask(Gradient(batch), Everyone(), loads), loads, arrived, model)
+    ask = Ask(Gradient(batch), Everyone(), loads)
+    return Question("any", ask, loads, arrived, model, LeastSquares(*model.shape))
 
 
 @pytest.mark.parametrize("far", [100.0, 1e6])

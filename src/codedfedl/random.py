@@ -6,7 +6,7 @@ __all__ = ["stream"]
 
 _PURPOSES = (
     *("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit"),
-    *("server", "scheme"),  # new ones come last: a stream is known by its place
+    *("server", "scheme", "model"),  # new ones come last: a stream is known by its place
 )
 
 

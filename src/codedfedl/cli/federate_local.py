@@ -191,7 +191,7 @@ def local_command(
 
     check_engine()
     from codedfedl.cli.following import served, write_report
-    from codedfedl.report.outcome_tables import rounds_view
+    from codedfedl.report.outcome_tables import round_rows
     from codedfedl.report.reading import RunTables
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
@@ -209,7 +209,7 @@ def local_command(
         experiment = local_experiment(training.scheme_table, changes, parse_overrides(overrides))
         killed = _train(experiment, training, security, port, directory, data, resume)
     document = local_results(directory, killed)
-    show(as_json, document, rounds_view(RunTables(directory).rounds))
+    show(as_json, document, round_rows(RunTables(directory).rounds))
     for sentence in document["advice"]:
         say(f"advice: {sentence}")
     write_report(directory)
@@ -317,6 +317,7 @@ def local_results(directory: "RunDirectory", killed: Mapping[str, int]) -> dict[
         Nodes that were killed on purpose, and after which round.
     """
     from codedfedl.core.record import PARTS
+    from codedfedl.report.outcome_tables import plain_rows
     from codedfedl.report.reading import RunTables
     from codedfedl.runs.advice import advice
     from codedfedl.runs.watching import look
@@ -329,17 +330,11 @@ def local_results(directory: "RunDirectory", killed: Mapping[str, int]) -> dict[
     return {
         "run": str(directory.path),
         "scheme": str(rounds["scheme"][0]),
-        "rounds": _rows({name: rounds[name][rounds["round"] > 0] for name in names}),
+        "rounds": plain_rows({name: rounds[name][rounds["round"] > 0] for name in names}),
         "accuracy": final if classes else None,
         "r_squared": None if classes else final,
         "killed": list(killed),
         "advice": advice(look(directory).conduct, killed, "--deadline"),
-        "refusals": _rows(tables.refusals),
+        "refusals": plain_rows(tables.refusals),
         **({"privacy": privacy} if privacy else {}),
     }
-
-
-def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a table as plain rows, for JSON."""
-    values = [column.tolist() for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]

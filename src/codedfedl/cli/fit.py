@@ -44,7 +44,7 @@ def fit_command(
     """
     from codedfedl.fitting.fit import fit
     from codedfedl.fitting.traces import read_traces
-    from codedfedl.report.fleet_tables import fit_view
+    from codedfedl.report.fleet_tables import fit_rows
 
     taken = {traces: "the file of measured times itself"}
     check_outputs(taken, out=out, measured=measured, figure=figure)
@@ -61,7 +61,7 @@ def fit_command(
 
         save_figure(fit_figure(fitted), figure)
         wrote(figure)
-    show(as_json, fitted.document() | {"fleet": out and str(out)}, fit_view(fitted))
+    show(as_json, fitted.document() | {"fleet": out and str(out)}, fit_rows(fitted))
     for kind, sentences in (("note", fitted.notes), ("warning", fitted.warnings)):
         for sentence in sentences:
             say(f"{kind}: {sentence}")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +31,6 @@ __all__ = [
     "print_views",
     "progress",
     "results",
-    "rows_table",
     "say",
     "show",
     "with_resume_hint",
@@ -127,29 +126,35 @@ def show(as_json: bool, document: Mapping[str, Any], *views: View) -> None:
 def print_views(*views: View) -> None:
     """Print what people read on stdout: sentences, which are not wrapped, rows, and tables."""
     for view in views:
-        shown = rows_table(view) if isinstance(view, list) else view
+        shown = _table(view) if isinstance(view, list) else view
         results.print(shown, soft_wrap=isinstance(view, str))
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
-    """Return rows as a table without lines, with the numbers at the right of their columns."""
-    table = Table(
-        title=title or None, title_justify="left", box=None, padding=(0, 2), header_style="bold"
-    )
-    for name, value in rows[0].items():
-        justify: JustifyMethod = "right" if isinstance(value, int | float) else "left"
-        table.add_column(name.replace("_", " "), justify=justify)
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows as a table without lines; where there is no room, the first column is folded."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    columns = zip(*([_cell(value) for value in row.values()] for row in rows), strict=True)
+    cells = dict(zip(rows[0], columns, strict=True))
+    for name, texts in cells.items():
+        heading = name.replace("_", " ")
+        longest = max(len(line) for text in (heading, *texts) for line in str(text).split("\n"))
+        if texts[0].justify == "right":
+            table.add_column(heading, justify="right", no_wrap=True, min_width=longest)
+        else:
+            table.add_column(heading, overflow="fold", min_width=min(longest, 12))
+    for texts in zip(*cells.values(), strict=True):
+        table.add_row(*texts)
     return table
 
 
 def _cell(value: Any) -> Text:
-    if value is None:
-        return Text("–")
+    """Write a value as people do, numbers at the right; a text may have its own style."""
     if isinstance(value, int | float):
-        return Text(f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
-    return Text(printable(str(value)))
+        number = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+        return Text(number, justify="right")
+    return (
+        value if isinstance(value, Text) else Text("–" if value is None else printable(str(value)))
+    )
 
 
 def json_number(value: float) -> float | None:

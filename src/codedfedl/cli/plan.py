@@ -276,7 +276,7 @@ def _show(
 ) -> None:
     """Write, draw and print a plan; in JSON with more fields, and for people with more views."""
     from codedfedl.fleet.maximum import expected_maximum
-    from codedfedl.report.fleet_tables import plan_view
+    from codedfedl.report.fleet_tables import plan_views
 
     with progress("planning"):
         waiting = expected_maximum(clients, chosen.points)
@@ -296,6 +296,5 @@ def _show(
         wrote(output.figure)
     gain = waiting / chosen.deadline if chosen.deadline else inf
     extra = {"wait_for_all_s": json_number(waiting), "gain": json_number(gain)}
-    show(
-        output.as_json, chosen.document() | extra | (more or {}), plan_view(chosen, waiting), *views
-    )
+    document = chosen.document() | extra | (more or {})
+    show(output.as_json, document, *plan_views(chosen, waiting), *views)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codedfedl.cli.options import Json, Track, documented
-from codedfedl.cli.output import messages, print_json, progress, results, say, wrote
+from codedfedl.cli.output import messages, print_json, print_views, progress, results, say, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination
 
@@ -85,11 +85,11 @@ def _print(by_run: "Mapping[str, list[Outcome]]", differences: Sequence[Mapping[
     from rich.text import Text
 
     from codedfedl.report.comparison import change, changes_sentence
-    from codedfedl.report.outcome_tables import outcome_view
+    from codedfedl.report.outcome_tables import outcome_views
 
     first, *_ = by_run.values()
     if len(by_run) == 1:
-        results.print(outcome_view(first, results.width))
+        print_views(*outcome_views(first, results.width))
         return
     results.print(Text("Configuration changes", style="bold"))
     for row in differences:
@@ -100,5 +100,5 @@ def _print(by_run: "Mapping[str, list[Outcome]]", differences: Sequence[Mapping[
     for run, rows in by_run.items():
         results.print(Text(f"\n{run}", style="bold"))
         changes = None if rows is first else [change(before.get(o.setting), o) for o in rows]
-        results.print(outcome_view(rows, results.width, changes))
+        print_views(*outcome_views(rows, results.width, changes))
     results.print("\n" + "\n".join(changes_sentence(by_run)), soft_wrap=True)

@@ -92,11 +92,11 @@ def demo_command(
 
 def _show(outcomes: "list[Outcome]", out: Path, as_json: bool) -> None:
     from codedfedl.report.comparison import verdict
-    from codedfedl.report.outcome_tables import outcome_rows, outcome_view
+    from codedfedl.report.outcome_tables import outcome_rows, outcome_views
 
     document = {"run": str(out), "rows": outcome_rows(outcomes)}
     sentences = "\n" + "\n".join(verdict(outcomes))
-    show(as_json, document, outcome_view(outcomes, results.width), sentences)
+    show(as_json, document, *outcome_views(outcomes, results.width), sentences)
     wrote(out / "report.html")
 
 

@@ -68,7 +68,7 @@ def sweep_command(
     from codedfedl.report.comparison import CLOCKS, best, races
     from codedfedl.report.figures import save_figure
     from codedfedl.report.grids import sweep_columns, sweep_figure, sweep_verdict
-    from codedfedl.report.outcome_tables import outcome_rows, outcome_view
+    from codedfedl.report.outcome_tables import outcome_rows, outcome_views
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
 
@@ -86,7 +86,7 @@ def sweep_command(
     show(
         as_json,
         {"run": str(out), "best": winners, "rows": outcome_rows(outcomes)},
-        outcome_view(outcomes, results.width),
+        *outcome_views(outcomes, results.width),
         "\n" + "\n".join(sweep_verdict(outcomes)),
     )
     for name in ("sweep.parquet", "sweep.png", "report.html"):

@@ -9,14 +9,20 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.embedded import Counts, Embed, Embedded, FirstGradient
+from codedfedl.core.embedded import Counts, Embed, FirstGradient
 from codedfedl.core.encoding import BlockParity, Gram, Parity
 from codedfedl.core.gradient_delta import GradientDelta
+from codedfedl.core.gradients import (
+    DrawnGradient,
+    Embedded,
+    Gradient,
+    WeightedGradient,
+    WindowGradient,
+)
 from codedfedl.core.masked import Masked
 from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, Work
@@ -24,13 +30,12 @@ from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.io.names import nearest
-from codedfedl.learning.least_squares import gradient
-from codedfedl.learning.optimisers import step
 
 __all__ = [
     "WORK",
     "BlockParity",
     "Counts",
+    "DrawnGradient",
     "Embed",
     "Embedded",
     "FirstGradient",
@@ -41,6 +46,7 @@ __all__ = [
     "Parity",
     "Prepare",
     "WeightedGradient",
+    "WindowGradient",
     "work_from",
     "work_to",
 ]
@@ -69,63 +75,6 @@ class Prepare(Work):
 
 
 @dataclass(frozen=True)
-class Gradient(Work):
-    """The gradient over the first `load` points of a mini-batch, as a sum (section 3.5)."""
-
-    batch: int
-
-    kind: ClassVar[str] = "gradient"
-
-    def available(self, task: Task) -> IntArray:
-        """Return the points of the mini-batch."""
-        return np.asarray(task.points[self.batch])
-
-    def weight_of(self, client: int) -> float:
-        """Return what a client multiplies its gradient by."""
-        return 1.0
-
-    def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return X̂ᵀ(X̂β − Y)."""
-        features, targets = client.batch(self.batch)
-        return Answer(load, {"gradient": gradient(features[:load], targets[:load], model)})
-
-    def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return 2·q·c multiply-accumulates a point, and a packet."""
-        return costs.packet(task.workload, loads)
-
-    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the model's shape."""
-        return {"gradient": task.model_shape}
-
-
-@dataclass(frozen=True, eq=False)
-class WeightedGradient(Gradient):
-    """The gradient times the client's weight, so that the sum over arrivals is unbiased."""
-
-    weights: npt.ArrayLike
-
-    kind: ClassVar[str] = "weighted_gradient"
-
-    def for_client(self, j: int) -> "WeightedGradient":
-        """Return the weight of one client."""
-        return replace(self, weights=float(np.asarray(self.weights)[j]))
-
-    @property
-    def common(self) -> "WeightedGradient":
-        """Without the weight."""
-        return replace(self, weights=0.0)
-
-    def weight_of(self, client: int) -> float:
-        """Return the weight of a client."""
-        return float(np.asarray(self.weights)[client])
-
-    def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return w·X̂ᵀ(X̂β − Y)."""
-        plain = super().answer(client, load, model)
-        return Answer(load, {"gradient": plain.arrays["gradient"] * float(self.weights)})  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
 class LocalModel(Work):
     """Local gradient steps on a mini-batch; returns the new model times the points behind it."""
 
@@ -147,10 +96,14 @@ class LocalModel(Work):
 
     def _trained(self, client: Client, load: int, model: Array) -> Array:
         features, targets = (part[:load] for part in client.batch(self.batch))
-        for _ in range(self.steps):
-            total = gradient(features, targets, model)
-            model = step(model, total, load, self.step_size, self.ridge)
-        return model
+        return client.learner.steps(
+            model,
+            features,
+            targets,
+            count=self.steps,
+            step_size=self.step_size,
+            ridge=self.ridge,
+        )
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return a gradient's for every step, and a packet."""

@@ -1,26 +1,23 @@
-"""Work on the points that a client has embedded so far, and on the labels of all its points."""
+"""What a cold start begins with: points that are embedded, labels that are counted, a gradient."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.gradients import Embedded
 from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Work
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
-from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.strata import count_strata, strata
 
-__all__ = ["Counts", "Embed", "Embedded", "FirstGradient"]
-
-_GROWTH = 1.5
+__all__ = ["Counts", "Embed", "FirstGradient"]
 
 
 @dataclass(frozen=True)
@@ -54,76 +51,6 @@ class Embed(OnEmbedded):
 
 
 @dataclass(frozen=True, eq=False)
-class Embedded(Work):
-    """The gradient over all points embedded so far, scaled up to more points than these.
-
-    Parameters
-    ----------
-    least : int, or array of shape (n,)
-        A client with fewer points embedded says nothing yet, and embeds on.
-    grows
-        Whether later answers cover more points, as more are embedded; otherwise every answer covers
-        the points of the first.
-    represents : array of shape (n,), or one client's, optional
-        For how many points each answer counts (`learning.strata`); by default all that it holds.
-    """
-
-    least: npt.ArrayLike = 1
-    grows: bool = True
-    represents: npt.ArrayLike | None = None
-
-    kind: ClassVar[str] = "embedded"
-
-    def for_client(self, j: int) -> Self:
-        """Return what is asked of one client."""
-        least, represents = np.asarray(self.least), self.represents
-        return replace(
-            self,
-            least=int(least[j]) if least.ndim else self.least,
-            represents=None if represents is None else float(np.asarray(represents)[j]),
-        )
-
-    @property
-    def common(self) -> Self:
-        """Without what is asked of each client."""
-        least = 1 if np.ndim(self.least) else self.least
-        return replace(self, least=least, represents=None)
-
-    def scale(self, client: Client, load: int) -> float:
-        """Return the weight of a client's points."""
-        represents = client.points if self.represents is None else self.represents
-        return float(represents) / load  # type: ignore[arg-type]
-
-    def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return the weight times the gradient over k points."""
-        total = sum(gradient(*part, model) for part in client.first(load))
-        return Answer(load, {"gradient": total * self.scale(client, load)})
-
-    def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return 2·q·c multiply-accumulates a point, and a packet."""
-        return costs.packet(task.workload, loads)
-
-    def load(
-        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
-    ) -> IntArray:
-        """Cover new points only once they add half to the last count, or complete it.
-
-        No client answers for more points than it is asked for. One that lost some of what it had
-        embedded answers for what is left.
-        """
-        embedded = np.minimum(embedded, asked)
-        grown = (embedded >= _GROWTH * answered) | (embedded == asked)
-        if not self.grows:
-            grown = np.asarray(answered == 0)
-        loads = np.where(grown, embedded, np.minimum(answered, embedded))
-        return np.where(loads >= np.minimum(self.least, held), loads, 0)
-
-    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the model's shape."""
-        return {"gradient": task.model_shape}
-
-
-@dataclass(frozen=True, eq=False)
 class FirstGradient(Embedded):
     """The gradient at a model of zeros, -XᵀY: of classes, a sum of features for each.
 
@@ -136,13 +63,13 @@ class FirstGradient(Embedded):
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the weight times the gradient, and the sum of the squared lengths of its terms."""
         total, squares = 0.0, 0.0
-        for features, targets in client.first(load):
+        for features, targets, weight, _ in self.terms(client, load):
             xp = array_namespace(features)
-            total = total - features.T @ targets
+            total = total - weight * (features.T @ targets)
             lengths = xp.sum(features * features, axis=1) * xp.sum(targets * targets, axis=1)
             squares += float(xp.sum(lengths))
         sent = asarray_like(np.array([squares], dtype=np.float32), model)
-        return Answer(load, {"gradient": total * self.scale(client, load), "squares": sent})
+        return Answer(load, {"gradient": total, "squares": sent})
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return q multiply-accumulates a point, or q·c for the targets of a regression."""

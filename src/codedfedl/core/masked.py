@@ -13,7 +13,7 @@ import numpy as np
 from codedfedl.arrays import Array, IntArray, asarray_like, to_host
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Task
-from codedfedl.core.work import Answer, Client, Work
+from codedfedl.core.work import Answer, Client, Window, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
@@ -73,6 +73,11 @@ class Masked(Work):
     def elastic(self) -> bool:
         """As in the wrapped work."""
         return self.work.elastic
+
+    @property
+    def window(self) -> Window | None:
+        """As in the wrapped work."""
+        return self.work.window
 
     @property
     def exact(self) -> bool:  # type: ignore[override]

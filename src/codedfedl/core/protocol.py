@@ -21,11 +21,13 @@ from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.optimisers import OPTIMISERS
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work
     from codedfedl.learning.features import FeatureMap
+    from codedfedl.learning.learner import Learner
     from codedfedl.privacy.accounting import Account
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "State",
     "Task",
     "refuse_absent",
+    "refuse_learner",
 ]
 
 
@@ -78,8 +81,9 @@ class Ask:
     combine
         `SUM` if the scheme needs only a sum of the answers, `EACH` if it needs every single one.
     keep_late
-        Whether a client that is still busy finishes first, and its answer reaches a later inbox.
-        Otherwise every client drops its work when it is asked again.
+        Whether a client that is still busy finishes first, and its answer reaches a later inbox,
+        as a reply of its own: a sum is of the answers to this ask alone. Otherwise every client
+        drops its work when it is asked again.
     setup
         Whether this is done once, before the first round: on the paper's clock it takes no time.
     model
@@ -146,7 +150,7 @@ class Inbox:
     sums
         The sum of every array of the answers, under `SUM`; empty if no client answered.
     replies
-        Single answers by client, under `EACH`, including late answers to earlier asks.
+        Single answers by client, under `EACH`, and late answers to earlier asks.
     loads : array of shape (n,), optional
         Points that each client's answer covers, under a secure sum; 0 for clients that did not
         arrive.
@@ -231,6 +235,8 @@ class Info:
         Whether a report shows its clients and first rounds one by one, not its results alone.
     baseline
         What reports call it as a baseline of gains; empty if it is not one.
+    quadratic
+        Whether it needs the loss of a linear model, such as for parity: others are refused.
     waits
         Where it waits for answers without a deadline: what it waits for, in the words of an error.
     """
@@ -245,6 +251,7 @@ class Info:
     any_delays: bool = False
     featured: bool = False
     baseline: str = ""
+    quadratic: bool = False
     waits: str = ""
 
 
@@ -348,3 +355,20 @@ def refuse_absent(fleet: DelayModel, waiting: str) -> None:
     availability = getattr(fleet, "availability", None)
     if availability is not None and (availability < 1).any():
         raise InputError(f"{waiting}, and some clients' availability is below 1")
+
+
+def refuse_learner(scheme: Scheme, learner: "Learner") -> None:
+    """Refuse to train with a scheme that needs a quadratic what is none."""
+    if learner.quadratic:
+        return
+    name, chosen = scheme.info.name, str(getattr(scheme, "optimiser", ""))
+    if scheme.info.quadratic:
+        raise InputError(
+            f"{name} codes or solves a quadratic, which the loss of a network is not: set "
+            "model.kind = 'linear', or choose a scheme of gradients, such as uncoded or paced"
+        )
+    if chosen in OPTIMISERS and OPTIMISERS[chosen].quadratic:
+        raise InputError(
+            f"{name}.optimiser is {chosen!r}, which is for quadratics: choose sgd or adam, or set "
+            "model.kind = 'linear'"
+        )

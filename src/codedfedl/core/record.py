@@ -15,6 +15,7 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 
 __all__ = [
     "ARRIVED",
+    "AT_DEADLINE",
     "DROPPED",
     "LATE",
     "NOT_ASKED",
@@ -47,6 +48,9 @@ left out, or was asked for no points; refused, whose answer came and does not co
 
 SETUP = -1
 """The round number of the set-up; the first round is 0."""
+
+AT_DEADLINE = 0.999
+"""The share of a deadline after which it counts as reached: clocks differ by less."""
 
 SHOWN_ROUNDS = 8
 """Number of first rounds for which the arrival time of each answer is kept."""
@@ -128,6 +132,19 @@ class Record:
         """Who sent an answer meanwhile, late and refused ones included."""
         others = (j for j, _ in (*self.late_answers, *self.refusals))
         return {*np.flatnonzero(self.arrived).tolist(), *others}
+
+    @property
+    def ended(self) -> str:
+        """Why the server waited no longer."""
+        if self.seconds >= AT_DEADLINE * self.deadline:
+            return "until the deadline"
+        late = set(self.part("late"))
+        if late - set(self.busy):
+            enough = len(self.part("arrived")) + len(self.late_answers)
+            return f"ended early: {enough} answers were enough"
+        if late or np.isin(self.outcome, (DROPPED, REFUSED)).any():
+            return "ended early: nobody else could answer"
+        return "ended early: every answer was in"
 
     def part(self, name: str) -> list[int]:
         """Return the clients in one of the `PARTS` of a round."""

@@ -9,9 +9,20 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.fleet.devices import Workload
+from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.learning.optimisers import GradientDescent, Optimiser, Schedule, step
 
-__all__ = ["Descent", "State", "Task"]
+__all__ = ["Descent", "State", "Task", "workload_of"]
+
+
+def workload_of(learner: Learner, features: int, labels: int) -> Workload:
+    """Return what a learner's gradients and messages cost, on points of so many numbers."""
+    if learner.quadratic:
+        return Workload(features, labels)
+    return Workload(
+        features, labels, parameters=learner.parameters, gradient_macs=learner.point_macs
+    )
+
 
 T = TypeVar("T")
 
@@ -32,6 +43,8 @@ class Task:
         Bits of a raw point on a client, with its label; 0 if no scheme asks for it.
     largest_square
         Bound on the squared norm of a point's features; ∞ if there is none.
+    learner
+        What is trained; by default least squares on the workload's q features and c labels.
     """
 
     workload: Workload
@@ -42,11 +55,17 @@ class Task:
     ridge: float
     raw_bits: int = 0
     largest_square: float = np.inf
+    learner: Learner = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if not self.learner:
+            linear = LeastSquares(self.workload.features, self.workload.labels)
+            object.__setattr__(self, "learner", linear)
 
     @property
-    def model_shape(self) -> tuple[int, int]:
-        """(q, c), of a model and of a gradient."""
-        return self.workload.features, self.workload.labels
+    def model_shape(self) -> tuple[int, ...]:
+        """Of a model and of a gradient: (q, c) for least squares."""
+        return self.learner.shape
 
     @property
     def batches(self) -> int:

@@ -6,7 +6,7 @@ clients as JSON, so they are numbers, strings and lists. Those of the package ar
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -16,8 +16,9 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.task import Task
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
+from codedfedl.learning.learner import Learner, LeastSquares
 
-__all__ = ["Answer", "ArrayClient", "Client", "OnEmbedded", "Points", "Work"]
+__all__ = ["Answer", "ArrayClient", "Client", "OnEmbedded", "Points", "Window", "Work"]
 
 Points = tuple[Array, Array]
 """Features of shape (k, q) and targets of shape (k, c)."""
@@ -25,6 +26,10 @@ Points = tuple[Array, Array]
 
 class Client(Protocol):
     """A client's own data, as its work sees them: all points are embedded and in random order."""
+
+    @property
+    def learner(self) -> Learner:
+        """What is trained."""
 
     @property
     def points(self) -> int:
@@ -46,12 +51,21 @@ class Client(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayClient:
-    """A client whose points lie in two arrays, mini-batch after mini-batch."""
+    """A client whose points lie in two arrays, mini-batch after mini-batch.
+
+    By default, least squares are trained.
+    """
 
     features: Array
     targets: Array
     batches: int
     code_stream: Callable[..., np.random.Generator]
+    learner: Learner = field(default=None, kw_only=True)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if not self.learner:
+            linear = LeastSquares(self.features.shape[1], self.targets.shape[1])
+            object.__setattr__(self, "learner", linear)
 
     @property
     def points(self) -> int:
@@ -93,6 +107,23 @@ class Answer:
     def least_mixed(self) -> int:
         """The smallest number of points behind any value."""
         return self.points if self.mixed is None else self.mixed
+
+
+@dataclass(frozen=True)
+class Window:
+    """The time for which a client computes what it can, before it answers.
+
+    Attributes
+    ----------
+    seconds
+        From the moment on at which it has the model.
+    least
+        Points of an answer: a client that has not finished so many when the time is up computes on
+        until it has, on the model that it began with.
+    """
+
+    seconds: float
+    least: int = 1
 
 
 class Work(ABC):
@@ -141,6 +172,11 @@ class Work(ABC):
     def plain(self) -> "Work":
         """The work without protection, whose random delays it shares: itself, by default."""
         return self
+
+    @property
+    def window(self) -> Window | None:
+        """For how long a client computes, where time and not a load decides; None elsewhere."""
+        return None
 
     @property
     def elastic(self) -> bool:

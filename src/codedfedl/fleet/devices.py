@@ -106,22 +106,31 @@ class Fleet(DelayParameters):
 
 @dataclass(frozen=True)
 class Workload:
-    """The cost of a point and a packet for a linear model with q features and c labels.
+    """The cost of a point and a packet: of a linear model with q features and c labels by default.
 
     Parameters
     ----------
     features, labels
-        q and c: the model, and so each packet, holds q·c values.
+        q and c: a linear model, and so each packet, holds q·c values.
     bits
         Bits per value sent.
     overhead
         Protocol overhead, as a share of every packet.
+    parameters
+        Values of any other model.
+    gradient_macs
+        Multiply-accumulates of one point's gradient of any other model.
+    bits_up
+        Bits per value of an answer, if they differ.
     """
 
     features: int = 2000
     labels: int = 10
     bits: int = 32
     overhead: float = 0.1
+    parameters: int | None = None
+    gradient_macs: float | None = None
+    bits_up: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("features", "labels", "bits"):
@@ -132,14 +141,20 @@ class Workload:
             raise InputError(f"overhead is {self.overhead}: must be finite and at least 0")
 
     @property
-    def point_macs(self) -> int:
+    def point_macs(self) -> float:
         """Multiply-accumulates per point and gradient: q·c to predict, q·c to project back."""
-        return 2 * self.features * self.labels
+        return self.gradient_macs or 2 * self.features * self.labels
 
     @property
     def packet_bits(self) -> float:
         """Bits of one packet, a model or a gradient (the paper's b)."""
-        return self.bits * self.features * self.labels * (1 + self.overhead)
+        values = self.parameters or self.features * self.labels
+        return self.bits * values * (1 + self.overhead)
+
+    @property
+    def packet_bits_up(self) -> float:
+        """Bits of a packet that a client sends."""
+        return self.packet_bits * (self.bits_up or self.bits) / self.bits
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -187,7 +202,7 @@ class Devices(Columns):
             alpha=self.alpha,
             packet_time=workload.packet_bits / self.bit_rate,
             erasure=self.erasure,
-            packet_time_up=workload.packet_bits / self.bit_rate_up,
+            packet_time_up=workload.packet_bits_up / self.bit_rate_up,
             erasure_up=self.erasure_up,
             overhead=self.overhead,
             availability=self.availability,

@@ -1,17 +1,15 @@
-"""A plan and a fitted fleet as tables in the terminal."""
+"""A plan and a fitted fleet as the terminal shows them: sentences, and rows."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from codedfedl.fitting.fit import Fit
     from codedfedl.planning.plan import Plan
 
-__all__ = ["duration", "fit_view", "plan_view"]
+__all__ = ["duration", "fit_rows", "plan_views"]
 
 _MAX_ROWS = 40  # Of a larger fleet, the clients least likely to answer are listed.
 _UNLIKELY = 0.5  # Below it, a client is unlikely to answer in time.
@@ -27,6 +25,10 @@ _FIT_COLUMNS = {
 }
 
 
+def _right(text: str) -> Text:
+    return Text(text, justify="right")
+
+
 def duration(seconds: float) -> str:
     """Write a time as people say it: seconds, and minutes or hours where they help."""
     if seconds == np.inf:
@@ -38,26 +40,26 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.0f} s ({seconds / 3600:,.1f} h)"
 
 
-def plan_view(plan: "Plan", wait_for_all: float) -> Group:
+def plan_views(plan: "Plan", wait_for_all: float) -> list[Any]:
     """Return a plan's summary and its clients, those least likely to answer first."""
-    return Group(_summary(plan, wait_for_all), Text(), _clients(plan))
-
-
-def _summary(plan: "Plan", wait_for_all: float) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column()
-    grid.add_row("Deadline", Text(duration(plan.deadline), style="bold green"))
-    grid.add_row("Gain", _gain(plan, wait_for_all))
-    rows = f"{plan.parity_rows:,} rows for {plan.total_points:,} points ({plan.redundancy:.1%})"
-    grid.add_row("Parity", rows)
-    if plan.server_return_probability < 1:
-        done = f"{plan.server_return_probability:.1%} done with them by the deadline"
-        grid.add_row("Server", f"{done}; divide the coded gradient by that")
     share = plan.expected_return / plan.total_points
-    grid.add_row("Expected return", f"{plan.expected_return:,.1f} points a round ({share:.1%})")
-    grid.add_row("Who does how much", _division(plan))
-    return grid
+    summary: dict[str, str | Text] = {
+        "Deadline": Text(duration(plan.deadline), style="bold green"),
+        "Gain": _gain(plan, wait_for_all),
+        "Parity": f"{plan.parity_rows:,} rows for {plan.total_points:,} points "
+        f"({plan.redundancy:.1%})",
+        "Server": f"{plan.server_return_probability:.1%} done with them by the deadline; divide "
+        "the coded gradient by that",
+        "Expected return": f"{plan.expected_return:,.1f} points a round ({share:.1%})",
+        "Who does how much": _division(plan),
+    }
+    if plan.server_return_probability >= 1:
+        del summary["Server"]
+    lines = [Text.assemble((f"{name:<19}", "bold"), value) for name, value in summary.items()]
+    order = np.lexsort((np.arange(len(plan.loads)), plan.return_probabilities))
+    title = f"The {_MAX_ROWS} of {len(order):,} clients least likely to answer"
+    rows = [_client(plan, j) for j in order[:_MAX_ROWS]]
+    return [*lines, *([title] if len(order) > _MAX_ROWS else [""]), rows]
 
 
 def _gain(plan: "Plan", wait_for_all: float) -> str:
@@ -79,33 +81,21 @@ def _division(plan: "Plan") -> str:
     return f"{', '.join(counts)}; {unlikely:,} asked are unlikely to answer in time"
 
 
-def _clients(plan: "Plan") -> Table:
-    order = np.lexsort((np.arange(len(plan.loads)), plan.return_probabilities))
-    shown = order[:_MAX_ROWS]
-    title = None
-    if len(order) > _MAX_ROWS:
-        title = f"The {_MAX_ROWS} of {len(order):,} clients least likely to answer"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2), header_style="bold")
-    table.add_column("client")
-    for heading in ("points", "load"):
-        table.add_column(heading, justify="right")
-    table.add_column("share", no_wrap=True)
-    table.add_column("answers in time", no_wrap=True)
-    for j in shown:
-        load, points = int(plan.loads[j]), int(plan.points[j])
-        table.add_row(
-            Text(str(plan.client[j])),
-            f"{points:,}",
-            f"{load:,}" if load else "–",
-            _bar(load / points if points else 0.0),
-            _likelihood(plan.return_probabilities[j]) if load else Text("not asked", style="dim"),
-        )
-    return table
-
-
-def _likelihood(probability: float) -> Text:
+def _client(plan: "Plan", j: int) -> dict[str, Any]:
+    load, points, probability = (
+        int(plan.loads[j]),
+        int(plan.points[j]),
+        plan.return_probabilities[j],
+    )
     style = "red" if probability < _UNLIKELY else "yellow" if probability < 0.9 else "green"
-    return Text(f"{probability:7.2%}  ", style=style) + _bar(probability, style)
+    likely = Text(f"{probability:7.2%}  ", style=style) + _bar(probability, style)
+    return {
+        "client": str(plan.client[j]),
+        "points": points,
+        "load": load or _right("–"),
+        "share": _bar(load / points if points else 0.0),
+        "answers in time": likely if load else Text("not asked", style="dim"),
+    }
 
 
 def _bar(share: float, style: str = "cyan", width: int = 10) -> Text:
@@ -114,30 +104,28 @@ def _bar(share: float, style: str = "cyan", width: int = 10) -> Text:
     return Text(text.ljust(width, "·") if share < 1 else text, style=style)
 
 
-def fit_view(fit: "Fit") -> Table:
+def fit_rows(fit: "Fit") -> list[dict[str, Any]]:
     """Return a row per client: estimates, with their intervals below."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("client")
-    table.add_column("replies", justify="right")
     shown = [name for name in _FIT_COLUMNS if not np.isnan(fit.intervals[name]).all()]
-    for name in shown:
-        table.add_column(_FIT_COLUMNS[name], justify="right")
-    table.add_column("does the model fit?")
-    for j, client in enumerate(fit.fleet.client):
-        came = int(fit.n[j] - fit.never_came[j])
-        cells = [_estimate(fit, name, j) for name in shown]
-        table.add_row(Text(str(client)), f"{came}/{fit.n[j]}", *cells, _fits(fit, j))
-    return table
+    return [
+        {
+            "client": str(client),
+            "replies": _right(f"{int(fit.n[j] - fit.never_came[j])}/{fit.n[j]}"),
+            **{_FIT_COLUMNS[name]: _estimate(fit, name, j) for name in shown},
+            "does the model fit?": _fits(fit, j),
+        }
+        for j, client in enumerate(fit.fleet.client)
+    ]
 
 
 def _estimate(fit: "Fit", name: str, j: int) -> Text:
     low, high = fit.intervals[name][j]
     value = getattr(fit.fleet, name)[j]
     if np.isnan(low) and not value:
-        return Text("–")
+        return _right("–")
     unknown = high == np.inf or (name == "alpha" and fit.intervals["rate"][j, 1] == np.inf)
     interval = "" if np.isnan(low) else f"\n{low:.3g} – {high:.3g}"
-    return Text("unknown" if unknown else f"{value:.3g}") + Text(interval, style="dim")
+    return _right("unknown" if unknown else f"{value:.3g}") + Text(interval, style="dim")
 
 
 def _fits(fit: "Fit", j: int) -> Text:

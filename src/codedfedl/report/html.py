@@ -47,8 +47,8 @@ from codedfedl.report.grids import sweep_figure
 from codedfedl.report.results import Outcome, median_hours, written
 from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_of
 from codedfedl.runs.advice import client_advice
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.observing import NamedRound, Status, listed
+from codedfedl.runs.directory import RunDirectory, Status
+from codedfedl.runs.watching import NamedRound, listed
 
 __all__ = ["main_figure", "render_report", "render_waiting"]
 

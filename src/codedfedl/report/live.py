@@ -20,8 +20,7 @@ from typing import Any, Self
 from codedfedl.errors import InputError
 from codedfedl.report.html import render_report, render_waiting
 from codedfedl.report.prometheus import metrics_text
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.observing import Status
+from codedfedl.runs.directory import RunDirectory, Status
 from codedfedl.runs.watching import Sight, look
 
 __all__ = ["Admits", "LivePage", "LiveView", "is_loopback_host"]

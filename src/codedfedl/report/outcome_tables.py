@@ -1,18 +1,20 @@
-"""Results as tables in the terminal, and as the JSON rows that scripts rely on."""
+"""Results as rows: of tables in the terminal, and of the JSON that scripts rely on."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from rich.table import Table
+from rich.text import Text
 
 from codedfedl.core.record import PARTS
 from codedfedl.report.comparison import best, races, three_digits
+from codedfedl.report.reading import Columns
 from codedfedl.report.results import Outcome, written
 
-__all__ = ["outcome_rows", "outcome_view", "rounds_view"]
+__all__ = ["outcome_rows", "outcome_views", "plain_rows", "round_rows"]
+
+Rows = list[dict[str, Any]]
 
 _CELL = ("dataset", "scheme", "redundancy", "fleet", "features", "optimiser", "disclosure")
 _ATTRIBUTES = (
@@ -26,7 +28,30 @@ _FACTS = (
 )
 
 
-def outcome_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def plain_rows(columns: Mapping[str, Any]) -> Rows:
+    """Return a table as plain rows, for JSON."""
+    values = [column.tolist() for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def round_rows(rounds: Columns) -> Rows:
+    """Return what happened in every round of a federation."""
+    names = ("round", "deadline_s", "seconds", *PARTS, "metric")
+    metric, shown = str(rounds["metric_name"][0]), []
+    for row in plain_rows({name: rounds[name] for name in names}):
+        style = "yellow" if any(row[part] for part in PARTS if part != "arrived") else ""
+        cells = {
+            "round": str(row["round"]),
+            "deadline, s": f"{row['deadline_s']:.4g}",
+            "took, s": f"{row['seconds']:.2f}",
+            **{part: str(row[part]) for part in PARTS},
+            metric: written(metric, row["metric"]),
+        }
+        shown.append({name: Text(cell, style, justify="right") for name, cell in cells.items()})
+    return shown
+
+
+def outcome_rows(outcomes: Sequence[Outcome]) -> Rows:
     """Return a JSON row per setting. Scripts rely on every key; there is no NaN in JSON."""
     return [{key: _plain(value) for key, value in _row(o).items()} for o in outcomes]
 
@@ -52,28 +77,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def rounds_view(rounds: Mapping[str, npt.NDArray[Any]]) -> Table:
-    """Return what happened in every round of a federation."""
-    metric = str(rounds["metric_name"][0])
-    table = Table(box=None, header_style="bold")
-    for name in ("round", "deadline, s", "took, s", *PARTS, metric):
-        table.add_column(name, justify="right")
-    for row in range(len(rounds["round"])):
-        missed = any(rounds[part][row] for part in PARTS if part != "arrived")
-        table.add_row(
-            str(rounds["round"][row]),
-            f"{rounds['deadline_s'][row]:.4g}",
-            f"{rounds['seconds'][row]:.2f}",
-            *(str(rounds[name][row]) for name in PARTS),
-            written(metric, float(rounds["metric"][row])),
-            style="yellow" if missed else "",
-        )
-    return table
-
-
-def outcome_view(
+def outcome_views(
     outcomes: Sequence[Outcome], width: int, changes: Sequence[str] | None = None
-) -> Table:
+) -> list[Any]:
     """Return the schemes of a run with their hours on both clocks: medians, and ranges over seeds.
 
     Ranges and the paper's own figures are left out where there is no room or nothing to show.
@@ -83,34 +89,27 @@ def outcome_view(
     changes
         Of each setting against another run, where runs are compared.
     """
-    table = Table(
-        title=_title(outcomes),
-        title_justify="left",
-        box=None,
-        padding=(0, 1),
-        header_style="bold",
-    )
-    columns = _columns(outcomes, width, changes)
-    for heading, cells in columns.items():
-        if heading in ("data", "scheme"):  # these give way where there is little room
-            table.add_column(heading, overflow="fold", min_width=12)
-        else:
-            longest = max(len(cell) for cell in (heading, *cells))
-            table.add_column(heading, justify="right", no_wrap=True, min_width=longest)
     winners = [best(race, "total_hours") for race in races(outcomes) if len(race) > 1]
-    for row, outcome in zip(zip(*columns.values(), strict=True), outcomes, strict=True):
-        table.add_row(*row, style="bold green" if outcome in winners else "")
-    return table
+    columns = _columns(outcomes, width, changes)
+    rows = []
+    for outcome, *cells in zip(outcomes, *columns.values(), strict=True):
+        style = "bold green" if outcome in winners else ""
+        texts = [Text(cell, style, justify="right") for cell in cells]
+        row = dict(zip(columns, texts, strict=True))
+        for name in {"data", "scheme"} & row.keys():
+            row[name].justify = "left"
+        rows.append(row)
+    return [*_title(outcomes), rows]
 
 
-def _title(outcomes: Sequence[Outcome]) -> str | None:
+def _title(outcomes: Sequence[Outcome]) -> list[str]:
     if not any(np.isfinite(o.target) for o in outcomes):
-        return "There is no target: nothing that could set it is above chance"
+        return ["There is no target: nothing that could set it is above chance"]
     goals = {written(o.metric, o.target) for o in outcomes}
     if len(goals) > 1:
-        return None
+        return []
     source = f", {outcomes[0].target_source}" if outcomes[0].target_source else ""
-    return f"Time to {outcomes[0].metric} {goals.pop()} on the test set{source}"
+    return [f"Time to {outcomes[0].metric} {goals.pop()} on the test set{source}"]
 
 
 def _columns(

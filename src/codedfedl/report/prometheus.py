@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from codedfedl.core.record import PARTS, metric_name
-from codedfedl.runs.observing import Status
+from codedfedl.runs.directory import Status
 from codedfedl.runs.watching import Sight
 
 __all__ = ["metrics_text"]

@@ -12,14 +12,13 @@ from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.report.arrivals import distance_rows
 from codedfedl.report.comparison import best
+from codedfedl.report.outcome_tables import plain_rows
 from codedfedl.report.reading import Columns, Curve, RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.directory import RunDirectory, Status
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.observing import Status
-from codedfedl.runs.watching import probed_seconds
 
 __all__ = ["SHOWN_CLIENTS", "TIME_COLUMNS", "Story", "stories_of"]
 
@@ -90,7 +89,7 @@ class Story:
     @cached_property
     def conduct(self) -> Conduct:
         """How the clients of a federation have answered."""
-        probed = probed_seconds(Journal(self.directory.path))
+        probed = Journal(self.directory.path).probed_seconds()
         return Conduct(self.records, self.client_names, probed)
 
     @property
@@ -111,8 +110,7 @@ class Story:
     @property
     def refusals(self) -> list[Row]:
         """The refused answers of a federation, one by one."""
-        columns = self.tables.refusals
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return plain_rows(self.tables.refusals)
 
     @property
     def distances(self) -> list[Row]:

@@ -13,7 +13,7 @@ from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.experiments import built_in
 from codedfedl.report.html import render_report
-from codedfedl.report.outcome_tables import outcome_view
+from codedfedl.report.outcome_tables import outcome_views
 from codedfedl.report.results import Outcome
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -108,4 +108,5 @@ class Reproduction:
 
     def show_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Print the hours of every setting."""
-        self.show(outcome_view(outcomes, self.width))
+        for view in outcome_views(outcomes, self.width):
+            self.show(view)

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import IntArray, Mask
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
-from codedfedl.runs.observing import AT_DEADLINE, ended
+from codedfedl.core.record import ARRIVED, AT_DEADLINE, DROPPED, LATE, NOT_ASKED, Record
 
 # The share of the answers that a deadline should bring in.
 SHARE_IN_TIME = 0.9
@@ -229,7 +228,7 @@ def _deadline(conduct: Conduct, option: str) -> list[str]:
     if not conduct.answer_seconds:
         return []
     longest = max(max(times) for times in conduct.answer_seconds.values())
-    waited = [record for record in conduct.rounds if ended(record) == "until the deadline"]
+    waited = [record for record in conduct.rounds if record.ended == "until the deadline"]
     enough = _rounded_up(SLACK * longest)
     often = len(waited) > SHARE_OF_ROUNDS * len(conduct.rounds)
     if not often or enough >= MAX_SHARE_OF_DEADLINE * deadline:

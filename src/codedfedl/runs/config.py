@@ -14,6 +14,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     field_validator,
+    model_validator,
 )
 
 from codedfedl.arrays import IntArray
@@ -29,10 +30,13 @@ from codedfedl.learning.features import (
     load_encoder,
     safe_step,
 )
+from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
 MAX_ROUNDS = 10_000_000
+STEP_OF_NETWORKS = 0.003
+"""A usual step of Adam; plain descent can take thirty times as much."""
 
 
 def _known_features(kind: str) -> str:
@@ -125,8 +129,46 @@ class FeaturesConfig(ConfigTable):
         return self.sigma
 
 
+class ModelConfig(ConfigTable):
+    """What is trained: ``linear`` is the paper's model, ``torch`` a network of PyTorch's.
+
+    `module` is ``cnn``, ``mlp``, ``logistic``, or ``module:function``, a function of one's own that
+    returns a module; `operations` are the multiply-accumulates of one point's gradient, which are
+    counted by default. A `loss` of ``auto`` is the cross-entropy for classes, and else squared.
+    """
+
+    kind: Literal["linear", "torch"] = "linear"
+    module: str = "cnn"
+    loss: Literal["auto", "cross-entropy", "squared"] = "auto"
+    operations: PositiveInt | None = None
+
+    @property
+    def name(self) -> str:
+        """What tables and reports call it."""
+        return self.module if self.kind == "torch" else self.kind
+
+    def learner(
+        self, features: int, labels: int, *, classes: bool, image: tuple[int, int, int] | None
+    ) -> Learner:
+        """Return the learner of points with so many features and label columns."""
+        if self.kind == "linear":
+            return LeastSquares(features, labels)
+        from codedfedl.learning.torch_network import TorchNetwork, chosen_loss  # an extra
+
+        loss = chosen_loss(self.loss, classes=classes)
+        if loss == "cross-entropy" and not classes:
+            raise InputError(
+                "model.loss is 'cross-entropy' and the labels are numbers: use 'squared', or data "
+                "with classes"
+            )
+        return TorchNetwork(self.module, features, labels, loss, image, self.operations)
+
+
 class TrainingConfig(ConfigTable):
     """Number of epochs and step sizes; a `step` of ``auto`` is the largest safe one: `safe_step`.
+
+    Training stops after so many `hours` on the virtual clock, with the set-up; a federation has no
+    such limit.
 
     With `objective`, the training objective of every scheme is recorded, not only of those that aim
     at its minimum; if it is false, of none, which saves the Gram matrix of all points.
@@ -138,6 +180,7 @@ class TrainingConfig(ConfigTable):
     decay_epochs: list[NonNegativeInt] = []
     ridge: float = Field(1e-4, ge=0, allow_inf_nan=False)
     target: float | None = Field(None, allow_inf_nan=False)
+    hours: float | None = Field(None, gt=0)
     objective: bool | None = None
 
 
@@ -256,6 +299,7 @@ class Experiment(ConfigTable):
     data: DataConfig = DataConfig()
     fleet: FleetConfig = FleetConfig()
     features: FeaturesConfig = FeaturesConfig()
+    model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     schemes: list[SchemeConfig] = [SchemeConfig(name="coded-newton")]
     grid: dict[str, Annotated[list[bool | int | float | str], Field(min_length=1)]] = {}
@@ -267,6 +311,17 @@ class Experiment(ConfigTable):
         if len(set(seeds)) < len(seeds):
             raise ValueError("a seed is listed twice; remove one")
         return seeds
+
+    @model_validator(mode="before")
+    @classmethod
+    def _raw_points(cls, document: Any) -> Any:
+        """Give a network the points as they are, where no features are asked for."""
+        model = document.get("model") if isinstance(document, dict) else None
+        kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", None)
+        features = document.get("features", {}) if kind == "torch" else None
+        if not isinstance(features, dict) or "kind" in features:
+            return document
+        return document | {"features": features | {"kind": "identity"}}
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -348,7 +403,9 @@ class Experiment(ConfigTable):
         """Return the step sizes on these features; `points` are all points, if known."""
         config = self.training
         step = config.step
-        if step == "auto":
+        if step == "auto" and self.model.kind != "linear":
+            step = STEP_OF_NETWORKS
+        elif step == "auto":
             step = safe_step(features, config.ridge, points)
         return Schedule(step, config.decay, tuple(config.decay_epochs))
 

@@ -14,6 +14,8 @@ from codedfedl.io.names import nearest, shortened
 from codedfedl.io.toml import parse_toml, read_toml
 from codedfedl.runs.config import Experiment, FleetConfig
 
+_MODULE_KEYS = ("scheme", "encoder", "kind", "features", "optimiser", "module")
+
 
 def read_experiment(
     path: str | Path,
@@ -43,11 +45,19 @@ def read_experiment(
 
 def modules_of(experiment: Experiment) -> list[str]:
     """Return the Python code that an experiment would import, as ``module:member``."""
-    named: list[Any] = [experiment.features.encoder, experiment.features.kind]
+    features, model = experiment.features, experiment.model
+    named: list[Any] = [features.encoder, features.kind, model.module]
     for scheme in experiment.schemes:
         named += [scheme.name, scheme.features, scheme.settings.get("optimiser")]
     for key, values in experiment.grid.items():
-        if key.rpartition(".")[2] in ("scheme", "encoder", "kind", "features", "optimiser"):
+        if key.rpartition(".")[2] in (
+            "scheme",
+            "encoder",
+            "kind",
+            "features",
+            "optimiser",
+            "module",
+        ):
             named += values
     return [name for name in named if isinstance(name, str) and ":" in name]
 

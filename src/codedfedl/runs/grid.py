@@ -7,7 +7,7 @@ not import them on the word of somebody else's file.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -32,8 +32,13 @@ SCHEME = "scheme"
 RESULTS = ("setting", "scheme", "seed", "rounds", "training_hours", "total_hours", "final")
 """What a table of a grid has besides its axes."""
 
-_TABLES = ("data", "fleet", "features", "training")
-_WORDS = {"data": "data.name", "fleet": "fleet.name", "features": "features.kind"}
+_TABLES = ("data", "fleet", "features", "training", "model")
+_WORDS = {
+    "data": "data.name",
+    "fleet": "fleet.name",
+    "features": "features.kind",
+    "model": "model.module",
+}
 _NOT_SETTINGS = ("name", "features", "secure")
 
 
@@ -69,6 +74,8 @@ class KnownCell:
         What the scheme is called as a baseline of gains; empty if it is not one.
     featured
         Whether reports show its rounds and clients.
+    model
+        What is trained: ``linear``, or the module of a network.
     as_in_paper
         Whether the features and the code are the paper's own, and the fleet not a real one.
     """
@@ -89,6 +96,7 @@ class KnownCell:
     baseline: str
     featured: bool
     as_in_paper: bool
+    model: str = "linear"
 
     @property
     def scheme_settings(self) -> dict[str, Any]:
@@ -105,7 +113,7 @@ _CELLS: TypeAdapter[list[KnownCell]] = TypeAdapter(list[KnownCell])
 class Cell(KnownCell):
     """A setting that can be run: `experiment` is of its scheme alone."""
 
-    experiment: Experiment
+    experiment: Experiment = field(kw_only=True)
 
     @property
     def config(self) -> SchemeConfig:
@@ -120,9 +128,10 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
     features = config.features or experiment.features.kind
     if scheme.info.features is not None:
         features = type(scheme.info.features).__name__.lower()
-    document = experiment.model_dump(
-        mode="json", exclude_none=True, exclude={"title", "seeds", "grid", "federation"}
-    )
+    apart = {"title", "seeds", "grid", "federation"}
+    if experiment.model.kind == "linear":  # what it has no part in changes no id
+        apart.add("model")
+    document = experiment.model_dump(mode="json", exclude_none=True, exclude=apart)
     settings = flattened(document | {"schemes": document["schemes"][0]})
     numbers = {key: _plain(value) for key, value in settings.items()}
     return Cell(
@@ -141,7 +150,9 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
         disclosure=[kind.value for kind in Disclosure if kind in scheme.disclosure],
         baseline=scheme.info.baseline,
         featured=scheme.info.featured,
+        model=experiment.model.name,
         as_in_paper=features == "fourier"
+        and experiment.model.kind == "linear"
         and config.settings.get("code", "gaussian") == "gaussian"
         and experiment.federation is None,
         experiment=experiment,
@@ -155,7 +166,7 @@ def _plain(value: Any) -> Any:
 
 def cells_text(every: Iterable[KnownCell]) -> str:
     """Return the content of `cells.json`."""
-    names = [field.name for field in fields(KnownCell)]
+    names = [entry.name for entry in fields(KnownCell)]
     return json.dumps([{name: getattr(cell, name) for name in names} for cell in every], indent=1)
 
 

@@ -26,8 +26,11 @@ import numpy.typing as npt
 
 from codedfedl.core.loop import RunningSum
 from codedfedl.core.protocol import Inbox, Reply
-from codedfedl.core.record import DROPPED, LATE, SETUP, Record
+from codedfedl.core.record import DROPPED, LATE, REFUSED, SETUP, Record, record_arrays, record_of
 from codedfedl.errors import InputError
+from codedfedl.fitting.drift import Timings
+from codedfedl.fitting.traces import read_traces
+from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import (
     HashedFile,
     digest,
@@ -38,7 +41,146 @@ from codedfedl.io.files import (
     write_json,
 )
 from codedfedl.learning.parity import ParityRows
-from codedfedl.runs.exchange import Exchange
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A question to the clients and what they answered.
+
+    Attributes
+    ----------
+    points
+        Points behind the answers.
+    sums
+        What was added up, for a scheme that uses nothing else.
+    replies
+        Single answers, for a scheme that does; without the models that they are for.
+    stored
+        Clients whose answer is stored beside the journal, in its own folder, and its points:
+        one-time answers may be large.
+    spent
+        μ² of all noisy sums that were given out, this one included.
+    counted : array of shape (n,), optional
+        Points of each client's part in a secure sum; 0 for clients that are not in it.
+    excluded
+        Clients that are left out from then on.
+    timings
+        How long clients took, for schemes that follow it.
+    revised
+        Clients whose stored answers count from now on, and their points, where that has changed.
+    """
+
+    record: Record
+    points: float = 0.0
+    sums: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    replies: tuple[Reply, ...] = ()
+    stored: Mapping[int, int] = field(default_factory=dict)
+    spent: float = 0.0
+    excluded: tuple[int, ...] = ()
+    counted: npt.NDArray[np.int64] | None = None
+    timings: Timings | None = None
+    revised: Mapping[int, int] | None = None
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything as arrays, for a file."""
+        arrays = record_arrays(self.record) | {
+            "points": np.asarray(self.points),
+            "spent": np.asarray(self.spent),
+            "excluded": np.array(self.excluded, dtype=np.int64),
+            "replies": np.array(
+                [(reply.client, reply.round, reply.points) for reply in self.replies],
+                dtype=np.int64,
+            ).reshape(-1, 3),
+            "stored": _pairs(self.stored),
+            **{f"sum/{name}": array for name, array in self.sums.items()},
+        }
+        for k, reply in enumerate(self.replies):
+            arrays |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
+        if self.revised is not None:
+            arrays["revised"] = _pairs(self.revised)
+        if self.counted is not None:
+            arrays["counted"] = self.counted
+        if (seen := self.timings) is not None:
+            arrays["timings"] = np.array([seen.loads, seen.seconds, seen.answered], np.float64)
+        return arrays
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
+        """Return the exchange from its `arrays`; from earlier versions, what a report needs."""
+        replies = tuple(
+            Reply(client, round_, points, _named(arrays, f"reply/{k}/"))
+            for k, (client, round_, points) in enumerate(
+                arrays.get("replies", np.empty((0, 3))).tolist()
+            )
+        )
+        stored = arrays.get("stored", arrays.get("blocks", np.empty((0, 2))))
+        points, spent = (arrays.get(name, np.zeros(())).item() for name in ("points", "spent"))
+        return cls(
+            record_of(_upgraded(arrays)),
+            points,
+            _named(arrays, "sum/"),
+            replies,
+            dict(stored.tolist()),
+            spent=spent,
+            excluded=tuple(arrays.get("excluded", np.empty(0)).tolist()),
+            counted=arrays.get("counted"),
+            timings=_timings(arrays["timings"]) if "timings" in arrays else None,
+            revised=dict(arrays["revised"].tolist()) if "revised" in arrays else None,
+        )
+
+    @staticmethod
+    def read(
+        path: Path,
+        content: bytes | None = None,
+        *,
+        gradients: bool = True,
+        remedy: str = "restore it from a copy",
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Read the arrays of an exchange from its file, without gradients where nobody needs them.
+
+        Parameters
+        ----------
+        content
+            Of the file, where it was read already.
+        """
+        skip = () if gradients else ("sum/", "reply", "total")
+        return read_arrays(path, skip=skip, content=content, remedy=remedy)
+
+
+def _pairs(mapping: Mapping[int, int]) -> npt.NDArray[np.int64]:
+    return np.array(list(mapping.items()), dtype=np.int64).reshape(-1, 2)
+
+
+def _upgraded(kept: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return a record's arrays as today's, whichever version wrote them.
+
+    Once refused clients were dropped too, and what is now JSON was a table of numbers.
+    """
+    arrays = dict(kept)
+    if "when" in arrays:
+        arrays["arrival_times"] = arrays["when"]
+    arrays.setdefault("has_model", np.asarray(arrays["round"] != SETUP))
+    refused = np.array(
+        [client for client, _ in json.loads(str(arrays["refusals"]))], dtype=np.int64
+    )
+    arrays["outcome"] = outcome = arrays["outcome"].copy()
+    outcome[refused[outcome[refused] == DROPPED]] = REFUSED
+    for name in ("suspects", "busy", "late_answers"):
+        if name in arrays and arrays[name].dtype.kind != "U":
+            rows = arrays[name].tolist()
+            rows = [(int(row[0]), row[1]) for row in rows] if name == "late_answers" else rows
+            arrays[name] = np.array(json.dumps(rows))
+    return arrays
+
+
+def _timings(columns: npt.NDArray[Any]) -> Timings:
+    loads, seconds, answered = columns
+    return Timings(loads.astype(np.int64), seconds, answered > 0)
+
+
+def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    return {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)}
+
 
 _FORMAT = 3
 _RESTORE = "restore it from a copy, or choose another --out"
@@ -88,7 +230,7 @@ class Journal:
         self.head = self.exchanges_folder / "head.json"
         self._last: tuple[int, str] | None = None  # how many exchanges, and the last one's hash
         self._in_head: tuple[int, str] = (0, "")
-        self._points_behind: dict[int, int] = {}
+        self._kept: dict[int, int] | None = None
 
     @property
     def traces(self) -> Path:
@@ -127,10 +269,29 @@ class Journal:
         """Remember who did not say goodbye."""
         write_json(self.folder / "gone.json", list(clients))
 
-    def check_begun(self) -> None:
-        """Refuse rounds without the measurements that they were planned by."""
+    def check(self) -> None:
+        """Refuse rounds without the measurements that they were planned by, and changed parity."""
         if self.count() and not self.traces.is_file():
             raise InputError(f"{self.traces} is missing: {_RESTORE}")
+        for client in self.kept():
+            folder = self.parity_folder / str(client)
+            for line in (folder / "points").read_text("utf-8").splitlines()[1:]:
+                expected, name = line.split(" ", 1)
+                path = folder / name
+                if not path.is_file() or digest(path.read_bytes()) != expected:
+                    raise InputError(f"{path} is not what the client sent: {_RESTORE}")
+
+    def probed_seconds(self) -> dict[str, float]:
+        """Return the longest time that each client took when it was measured, in seconds."""
+        longest: dict[str, float] = {}
+        if self.traces.is_file():
+            traces = read_traces(self.traces)
+            for client, seconds in zip(
+                traces.client.tolist(), traces.seconds.tolist(), strict=True
+            ):
+                if np.isfinite(seconds):
+                    longest[str(client)] = max(seconds, longest.get(str(client), 0.0))
+        return longest
 
     # Exchanges.
 
@@ -283,32 +444,14 @@ class Journal:
                 np.save(hashed, array)
             lines.append(f"{hashed.digest} {name}.npy")
         write_durably(folder / "points", "\n".join(lines).encode())  # last: marks it as complete
+        self.kept()[client] = points
 
     def kept(self) -> dict[int, int]:
         """Return who has sent such an answer, and for how many points it stands."""
-        clients = [int(path.parent.name) for path in sorted(self.parity_folder.glob("*/points"))]
-        return {client: self.points_behind(client) for client in clients}
-
-    def has_kept(self, client: int) -> bool:
-        """Return whether a client has sent such an answer, without a look at the others."""
-        return (self.parity_folder / str(client) / "points").is_file()
-
-    def points_behind(self, client: int) -> int:
-        """Return how many points a client's answer stands for; its file is read once."""
-        if client not in self._points_behind:
-            path = self.parity_folder / str(client) / "points"
-            self._points_behind[client] = int(path.read_text().split()[0])
-        return self._points_behind[client]
-
-    def check_kept(self) -> None:
-        """Refuse parity that is not what the clients sent."""
-        for client in self.kept():
-            folder = self.parity_folder / str(client)
-            for line in (folder / "points").read_text("utf-8").splitlines()[1:]:
-                expected, name = line.split(" ", 1)
-                path = folder / name
-                if not path.is_file() or digest(path.read_bytes()) != expected:
-                    raise InputError(f"{path} is not what the client sent: {_RESTORE}")
+        if self._kept is None:
+            paths = sorted(self.parity_folder.glob("*/points"))
+            self._kept = {int(path.parent.name): int(path.read_text().split()[0]) for path in paths}
+        return self._kept
 
     def answer(self, client: int) -> dict[str, npt.NDArray[Any]]:
         """Return a client's answer, memory-mapped."""
@@ -317,11 +460,10 @@ class Journal:
 
     def parity(self, client: int, batch: int = 0) -> ParityRows | None:
         """Return a client's parity of a mini-batch, memory-mapped, if all of it is here."""
-        folder = self.parity_folder / str(client)
-        paths = [folder / f"{name}{batch}.npy" for name in ("features", "targets")]
-        if not all(path.is_file() for path in (*paths, folder / "points")):
+        names, folder = (f"features{batch}", f"targets{batch}"), self.parity_folder / str(client)
+        if client not in self.kept() or not all((folder / f"{n}.npy").is_file() for n in names):
             return None
-        return ParityRows(*(np.load(path, "r") for path in paths))
+        return ParityRows(*(np.load(folder / f"{name}.npy", "r") for name in names))
 
     # What a scheme receives.
 

@@ -4,27 +4,119 @@ Every file of a run directory is written under a temporary name and then moved i
 that still cannot be read, on a disk that does not keep this promise, counts as not yet written.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from codedfedl.core.record import Record
+from codedfedl.core.record import PARTS, Record
 from codedfedl.errors import InputError
-from codedfedl.fitting.traces import read_traces
-from codedfedl.fleet.devices import Fleet, read_fleet
+from codedfedl.fleet.devices import read_fleet
 from codedfedl.runs.advice import Conduct
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.directory import RunDirectory, Status
 from codedfedl.runs.grid import known_cells
-from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.observing import NamedRound, Status
+from codedfedl.runs.journal import Exchange, Journal, Members
 from codedfedl.runs.tables import Ending, record_tables
 
 _REMEMBERED = 4096  # exchanges
+MAX_NAMES_IN_SENTENCE = 8
+
+
+@dataclass(frozen=True)
+class NamedRound:
+    """The outcome of an exchange, by the clients' names.
+
+    Attributes
+    ----------
+    round
+        Counted from 1; 0 for the set-up.
+    deadline_s, seconds
+        How long the server would have waited at most, and how long it did.
+    ended
+        Why it waited no longer.
+    arrived
+        Seconds until each answer that counts arrived.
+    late, dropped
+        Clients that had not answered in time, and those from which no answer will come.
+    refused
+        Clients whose answer does not count, and why. Every client is in one of the four.
+    suspected
+        Clients whose answers are, on average, almost far enough from their parity to be refused.
+    late_answers
+        Seconds that answers to earlier questions took, where they came in this round.
+    metric
+        On the test points; None where there are none.
+    """
+
+    round: int
+    deadline_s: float
+    seconds: float
+    ended: str
+    arrived: Mapping[str, float]
+    late: Sequence[str]
+    dropped: Sequence[str]
+    refused: Mapping[str, str]
+    suspected: Sequence[str]
+    late_answers: Mapping[str, float]
+    metric: float | None
+
+    @classmethod
+    def of(cls, record: Record, names: Sequence[str]) -> "NamedRound":
+        """Give the clients of a record their names."""
+        reasons = dict(record.refusals)
+        times = np.zeros(len(names)) if record.arrival_times is None else record.arrival_times
+        metric = float(record.metric)
+        return cls(
+            round=record.round + 1,
+            deadline_s=record.deadline,
+            seconds=round(record.seconds, 3),
+            ended=record.ended,
+            arrived={names[j]: round(float(times[j]), 3) for j in record.part("arrived")},
+            late=[names[j] for j in record.part("late")],
+            dropped=[names[j] for j in record.part("dropped")],
+            refused={names[j]: reasons[j] for j in record.part("refused")},
+            suspected=[names[j] for j in record.suspects],
+            late_answers={names[j]: round(seconds, 3) for j, seconds in record.late_answers},
+            metric=metric if np.isfinite(metric) else None,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON; without a deadline, it is null."""
+        known = {"deadline_s": self.deadline_s if np.isfinite(self.deadline_s) else None}
+        return asdict(self) | known
+
+    def sentence(self, rounds: int) -> str:
+        """Return the round as a sentence for people.
+
+        Parameters
+        ----------
+        rounds
+            How many the run has.
+        """
+        where = f"round {self.round} of {rounds}" if self.round else "set-up"
+        groups = {part: list(getattr(self, part)) for part in PARTS}
+        parts = [
+            f"{len(who)} {part}" + (f" ({listed(who)})" if who else "")
+            for part, who in groups.items()
+            if who or part == "arrived"
+        ]
+        result = "" if self.metric is None else f"; {self.metric:.4f} on the test points"
+        return (
+            f"{where}: {self.seconds:.2f} s of {self.deadline_s:.4g} s, {self.ended}; "
+            f"{', '.join(parts)}{result}"
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write names in a sentence, of many the first few."""
+    if len(names) <= MAX_NAMES_IN_SENTENCE:
+        return ", ".join(names)
+    shown = names[: MAX_NAMES_IN_SENTENCE - 1]
+    return f"{', '.join(shown)} and {len(names) - len(shown)} others"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +150,7 @@ class Sight:
     def conduct(self) -> Conduct:
         """How the clients have answered."""
         names = [] if self.members is None else self.members.names
-        return Conduct(self.records, names, probed_seconds(Journal(self.directory.path)))
+        return Conduct(self.records, names, Journal(self.directory.path).probed_seconds())
 
     def tables(self) -> dict[str, dict[str, Any]] | None:
         """Return the tables that the run would leave if it ended now; None before a round.
@@ -68,7 +160,7 @@ class Sight:
         if self.members is None or not any(not record.is_setup for record in self.records):
             return None
         clients = len(self.members.names)
-        fleet = _fleet(self.directory.path / "fleet.csv", self.members)
+        fleet = read_fleet(self.directory.path / "fleet.csv")
         unknown = np.full(clients, np.nan)
         ending = Ending(self.members, fleet, unknown, {}, np.zeros(0))
         experiment = self.directory.experiment()
@@ -99,31 +191,3 @@ def look(directory: RunDirectory) -> Sight:
 def _record(path: Path, _changed: int, _size: int) -> Record:
     """Read the record of an exchange; a file that was changed since is another."""
     return Exchange.of(Exchange.read(path, gradients=False)).record
-
-
-def probed_seconds(journal: Journal) -> Mapping[str, float]:
-    """Return the longest time that each client took when it was measured, in seconds."""
-    if not journal.traces.is_file():
-        return {}
-    traces = read_traces(journal.traces)
-    longest: dict[str, float] = {}
-    for client, seconds in zip(traces.client.tolist(), traces.seconds.tolist(), strict=True):
-        if np.isfinite(seconds):
-            longest[str(client)] = max(seconds, longest.get(str(client), 0.0))
-    return longest
-
-
-def _fleet(path: Path, members: Members) -> Fleet:
-    """Return the fleet as it was measured, or one of which only the points are known."""
-    try:
-        return read_fleet(path)
-    except InputError:
-        ones = np.ones(len(members.names))
-        return Fleet(
-            client=members.names,
-            points=members.points,
-            rate=ones,
-            alpha=ones,
-            packet_time=ones,
-            erasure=0 * ones,
-        )

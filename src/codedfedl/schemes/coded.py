@@ -94,6 +94,7 @@ class Coded(Scheme):
         frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}),
         any_delays=True,
         featured=True,
+        quadratic=True,
     )
 
     def __post_init__(self) -> None:

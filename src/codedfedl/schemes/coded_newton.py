@@ -123,6 +123,7 @@ class CodedNewton(Scheme):
         secure_disclosure=frozenset({Disclosure.MIXED, Disclosure.SUMS}),
         solver="newton",
         solves=True,
+        quadratic=True,
         descends=False,
         featured=True,
     )

@@ -126,6 +126,7 @@ class GradientCoding(Scheme):
         "gradient-coding",
         frozenset({Disclosure.GRADIENTS}),
         solves=True,
+        quadratic=True,
         waits="waits for all shares",
     )
 

@@ -23,6 +23,7 @@ class OneShot(Scheme):
         frozenset({Disclosure.STATISTICS}),
         solver="exact",
         solves=True,
+        quadratic=True,
         descends=False,
         waits="waits for all",
     )

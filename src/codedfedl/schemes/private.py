@@ -118,6 +118,7 @@ class Private(Scheme):
         secure_disclosure=frozenset({Disclosure.DP}),
         solver="nesterov",
         descends=False,
+        quadratic=True,
     )
 
     def __post_init__(self) -> None:

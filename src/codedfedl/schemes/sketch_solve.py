@@ -166,6 +166,7 @@ class SketchSolve(Scheme):
         frozenset({Disclosure.MIXED}),
         solver="exact",
         solves=True,
+        quadratic=True,
         descends=False,
         waits="waits for all",
     )

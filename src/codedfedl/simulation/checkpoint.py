@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import Array, to_host
+from codedfedl.arrays import to_host
 from codedfedl.core.columns import FACTS
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import Record, metric_name, packed, unpacked
+from codedfedl.core.task import State
 from codedfedl.fleet.delays import TIME_PARTS
 from codedfedl.models.model import fitted_temperature
 from codedfedl.random import stream
@@ -82,10 +83,11 @@ def result_arrays(simulation: Simulation, unit: SeedUnit, number: int) -> Checkp
     for s, (setting, cell) in enumerate(zip(simulation.settings, unit.cells, strict=True)):
         prefix = f"{number}/{s}/"
         private = only_private(setting.scheme.disclosure)
-        if cell.experiment.training.target is None and not private:
+        quadratic = setting.state.task.learner.quadratic
+        if cell.experiment.training.target is None and quadratic and not private:
             exact = simulation.exact_metric(setting.state.task)
             arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
-        if cell.experiment.training.objective:
+        if cell.experiment.training.objective and quadratic:
             explained = simulation.objective(setting.state.task).explained
             arrays[f"{prefix}fact/explained"] = np.array([explained])
         columns = client_columns(setting)
@@ -112,30 +114,29 @@ def final_metrics(simulation: Simulation, number: int) -> Checkpoint:
 
 
 def _objective(simulation: Simulation, setting: Setting) -> float:
-    """Return ½‖xβ − y‖² of a point, on average over the training points, and the ridge."""
-    model, points, total = setting.state.model, 0, 0.0
-    for features, targets in chain.from_iterable(b.parts() for b in simulation.problem.batches):
-        residuals = to_host(features @ model - targets).astype(np.float64)
-        total, points = total + float((residuals**2).sum()), points + len(residuals)
-    penalty = setting.state.task.ridge * float((to_host(model).astype(np.float64) ** 2).sum())
-    return total / points / 2 + penalty / 2
+    """Return the loss of a point, on average over the training points, and the ridge."""
+    model, task = setting.state.model, setting.state.task
+    parts = chain.from_iterable(batch.parts() for batch in simulation.problem.batches)
+    total = sum(task.learner.loss(model, *part) for part in parts)
+    penalty = task.ridge * float((to_host(model).astype(np.float64) ** 2).sum())
+    return total / float(task.held.sum()) + penalty / 2
 
 
 def _temperature(simulation: Simulation, setting: Setting) -> float:
-    scores, targets = zip(*_calibration_points(simulation, setting.state.model), strict=True)
+    scores, targets = zip(*_calibration_points(simulation, setting.state), strict=True)
     outputs = np.concatenate(scores)
     if not np.isfinite(outputs).all():
         return np.nan
     return fitted_temperature(outputs, np.concatenate(targets).argmax(axis=1))
 
 
-def _calibration_points(simulation: Simulation, model: Array) -> Iterator[tuple[Any, Any]]:
+def _calibration_points(simulation: Simulation, state: State) -> Iterator[tuple[Any, Any]]:
     """Yield scores and targets of training points, as many of each mini-batch."""
     batches = simulation.problem.batches
     for b, batch in enumerate(batches):
         order = stream(simulation.seed, "subset", b).permutation(len(batch.targets))
         rows = np.sort(order[: -(-CALIBRATION_POINTS // len(batches))])
-        scores = to_host(batch.features[rows] @ model)
+        scores = to_host(state.task.learner.scores(state.model, batch.features[rows]))
         yield scores.astype(np.float64), to_host(batch.targets)[rows]
 
 

@@ -1,7 +1,7 @@
 """The clients' data on one device: dealt, embedded, and ready to be trained on."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import add
 from typing import Any
@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, FloatArray, IntArray, to_device
-from codedfedl.core.protocol import Task
+from codedfedl.core.task import Task, workload_of
 from codedfedl.core.work import Points
 from codedfedl.data import Dataset
-from codedfedl.fleet.devices import Workload
 from codedfedl.io.files import memory
 from codedfedl.learning.features import Encoder, FeatureMap, Identity
+from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream
@@ -129,11 +129,17 @@ def gram_of(batches: Sequence[Batch]) -> Quadratic:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedClient:
-    """Client j, whose points lie among those of all."""
+    """Client j, whose points lie among those of all; by default, least squares are trained."""
 
     data: Sequence[Batch]
     client: int
     seed: int
+    learner: Learner = field(default=None, kw_only=True)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if not self.learner:
+            linear = LeastSquares(self.data[0].features.shape[1], self.data[0].targets.shape[1])
+            object.__setattr__(self, "learner", linear)
 
     @property
     def points(self) -> int:
@@ -159,7 +165,7 @@ class SimulatedClient:
 
     def peer(self, j: int) -> "SimulatedClient":
         """Return another client, for schemes in which clients hold shares of one another's data."""
-        return SimulatedClient(self.data, j, self.seed)
+        return SimulatedClient(self.data, j, self.seed, learner=self.learner)
 
     def code_stream(self, first: int, *rest: int) -> np.random.Generator:
         """Return the stream of one of its codes."""
@@ -273,11 +279,13 @@ def task_of(
     epochs: int,
     schedule: Schedule,
     ridge: float,
+    learner: Learner | None = None,
 ) -> Task:
-    """Return the public facts of training on these data."""
+    """Return the public facts of training on these data: least squares by default."""
     inputs = dataset.inputs.shape[1]
+    trained = learner or LeastSquares(features.size(inputs), dataset.label_columns)
     return Task(
-        workload=Workload(features.size(inputs), dataset.label_columns),
+        workload=workload_of(trained, features.size(inputs), dataset.label_columns),
         feature_macs=features.macs(inputs),
         points=np.array([[len(held) for held in part] for part in parts]),
         epochs=epochs,
@@ -285,4 +293,5 @@ def task_of(
         ridge=ridge,
         raw_bits=dataset.input_bits + dataset.label_bits,
         largest_square=features.largest_square,
+        learner=trained,
     )

@@ -19,8 +19,8 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.core.loop import loads_of
 from codedfedl.core.protocol import Ask, Task
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP
-from codedfedl.core.waiting import arrivals
-from codedfedl.core.work import Work
+from codedfedl.core.waiting import Until, arrivals
+from codedfedl.core.work import Window, Work
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet import costs
@@ -98,6 +98,21 @@ class Draws:
         seconds = self.clock.seconds_of_round(round_, work.cost(self.task, loads))
         luck = stream(self.clock.seed, "setup", _MORE_PACKETS, round_)
         return seconds + self._more_packets(work, loads, 1, luck)
+
+    def in_window(
+        self, round_: int, window: Window, most: IntArray
+    ) -> tuple[IntArray, FloatArray, Mask]:
+        """Return points and arrival of each answer of a window, and who is done when it ends.
+
+        A client answers early when it has no more points, and late when it had to compute on.
+        """
+        model, chance = self.clock.model, self.clock.chance[round_]
+        finished = np.minimum(model.points_within(window.seconds, chance), most)
+        points = np.maximum(finished, np.minimum(window.least, most))
+        in_time = model.seconds(np.zeros(len(most)), chance) + window.seconds
+        otherwise = (finished < points) | (finished == most)
+        seconds = np.where(otherwise, model.seconds(points, chance), in_time)
+        return points, seconds, finished == points
 
     def in_setup(self, work: Work, loads: IntArray) -> FloatArray:
         """Return when each answer on a model arrives before the first round."""
@@ -257,14 +272,22 @@ class Timeline:
         """Ask the idle clients, and wait."""
         self._begin(ask)
         idle = self._idle_since <= self.now
-        answer = self._in_round if ask.work.needs_model else self._once
-        loads, seconds = answer(ask, round_, loads_of(ask, self.task), idle)
+        asked, expected = loads_of(ask, self.task), idle
+        if ask.work.window is not None:  # nobody waits for a client that computes on
+            loads, seconds, expected = self.draws.in_window(round_, ask.work.window, asked)
+            self.processed = np.where(idle, loads, self.processed)
+        else:
+            answer = self._in_round if ask.work.needs_model else self._once
+            loads, seconds = answer(ask, round_, asked, idle)
         wanted = idle & (loads > 0)
         started = wanted & np.isfinite(seconds)
         remaining = np.where(started, seconds, np.inf)
         for job in self._jobs.values():
             remaining[job.client] = job.finished - self.now
-        came, length = arrivals(ask.wait, remaining, started)
+        wait = ask.wait
+        if ask.work.window is not None and not (started & expected).any():
+            wait = Until(min(wait.deadline, ask.work.window.seconds))  # some may be done later
+        came, length = arrivals(wait, remaining, started & expected)
         outcome = _outcome(wanted, remaining, came & started)
         part = self._setups if ask.setup else 0
         self._setups += ask.setup

@@ -7,6 +7,7 @@ lines say who arrived; and each of those clients answers, or the fast path sums 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,16 @@ import numpy.typing as npt
 
 from codedfedl.arrays import Array, asarray_like, to_host
 from codedfedl.core.loop import Driver, RunningSum, check_ask, is_secure
-from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Scheme, State, Task
+from codedfedl.core.protocol import (
+    SUM,
+    Ask,
+    Inbox,
+    Reply,
+    Scheme,
+    State,
+    Task,
+    refuse_learner,
+)
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, DelayParameters
@@ -22,7 +32,14 @@ from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.client_data import Problem, SimulatedClient, gram_of
-from codedfedl.simulation.clock import NEEDS_A_FLEET, Arrivals, Clock, Timeline, has_own_pace
+from codedfedl.simulation.clock import (
+    NEEDS_A_FLEET,
+    Arrivals,
+    Assignment,
+    Clock,
+    Timeline,
+    has_own_pace,
+)
 from codedfedl.simulation.evaluation import Measuring, Objective
 from codedfedl.simulation.fast import FastSums, Question
 
@@ -39,7 +56,7 @@ class Contender:
 
     Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
     objective over the minimum is recorded, which needs the Gram matrix of all points; by default
-    for a scheme that aims at the minimum.
+    for a scheme that aims at the minimum. It stops after `hours` of virtual time.
     """
 
     label: str
@@ -48,9 +65,17 @@ class Contender:
     fleet: DelayModel
     actual: DelayModel
     followed: bool | None = None
+    hours: float | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the excess of its objective is recorded: its minimum must be known."""
+        wanted = self.scheme.info.solves if self.followed is None else self.followed
+        return wanted and self.task.learner.quadratic
 
     def check(self) -> None:
         """Plan without training, and refuse what cannot be simulated."""
+        refuse_learner(self.scheme, self.task.learner)
         self.scheme.check(self.fleet)
         ask = self.scheme.ask(self.scheme.start(self.task, self.fleet, None))
         if ask is not None:
@@ -72,6 +97,10 @@ class Setting:
 
     Attributes
     ----------
+    first
+        The model that it began with.
+    seconds
+        On the virtual clock, after which it stops.
     facts
         What the scheme states, as of the end of the set-up.
     models
@@ -81,7 +110,9 @@ class Setting:
     label: str
     driver: Driver
     timeline: Timeline
+    first: Array
     followed: bool = False
+    seconds: float = inf
     records: list[Record] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
     models: dict[int, Array] = field(default_factory=dict)
@@ -95,6 +126,10 @@ class Setting:
     def state(self) -> State:
         """What the scheme knows."""
         return self.driver.state
+
+    def ask(self) -> Ask | None:
+        """Return what it asks now; None where all is done, or its time is over."""
+        return self.driver.ask() if self.timeline.now < self.seconds else None
 
     @property
     def rounds(self) -> list[Record]:
@@ -150,20 +185,25 @@ class Simulation:
         self.fast = FastSums(problem.batches, len(entries), seed) if fast else None
         self.rounds = max(entry.task.rounds for entry in entries)
         self._objectives: dict[float, Objective] = {}
-        features, targets = problem.batches[0].features, problem.batches[0].targets
         self.measuring = Measuring(problem, fast=fast)
-        self._zero = features[:1].T @ targets[:1] * 0  # the model starts at 0, shape (q, c)
         clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
             key = (entry.task, entry.actual)
             if key not in clocks:
                 clocks[key] = Clock(entry.actual, entry.task, seed)
-            rng = stream(seed, "scheme")
-            state = entry.scheme.start(entry.task, entry.fleet, self._zero, rng=rng)
+            start = entry.task.learner.start(stream(seed, "model"))
+            first, rng = asarray_like(start, problem.batches[0].targets), stream(seed, "scheme")
+            state = entry.scheme.start(entry.task, entry.fleet, first, rng=rng)
             driver = Driver(entry.scheme, state, entry.task.rounds)
-            followed = entry.scheme.info.solves if entry.followed is None else entry.followed
-            setting = Setting(entry.label, driver, Timeline(clocks[key]), followed)
+            setting = Setting(
+                entry.label,
+                driver,
+                Timeline(clocks[key]),
+                first,
+                entry.is_followed,
+                inf if entry.hours is None else 3600 * entry.hours,
+            )
             self.settings.append(setting)
         for start in range(0, len(self.settings), SETUPS_AT_ONCE):
             self._set_up(self.settings[start : start + SETUPS_AT_ONCE])
@@ -179,7 +219,7 @@ class Simulation:
         It yields after every round, or after some quick ones that are measured together.
         """
         begun, since = self.round, time.monotonic()
-        while asked := [(s, ask) for s in self.settings if (ask := s.driver.ask()) is not None]:
+        while asked := [(s, ask) for s in self.settings if (ask := s.ask()) is not None]:
             # A step that is too large diverges: that is a result, not an error.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._play(asked)
@@ -246,14 +286,13 @@ class Simulation:
 
     def exact_metric(self, task: Task) -> float:
         """Return the accuracy or R² of exact ridge regression over all points of all clients."""
-        exact = self.objective(task).best.astype(to_host(self._zero).dtype)
-        return float(self.measuring.metrics([asarray_like(exact, self._zero)])[0])
+        exact = self.objective(task).best.astype(np.float32)
+        model = asarray_like(exact, self.problem.batches[0].targets)
+        return float(self.measuring.metrics(task.learner, [model])[0])
 
     def _set_up(self, settings: Sequence[Setting]) -> None:
         """Play the set-ups; they are the same on every start, so no checkpoint holds them."""
-        while asked := [
-            (s, ask) for s in settings if (ask := s.driver.ask()) is not None and ask.setup
-        ]:
+        while asked := [(s, ask) for s in settings if (ask := s.ask()) is not None and ask.setup]:
             self._play(asked)
             for setting, _ in asked:
                 setting.facts = stated_facts(setting.scheme, setting.state)
@@ -290,32 +329,45 @@ class Simulation:
         summed: dict[int, Inbox] = {}
         if self.fast is not None:
             summed = self.fast.inboxes(
-                [Question(s.label, a.ask, a.loads, a.arrived, s.driver.question) for s, a in pairs]
+                [
+                    Question(
+                        s.label, a.ask, a.loads, a.arrived, s.driver.question, s.state.task.learner
+                    )
+                    for s, a in pairs
+                ]
             )
         for k, (setting, arrival) in enumerate(pairs):
             inbox = summed[k] if k in summed else self._answers(setting, arrival)
+            if k in summed:
+                earlier = [job for job in arrival.done if job.round != arrival.round]
+                inbox = replace(inbox, replies=tuple(self._reply(setting, j) for j in earlier))
+            awaited = {job.round for job in setting.timeline.pending}
+            setting.models = {r: model for r, model in setting.models.items() if r in awaited}
             yield replace(inbox, timings=arrival.timings, server_done=arrival.server_done)
 
     def _answers(self, setting: Setting, arrivals: Arrivals) -> Inbox:
         """Let each client that arrived do its work."""
         ask, total, replies = arrivals.ask, RunningSum(), []
         for job in arrivals.done:
-            client = SimulatedClient(self.problem.batches, job.client, self.seed)
-            model = setting.models[job.round] if ask.keep_late else setting.driver.question
-            answer = job.work.for_client(job.client).answer(client, job.load, model)
-            if ask.combine is SUM:
-                total.add(answer.arrays)
+            reply = self._reply(setting, job)
+            if ask.combine is SUM and job.round == arrivals.round:
+                total.add(reply.arrays)
             else:
-                reply = Reply(job.client, job.round, answer.points, answer.arrays, model)
                 replies.append(reply)
-        awaited = {job.round for job in setting.timeline.pending}
-        setting.models = {r: model for r, model in setting.models.items() if r in awaited}
-        points = float(sum(job.load for job in arrivals.done))
+        points = float(arrivals.loads[arrivals.arrived].sum())
         if ask.noise is None:
             return Inbox(arrivals.arrived, points, total.result(), tuple(replies))
         sums = self._noisy(total.result(), ask.noise, arrivals)
         loads = np.where(arrivals.arrived, arrivals.loads, 0)
         return Inbox(arrivals.arrived, points, sums, loads=loads)
+
+    def _reply(self, setting: Setting, job: Assignment) -> Reply:
+        """Let a client do its work, on the model that it was asked about."""
+        learner = setting.state.task.learner
+        client = SimulatedClient(self.problem.batches, job.client, self.seed, learner=learner)
+        model = setting.models.get(job.round, setting.driver.question)
+        answer = job.work.for_client(job.client).answer(client, job.load, model)
+        return Reply(job.client, job.round, answer.points, answer.arrays, model)
 
     def _noisy(
         self, sums: Mapping[str, Array], sigma: float, arrivals: Arrivals
@@ -338,7 +390,7 @@ class Simulation:
     def _record(self, setting: Setting, arrivals: Arrivals) -> Record:
         excess = np.nan
         # A set-up may leave no model; a round leaves one even if nobody arrived.
-        has_model = arrivals.round != SETUP or setting.state.model is not self._zero
+        has_model = arrivals.round != SETUP or setting.state.model is not setting.first
         if setting.followed and has_model:
             excess = self.objective(setting.state.task).excess(setting.state.model)
         shown = arrivals.round < SHOWN_ROUNDS

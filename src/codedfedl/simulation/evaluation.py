@@ -21,6 +21,7 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl.arrays import Array, FloatArray, IntArray, Mask, to_host
+from codedfedl.learning.learner import Learner
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.simulation.client_data import Problem
@@ -57,12 +58,18 @@ class Measuring:
 
     def add(self, settings: Sequence["Setting"]) -> None:
         """Take the last records of settings, where these have a model."""
-        measured = [setting for setting in settings if setting.records[-1].has_model]
-        if self._scores is not None:
-            self.waiting += [(s, len(s.records) - 1, s.state.model) for s in measured]
-        elif measured:
-            metrics = self.metrics([setting.state.model for setting in measured])
-            for setting, metric in zip(measured, metrics, strict=True):
+        together: dict[Learner, list[Setting]] = {}
+        for setting in settings:
+            learner = setting.state.task.learner
+            if not setting.records[-1].has_model:
+                continue
+            if self._scores is not None and learner.quadratic:
+                self.waiting.append((setting, len(setting.records) - 1, setting.state.model))
+            else:
+                together.setdefault(learner, []).append(setting)
+        for learner, members in together.items():
+            metrics = self.metrics(learner, [setting.state.model for setting in members])
+            for setting, metric in zip(members, metrics, strict=True):
                 setting.records[-1] = replace(setting.records[-1], metric=metric)
 
     def finish(self) -> None:
@@ -80,10 +87,15 @@ class Measuring:
             setting.records[k] = replace(setting.records[k], metric=metric)
         self.waiting = []
 
-    def metrics(self, models: Sequence[Array]) -> Array:
-        """Return the accuracy or R² of models, all in one product."""
+    def metrics(self, learner: Learner, models: Sequence[Array]) -> Array:
+        """Return the accuracy or R² of models: of linear ones, all in one product."""
         problem = self.problem
-        predictions = stacked_predictions(problem.test_features, models)
+        if learner.quadratic:
+            predictions = stacked_predictions(problem.test_features, models)
+        else:
+            xp = array_namespace(problem.test_features)
+            each = [learner.scores(model, problem.test_features) for model in models]
+            predictions = xp.stack(each, axis=1)
         if problem.test_classes is not None:
             return accuracy(predictions, problem.test_classes)
         return r_squared(predictions, problem.test_targets)

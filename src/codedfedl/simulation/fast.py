@@ -1,13 +1,13 @@
 """The fast path: sums over all clients, without the answer of each.
 
 `Simulation` goes without it where it is made with ``fast=False``; then every client answers by
-itself (`core.client`), and a test shows that both give the same. Three kinds of sums have a
-shortcut:
+itself (`core.client`), and a test shows that both give the same. These sums have a shortcut:
 
 - *Gradients.* That of all points asked for is a quadratic, which reads a Gram matrix of q² numbers
   instead of the points. What the missing clients would have added is computed from their points,
   and subtracted. The gradient of parity, which a scheme adds with `Inbox.plus`, goes through the
   same Gram matrix. Settings that share a matrix, or miss the same client, share products.
+- *Gradients of other learners.* All clients' points go through one weighted backward pass.
 - *Parity.* The points of all clients are mixed in wide products.
 - *Gram matrices.* That of all points serves every setting.
 """
@@ -25,12 +25,13 @@ from array_api_compat import array_namespace, is_numpy_array
 from threadpoolctl import ThreadpoolController
 
 from codedfedl.arrays import Array, IntArray, Mask, asarray_like
-from codedfedl.core.client import Gradient
 from codedfedl.core.encoding import Gram, Parity
+from codedfedl.core.gradients import Gradient, PointGradient, Terms
 from codedfedl.core.protocol import SUM, Ask, Inbox
 from codedfedl.core.work import Work
+from codedfedl.learning.learner import Learner
 from codedfedl.learning.least_squares import Quadratic
-from codedfedl.simulation.client_data import Batch, gram_of
+from codedfedl.simulation.client_data import Batch, SimulatedClient, gram_of
 from codedfedl.simulation.parities import composite_parities
 
 __all__ = ["MIN_GRAMS", "FastSums", "Grams", "Question", "side_by_side", "times"]
@@ -44,6 +45,9 @@ PANEL_MULTIPLICATIONS = 1_000_000  # OpenBLAS multiplies so much as it is, witho
 MIN_PANEL_ROWS = 24  # Where panels would be smaller, their sums are cut too.
 MAX_PANEL_COLUMNS = 96  # With more columns, copying pays.
 MIN_SHARED_MULTIPLICATIONS = 20_000_000  # Fewer are not worth waking up a thread.
+
+
+_SUMS_OF_SOME = (Gradient, PointGradient)  # The others have a shortcut if all clients answer.
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +68,23 @@ class Question:
     loads: IntArray
     arrived: Mask
     model: Array
+    learner: Learner
     steady: bool = True
 
     @property
     def is_sum(self) -> bool:
         """Whether a plain sum over the clients is asked for."""
-        return self.ask.combine is SUM and self.ask.noise is None and not self.ask.keep_late
+        return self.ask.combine is SUM and self.ask.noise is None
+
+    def is_of(self, kind: type[Work]) -> bool:
+        """Whether a shortcut is for this work: one for quadratics, or one for other learners."""
+        work = type(self.ask.work)
+        if work.answer is not kind.answer:  # a user's own may override it
+            return False
+        if kind is PointGradient:
+            return not self.learner.quadratic
+        same_points = getattr(work, "terms", None) is getattr(kind, "terms", None)
+        return same_points and self.learner.quadratic
 
     @property
     def points(self) -> float:
@@ -91,8 +106,9 @@ class FastSums:
         self.grams = Grams(batches, settings)
         self._threads = _Threads()
         self._loads: dict[str, set[int]] = {}  # of each setting
-        self._shortcuts: dict[type[Work], Callable[[Sequence[Question]], list[Inbox]]] = {
+        self._shortcuts: dict[Any, Callable[[Sequence[Question]], list[Inbox]]] = {
             Gradient: self.gradients,
+            PointGradient: self._networks,
             Parity: self._parities,
             Gram: self._gram_matrices,
         }
@@ -107,9 +123,7 @@ class FastSums:
             numbers = [
                 k
                 for k, q in enumerate(questions)
-                if type(q.ask.work).answer is kind.answer
-                and q.is_sum
-                and (q.arrived.all() or kind is Gradient)
+                if q.is_sum and q.is_of(kind) and (q.arrived.all() or kind in _SUMS_OF_SOME)
             ]
             sums = shortcut([questions[k] for k in numbers])
             inboxes |= dict(zip(numbers, sums, strict=True))
@@ -127,6 +141,23 @@ class FastSums:
         if len(hashes) <= MAX_DISTINCT_LOADS:
             hashes.add(key)
         return known and len(hashes) <= MAX_DISTINCT_LOADS
+
+    def _networks(self, questions: Sequence[Question]) -> list[Inbox]:
+        """Sum gradients at one model in one pass, each point with its weight."""
+        return [
+            Inbox(q.arrived, q.points, {"gradient": self._in_one_pass(q)} if q.points else {})
+            for q in questions
+        ]
+
+    def _in_one_pass(self, q: Question) -> Array:
+        every = [
+            part
+            for j in np.flatnonzero(q.arrived & (q.loads > 0)).tolist()
+            for part in q.ask.work.for_client(j).terms(  # type: ignore[attr-defined]
+                SimulatedClient(self.batches, j, self.seed, learner=q.learner), int(q.loads[j])
+            )
+        ]
+        return joined(every).gradient(q.learner, q.model)
 
     def _gram_matrices(self, questions: Sequence[Question]) -> list[Inbox]:
         inboxes = []
@@ -243,6 +274,20 @@ class _LazySum(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return 1
+
+
+def joined(parts: Sequence[Terms]) -> Terms:
+    """Return the points of all parts, each with its weight."""
+    xp = array_namespace(parts[0].targets)
+    weights = [
+        xp.full(part.targets.shape[:1], part.factor, dtype=xp.float32, device=part.targets.device)
+        if part.weights is None
+        else part.factor * part.weights
+        for part in parts
+    ]
+    columns = ([part.features for part in parts], [part.targets for part in parts], weights)
+    features, targets, by_point = (xp.concat(column, axis=0) for column in columns)
+    return Terms(features, targets, weights=by_point)
 
 
 class Grams:

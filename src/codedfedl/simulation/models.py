@@ -44,7 +44,8 @@ class _Trained:
     def usable(self) -> bool:
         """Whether it can predict: it has not diverged, and its map can be saved."""
         finite = np.isfinite(self.stored["model"]).all() and not np.isnan(self.objective)
-        return bool(finite and map_settings(self.unit.features))
+        linear = self.cell.experiment.model.kind == "linear"
+        return bool(finite and linear and map_settings(self.unit.features))
 
     @property
     def objective(self) -> float:

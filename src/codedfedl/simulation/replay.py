@@ -21,9 +21,8 @@ from codedfedl.errors import InputError
 from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start
-from codedfedl.runs.journal import Journal, Members
+from codedfedl.runs.journal import Exchange, Journal, Members
 
 __all__ = ["ROUNDING", "Replay", "replay"]
 
@@ -51,7 +50,7 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     experiment, journal = directory.experiment(), Journal(directory.path)
     federation_config(experiment)
     members, stored = journal.members(), directory.checkpoint()
-    journal.check_kept()
+    journal.check()
     if members is None or stored is None:
         raise InputError(f"{directory.path} holds no finished federation: resume it first")
     dataset = experiment.data.load(data)

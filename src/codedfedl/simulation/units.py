@@ -167,7 +167,7 @@ def entries_of(unit: SeedUnit, parts: Parts) -> list[Contender]:
     entries = []
     for cell in unit.cells:
         experiment, training = cell.experiment, cell.experiment.training
-        key = experiment.model_dump_json(include={"fleet", "training"})
+        key = experiment.model_dump_json(include={"fleet", "training", "model"})
         if key not in made:
             task = task_of(
                 unit.dataset,
@@ -176,12 +176,21 @@ def entries_of(unit: SeedUnit, parts: Parts) -> list[Contender]:
                 epochs=training.epochs,
                 schedule=experiment.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
+                learner=experiment.model.learner(
+                    unit.features.size(unit.dataset.inputs.shape[1]),
+                    unit.dataset.label_columns,
+                    classes=unit.dataset.is_classification,
+                    image=unit.dataset.image,
+                ),
             )
             made[key] = (task, *_planned_and_actual(experiment.fleet, unit, task))
         most = int(made[key][0].held.max())
         config = cell.config
         scheme = scheme_for(config.name, config.settings, most, secure=bool(config.secure))
-        entries.append(Contender(cell.label, scheme, *made[key], followed=training.objective))
+        contender = Contender(
+            cell.label, scheme, *made[key], followed=training.objective, hours=training.hours
+        )
+        entries.append(contender)
     return entries
 
 

@@ -30,7 +30,7 @@ from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account
 from codedfedl.privacy.contract import Contract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
-from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Exchange
 
 __all__ = ["Sums"]
 

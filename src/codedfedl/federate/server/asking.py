@@ -24,9 +24,7 @@ from codedfedl.federate.server.checks import RefusedError, answer_bytes
 from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
 from codedfedl.fitting.drift import Timings
 from codedfedl.runs.config import FederationConfig
-from codedfedl.runs.exchange import Exchange
-from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.watching import probed_seconds
+from codedfedl.runs.journal import Exchange, Journal, Members
 
 LIFE_IN_DEADLINES = 20
 """After so many deadlines a late answer is not waited for any more."""
@@ -377,5 +375,5 @@ class Asking:
 
     def _probes_took(self) -> str:
         """Say what the measurements before the first round suggest."""
-        probed = probed_seconds(self.journal)
+        probed = self.journal.probed_seconds()
         return f" (answers to the probes took up to {max(probed.values()):.3g} s)" if probed else ""

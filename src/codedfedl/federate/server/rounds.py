@@ -29,7 +29,7 @@ from codedfedl.federate.server.evidence import (
 )
 from codedfedl.federate.server.judging import Judge, coherent, intolerable
 from codedfedl.federate.transport import Arrival
-from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Exchange
 
 if TYPE_CHECKING:
     from codedfedl.federate.secure.sums import Sums
@@ -98,7 +98,7 @@ class Federation:
         self.asking, self.sums = asking, sums
         self.members, self.task, self.journal = asking.members, asking.task, asking.journal
         self.bounds = NormBounds.of(self.task.largest_square, self.members.classes)
-        self.evidence = Evidence(self.task, self.journal.parity, self.journal.points_behind)
+        self.evidence = Evidence(self.task, self.journal.parity, lambda j: self.journal.kept()[j])
         self.judge = Judge.of(self.task.held.tolist())
         self.last: Exchange | None = None
         self._recalled = Recalled(self.members.names, self.journal.exchanges_folder)
@@ -250,7 +250,7 @@ class Federation:
             self.asking.answered[client] = reply.points
         if not work.once:
             return reply
-        if self.journal.has_kept(client):
+        if client in self.journal.kept():
             raise RefusedError("parity arrived a second time")
         self.journal.keep(client, reply.arrays, reply.points)
         return replace(reply, arrays={})

@@ -35,13 +35,11 @@ from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice, nobody_arrived
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.directory import RunDirectory, StatusFile
 from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
-from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.observing import NamedRound, StatusFile
+from codedfedl.runs.journal import Exchange, Journal, Members
 from codedfedl.runs.tables import Ending, planned_share, write_records
-from codedfedl.runs.watching import probed_seconds
+from codedfedl.runs.watching import NamedRound
 
 _GOODBYE, _LONGEST_GOODBYE = 15.0, 120.0  # seconds
 
@@ -58,8 +56,7 @@ def federate(
     with directory.opened(experiment) as status:
         directory.stop_wanted()  # of an earlier run
         journal, began = Journal(directory.path), transport.now()
-        journal.check_begun()
-        journal.check_kept()
+        journal.check()
         asking = _assembled(transport, experiment, journal, _telling(say, status))
         if not journal.traces.is_file():
             probe(asking).write(journal.traces)
@@ -122,7 +119,7 @@ def _lessons(journal: Journal, members: Members) -> Iterator[str]:
     records = journal.records()
     if nobody := nobody_arrived(records):
         yield f"warning: {nobody}"
-    for sentence in advice(Conduct(records, members.names, probed_seconds(journal))):
+    for sentence in advice(Conduct(records, members.names, journal.probed_seconds())):
         yield f"advice: {sentence}"
 
 

@@ -1,0 +1,274 @@
+"""Gradients over a client's points: of a mini-batch, of what it has embedded, of points drawn anew.
+
+Each kind says over which points, and with which weights; the sum Σ w_i·∇ℓ_i is the learner's.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from codedfedl.arrays import Array, IntArray, asarray_like
+from codedfedl.core.task import Task
+from codedfedl.core.work import Answer, Client, Window, Work
+from codedfedl.errors import InputError
+from codedfedl.fleet import costs
+from codedfedl.fleet.costs import Cost
+from codedfedl.learning.learner import Learner
+
+__all__ = [
+    "DrawnGradient",
+    "Embedded",
+    "Gradient",
+    "PointGradient",
+    "Terms",
+    "WeightedGradient",
+    "WindowGradient",
+]
+
+GROWTH_OF_EMBEDDED = 1.5
+"""Later answers cover so many times the points of the last one, or all."""
+
+_DRAWS = 1 << 22  # Names the streams of drawn points, beside those of codes and private sums.
+
+
+class Terms(NamedTuple):
+    """Some points of a sum of gradients.
+
+    Attributes
+    ----------
+    features, targets : arrays of shape (k, d) and (k, c)
+    factor
+        Of all of them.
+    weights : array of shape (k,), optional
+        Of each of them, beside the factor.
+    """
+
+    features: Array
+    targets: Array
+    factor: float = 1.0
+    weights: Array | None = None
+
+    def gradient(self, learner: Learner, model: Array) -> Array:
+        """Return the sum of the gradients."""
+        total = learner.gradient(model, self.features, self.targets, self.weights)
+        return total if self.factor == 1 else self.factor * total
+
+
+class PointGradient(Work):
+    """Σ w_i·∇ℓ_i over some of a client's points: of many clients, it is one sum over all points."""
+
+    @abstractmethod
+    def terms(self, client: Client, load: int) -> Iterator[Terms]:
+        """Yield the points of one client, in one part or several."""
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return the weighted sum of the gradients."""
+        parts = (part.gradient(client.learner, model) for part in self.terms(client, load))
+        first = next(parts)
+        return Answer(load, {"gradient": sum(parts, start=first)})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return what the learner's gradient takes a point, and a packet."""
+        return costs.packet(task.workload, loads)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return the model's shape."""
+        return {"gradient": task.model_shape}
+
+
+@dataclass(frozen=True)
+class Gradient(PointGradient):
+    """The gradient over the first `load` points of a mini-batch, as a sum (section 3.5)."""
+
+    batch: int
+
+    kind: ClassVar[str] = "gradient"
+
+    def available(self, task: Task) -> IntArray:
+        """Return the points of the mini-batch."""
+        return np.asarray(task.points[self.batch])
+
+    def weight_of(self, client: int) -> float:
+        """Return what a client multiplies its gradient by."""
+        return 1.0
+
+    def terms(self, client: Client, load: int) -> Iterator[Terms]:
+        """Yield the points: for least squares, their gradient is X̂ᵀ(X̂β − Y)."""
+        features, targets = client.batch(self.batch)
+        yield Terms(features[:load], targets[:load])
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedGradient(Gradient):
+    """The gradient times the client's weight, so that the sum over arrivals is unbiased."""
+
+    weights: npt.ArrayLike
+
+    kind: ClassVar[str] = "weighted_gradient"
+
+    def for_client(self, j: int) -> "WeightedGradient":
+        """Return the weight of one client."""
+        return replace(self, weights=float(np.asarray(self.weights)[j]))
+
+    @property
+    def common(self) -> "WeightedGradient":
+        """Without the weight."""
+        return replace(self, weights=0.0)
+
+    def weight_of(self, client: int) -> float:
+        """Return the weight of a client."""
+        return float(np.asarray(self.weights)[client])
+
+    def terms(self, client: Client, load: int) -> Iterator[Terms]:
+        """Yield the points, each with the client's weight."""
+        weight = float(self.weights)  # type: ignore[arg-type]
+        yield from (part._replace(factor=weight) for part in super().terms(client, load))
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnGradient(PointGradient):
+    """A weighted gradient over points of a mini-batch that are drawn anew for every answer.
+
+    With the points in their fixed random order, as on a circle, it is over the next `load` of them
+    after a random start. Point i of class c counts a_j/load + v_c: with a_j alone, a client's mean
+    counts whatever its load is.
+
+    Parameters
+    ----------
+    draw
+        Which draw it is, where draws can be repeated.
+    client_weights : array of shape (n,), or one client's
+        a_j.
+    class_weights : array of shape (c,), optional
+        v_c; targets are then one-hot.
+    """
+
+    batch: int
+    draw: int
+    client_weights: npt.ArrayLike
+    class_weights: npt.ArrayLike | None = None
+
+    kind: ClassVar[str] = "drawn_gradient"
+
+    def available(self, task: Task) -> IntArray:
+        """Return the points of the mini-batch."""
+        return np.asarray(task.points[self.batch])
+
+    def for_client(self, j: int) -> Self:
+        """Return the weight of one client."""
+        return replace(self, client_weights=float(np.asarray(self.client_weights)[j]))
+
+    @property
+    def common(self) -> Self:
+        """Without the client's weight."""
+        return replace(self, client_weights=0.0)
+
+    def terms(self, client: Client, load: int) -> Iterator[Terms]:
+        """Yield the points after the start, and those at the beginning of the circle."""
+        features, targets = client.batch(self.batch)
+        held = int(targets.shape[0])
+        start = int(client.code_stream(_DRAWS, self.draw).integers(held))
+        mean = float(self.client_weights) / load  # type: ignore[arg-type]
+        for rows in (slice(start, start + load), slice(0, max(0, start + load - held))):
+            part = targets[rows]
+            if not part.shape[0]:
+                continue
+            if self.class_weights is None:
+                yield Terms(features[rows], part, mean)
+            else:
+                by_class = np.asarray(self.class_weights, dtype=np.float32)
+                weights = part @ asarray_like(by_class, part) + mean
+                yield Terms(features[rows], part, weights=weights)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowGradient(DrawnGradient):
+    """As many points as a client finishes in some seconds; with fewer than `least` it computes on.
+
+    Anytime Minibatch (Ferdinand et al., 2019) has such windows. A client that computes on answers
+    late, and for the model that it began with.
+
+    Parameters
+    ----------
+    seconds
+        From the moment on at which the client has the model.
+    """
+
+    seconds: float = 0.0
+    least: int = 1
+
+    kind: ClassVar[str] = "window_gradient"
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0 or self.least < 1:
+            raise InputError(
+                f"a window of {self.seconds:g} seconds for at least {self.least} points: both must "
+                "be above 0"
+            )
+
+    @property
+    def window(self) -> Window:
+        """For how long a client computes."""
+        return Window(self.seconds, self.least)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded(PointGradient):
+    """The gradient over all points embedded so far, scaled up to more points than these.
+
+    Parameters
+    ----------
+    least : int, or array of shape (n,)
+        A client with fewer points embedded says nothing yet, and embeds on.
+    grows
+        Whether later answers cover more points, as more are embedded; otherwise every answer covers
+        the points of the first.
+    represents : array of shape (n,), or one client's, optional
+        For how many points each answer counts (`learning.strata`); by default all that it holds.
+    """
+
+    least: npt.ArrayLike = 1
+    grows: bool = True
+    represents: npt.ArrayLike | None = None
+
+    kind: ClassVar[str] = "embedded"
+
+    def for_client(self, j: int) -> Self:
+        """Return what is asked of one client."""
+        least, represents = np.asarray(self.least), self.represents
+        return replace(
+            self,
+            least=int(least[j]) if least.ndim else self.least,
+            represents=None if represents is None else float(np.asarray(represents)[j]),
+        )
+
+    @property
+    def common(self) -> Self:
+        """Without what is asked of each client."""
+        least = 1 if np.ndim(self.least) else self.least
+        return replace(self, least=least, represents=None)
+
+    def terms(self, client: Client, load: int) -> Iterator[Terms]:
+        """Yield k points, each with the same weight, which is ℓ/k by default."""
+        represents = client.points if self.represents is None else self.represents
+        weight = float(represents) / load  # type: ignore[arg-type]
+        yield from (Terms(*part, weight) for part in client.first(load))
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Cover new points only once they add half to the last count, or complete it.
+
+        No client answers for more points than it is asked for. One that lost some of what it had
+        embedded answers for what is left.
+        """
+        embedded = np.minimum(embedded, asked)
+        grown = (embedded >= GROWTH_OF_EMBEDDED * answered) | (embedded == asked)
+        if not self.grows:
+            grown = np.asarray(answered == 0)
+        loads = np.where(grown, embedded, np.minimum(answered, embedded))
+        return np.where(loads >= np.minimum(self.least, held), loads, 0)
