@@ -353,12 +353,12 @@ class _Desk:
         return Embedding(features, targets, embedded, sizes.batches, is_raw)
 
     def _labels(self) -> Embedding:
-        """Return all points without features, for work that needs none."""
+        """Return all points with features of 0, for work that needs none."""
         shard, sizes = self.node.load(), self.sizes
         self.limits.pin(self.job)
         scaling = Scaling(**self.job.scaling)
         targets = scaling.targets(shard.targets(np.arange(sizes.points), sizes.columns))
-        nothing = np.zeros((sizes.points, 0), dtype=np.float32)
+        nothing = np.zeros((sizes.points, 1), dtype=np.float32)
         return Embedding(nothing, targets, sizes.points, sizes.batches, is_raw=False)
 
     def _stream(self, *_: int) -> np.random.Generator:
