@@ -5,7 +5,7 @@ from math import inf
 
 from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
 from codedfedl.federate.flower.programs import HOST, free_port, own_user
-from codedfedl.federate.flower.supernode import NodeSettings
+from codedfedl.federate.flower.supernode import supernode_options
 from codedfedl.federate.node.config import NodeConfig
 
 __all__ = ["StockFederation", "as_flower_takes_it"]
@@ -19,11 +19,10 @@ class StockFederation(LocalFederation):
         if name == SUPERLINK:
             return super().command(name)
         config = self.node_config(name)
-        settings = NodeSettings(self.address, config, *self.credentials(name))
         quick = ["env", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2"]
         program = [*own_user("flower-supernode"), "--host", HOST, "--port", str(free_port())]
         stated = ["--node-config", as_flower_takes_it(config)]
-        return [*quick, *program, *settings.options, *stated]
+        return [*quick, *program, *supernode_options(self.access(name)), *stated]
 
 
 def as_flower_takes_it(config: NodeConfig) -> str:

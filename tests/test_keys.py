@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from codedfedl.cli.federate_node import Access
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import make_keys, make_node_key
 from codedfedl.federate.deploy.registry import RegisteredKey, Registry, fingerprint_of
@@ -25,6 +24,7 @@ from codedfedl.federate.flower import programs
 from codedfedl.federate.flower.programs import OwnUser
 from codedfedl.federate.flower.superlink import ServerSettings, Superlink, running
 from codedfedl.federate.flower.wire import MalformedError, pack, unpack
+from codedfedl.federate.node.config import Access
 from codedfedl.federate.server.session import federate
 from codedfedl.io.connections import listens
 from codedfedl.runs.directory import RunDirectory

@@ -10,6 +10,12 @@ import pytest
 
 from codedfedl import InputError
 from codedfedl.learning.learner import LeastSquares
+from codedfedl.learning.modules import build_module
+from codedfedl.learning.stacked import (
+    convolution_of_all,
+    sequential_layers,
+    unfolded_convolution,
+)
 from codedfedl.learning.torch_network import TorchNetwork, chosen_loss
 
 torch = pytest.importorskip("torch")
@@ -61,6 +67,29 @@ class Looped(nn.Module):
 
 def images():
     return nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(18, 2))
+
+
+def deep():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Sequential(nn.Conv2d(1, 4, (2, 3), stride=(2, 1), padding=(1, 2), dilation=(1, 2))),
+        nn.GroupNorm(2, 4),
+        nn.GELU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(4, 3, 1, bias=False),
+        nn.AvgPool2d((1, 2)),
+        nn.Flatten(),
+        nn.Linear(6, 3, bias=False),
+    )
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, inputs), nn.Linear(inputs, outputs)
+
+    def forward(self, points):
+        return self.last(points + self.first(points).relu())
 
 
 def narrow(inputs):
@@ -179,6 +208,82 @@ def test_local_steps_are_a_plain_loop_of_pytorch(batch: int | None) -> None:
     expected = torch.nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
     np.testing.assert_allclose(made, expected, atol=1e-9)
     np.testing.assert_array_equal(points.model, start)  # it is not changed in its own memory
+
+
+MODULES = ["mlp", "cnn", *(f"mine_networks:{name}" for name in ("deep", "Residual", "Looped"))]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_many_gradients_are_those_of_each(module: str) -> None:
+    """Of clients with as many points as they like, none among them."""
+    points = Points(TorchNetwork(module, 16, 3), 500)
+    learner, rng = points.learner, np.random.default_rng(1)
+    cuts = [slice(0, 7), slice(7, 7), slice(7, 100), slice(100, 103), slice(103, 500)]
+    models = points.model + 0.1 * rng.standard_normal((5, learner.parameters))
+    data = [[part[cut] for cut in cuts] for part in (points.features, points.targets)]
+    weights = [points.weights[cut] for cut in cuts]
+    for scale in (None, weights):
+        each = [
+            learner.gradient(models[j], data[0][j], data[1][j], None if scale is None else scale[j])
+            for j in range(5)
+        ]
+        together = learner.many_gradients(models, data[0], data[1], scale)
+        np.testing.assert_allclose(together, np.array(each), rtol=1e-7, atol=1e-9)
+    alone = torch.func.functional_call(
+        module_of(learner, models[0]), {}, (torch.from_numpy(points.features),)
+    )
+    np.testing.assert_allclose(
+        learner.scores(models[0], points.features), alone.detach().numpy(), atol=1e-9
+    )
+
+
+def module_of(learner: TorchNetwork, model: np.ndarray) -> Any:
+    """The module as its author would use it, with these parameters."""
+    module = build_module(learner.module, learner.inputs, learner.outputs).double()
+    torch.nn.utils.vector_to_parameters(torch.tensor(model), module.parameters())
+    return module
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("batch", [None, 3])
+def test_many_steps_are_the_steps_of_each(module: str, batch: int | None) -> None:
+    points = Points(TorchNetwork(module, 16, 3), 20)
+    learner, counts = points.learner, [3, 0, 2]
+    data = [[part[:2], part[2:9], part[9:]] for part in (points.features, points.targets)]
+    models = np.array([points.model, points.model, 0.9 * points.model])
+    settings: dict[str, Any] = {"step_size": 0.1, "ridge": 0.01, "batch": batch, "proximal": 0.2}
+    together = learner.many_steps(
+        models, *data, counts=counts, rngs=[np.random.default_rng(j) for j in range(3)], **settings
+    )
+    for j in range(3):
+        alone = learner.steps(
+            models[j],
+            data[0][j],
+            data[1][j],
+            count=counts[j],
+            rng=np.random.default_rng(j),
+            **settings,
+        )
+        np.testing.assert_allclose(together[j], alone, rtol=1e-7, atol=1e-9)
+
+
+def test_patches_and_a_batched_product_are_a_convolution() -> None:
+    """What a GPU does in place of groups, and the slopes of both."""
+    layers = sequential_layers(build_module("mine_networks:deep", 16, 3).double())
+    assert layers is not None
+    convolution = layers[1]
+    rng = torch.Generator().manual_seed(0)
+    values, weight, bias = (
+        torch.randn(*shape, generator=rng, dtype=torch.float64, requires_grad=True)
+        for shape in ((5, 2, 4, 4), (2, 4, 1, 2, 3), (2, 4))
+    )
+    made = [
+        way(convolution, values, weight, bias) for way in (unfolded_convolution, convolution_of_all)
+    ]
+    torch.testing.assert_close(*made)
+    above = torch.randn(made[0].shape, generator=rng, dtype=torch.float64)
+    slopes = [torch.autograd.grad((way * above).sum(), (values, weight, bias)) for way in made]
+    torch.testing.assert_close(*slopes)
 
 
 def test_operations_are_those_counted_by_hand() -> None:

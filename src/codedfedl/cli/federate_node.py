@@ -1,52 +1,20 @@
 """`codedfedl federate node`, `helper` and `ledger`: what the owners of nodes and helpers run."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Authority, Json, documented
+from codedfedl.cli.options import Json, documented
 from codedfedl.cli.output import exit_on_signals, json_number, say, show
 from codedfedl.errors import InputError
-from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.node.config import Access, NodeConfig
 
-__all__ = ["Access", "helper_command", "ledger_command", "node_command"]
+__all__ = ["helper_command", "ledger_command", "node_command"]
 
 _HELPER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "helper"
-
-
-@dataclass(frozen=True)
-class Access:
-    """How the server is reached.
-
-    Attributes
-    ----------
-    superlink
-        The server's gate, as host:port.
-    key
-        The private key for the gate.
-    """
-
-    superlink: str
-    authority: Authority = None
-    key: Path | None = None
-
-    def check(self) -> None:
-        """Refuse another machine as the server without certificates, and missing files."""
-        host = self.superlink.rpartition(":")[0]
-        if (self.authority is None) != (self.key is None):
-            raise InputError(
-                "give both --ca and --key: a key is only safe with the server's authority"
-            )
-        if self.authority is None and host not in ("127.0.0.1", "localhost"):
-            raise InputError(f"{host} is another machine: give --ca and --key")
-        for path in (self.authority, self.key):
-            if path is not None and not path.is_file():
-                raise InputError(f"{path} does not exist: make it with codedfedl federate key")
-        if self.key is not None and self.key.stat().st_mode & 0o077:
-            raise InputError(f"{self.key} can be read by others: chmod 600 {self.key}")
 
 
 @documented
@@ -69,7 +37,7 @@ def node_command(
 
     check_engine()
     from codedfedl.federate.deploy.keys import check_name
-    from codedfedl.federate.flower.supernode import NodeSettings, run_node
+    from codedfedl.federate.flower.supernode import run_node
 
     check_name(config.name)
     access.check()
@@ -79,7 +47,7 @@ def node_command(
         )
     config = replace(config.resolved(), settings=dict(_pair(text) for text in settings))
     with exit_on_signals():
-        code = run_node(NodeSettings(config=config, **asdict(access)), say)
+        code = run_node(access, config, say)
     raise typer.Exit(code)
 
 
@@ -117,7 +85,7 @@ def helper_command(
 
     check_engine()
     from codedfedl.federate.deploy.keys import check_name
-    from codedfedl.federate.flower.supernode import NodeSettings, run_answerer
+    from codedfedl.federate.flower.supernode import run_answerer
     from codedfedl.federate.secure.helper import HelperNode
 
     check_name(name)
@@ -126,9 +94,8 @@ def helper_command(
         raise InputError(f"--clients {clients} is not a folder: put every NAME.pub into one")
     node = HelperNode(name, home.resolve(), clients)
     say(f"clients pin {home / 'masks.pub'}")
-    settings = NodeSettings(config=NodeConfig(name), **asdict(access))
     with exit_on_signals():
-        code = run_answerer(settings, node, node.home, say)
+        code = run_answerer(access, name, node, node.home, say)
     raise typer.Exit(code)
 
 

@@ -106,6 +106,41 @@ class Learner(ABC):
             model = moved - step_size * proximal * (model - first) if proximal else moved
         return model
 
+    def many_gradients(
+        self,
+        models: Array,
+        features: Sequence[Array],
+        targets: Sequence[Array],
+        weights: Sequence[Array] | None = None,
+    ) -> Array:
+        """Return the gradient of every model at its points; models have shape (m, *shape)."""
+        scale: Sequence[Array | None] = weights or [None] * len(models)
+        every = zip(models, features, targets, scale, strict=True)
+        return array_namespace(models).stack([self.gradient(*entry) for entry in every])
+
+    def many_steps(
+        self,
+        models: Array,
+        features: Sequence[Array],
+        targets: Sequence[Array],
+        *,
+        counts: Sequence[int],
+        step_size: float,
+        ridge: float,
+        batch: int | None = None,
+        rngs: Sequence[np.random.Generator | None] | None = None,
+        proximal: float = 0.0,
+    ) -> Array:
+        """Return every model after its local steps (`steps`), shape (m, *shape)."""
+        streams = rngs or [None] * len(counts)
+        settings = {"step_size": step_size, "ridge": ridge, "batch": batch, "proximal": proximal}
+        every = zip(models, features, targets, counts, streams, strict=True)
+        made = [
+            self.steps(model, points, wanted, count=count, rng=rng, **settings)  # type: ignore[arg-type]
+            for model, points, wanted, count, rng in every
+        ]
+        return array_namespace(models).stack(made)
+
 
 @dataclass(frozen=True)
 class LeastSquares(Learner):

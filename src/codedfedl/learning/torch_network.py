@@ -1,10 +1,9 @@
 """`TorchNetwork`: any differentiable PyTorch module as a learner, its parameters one flat array."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +12,11 @@ from array_api_compat import is_numpy_array
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.learner import Learner
+from codedfedl.learning.learner import Learner, batch_rows
+from codedfedl.learning.module_function import ModuleFunction, checked_function
 from codedfedl.learning.modules import build_module, check_module_name, import_torch
 from codedfedl.learning.operations import count_macs
+from codedfedl.learning.optimisers import step
 
 __all__ = ["LOSSES", "TorchNetwork", "chosen_loss"]
 
@@ -23,6 +24,8 @@ Tensor = Any  # torch.Tensor: PyTorch is an extra
 
 ROWS_AT_ONCE = 512
 """Points of a pass on a processor: their activations stay in a core's cache."""
+ROWS_TOGETHER = 320
+"""Points of a pass of many models, whose convolutions take more memory."""
 ROWS_AT_ONCE_ON_GPU = 1 << 15
 SKELETON_SEED = 0
 """Draws what is built and not trained: the frozen parameters of a module, if it has some."""
@@ -90,12 +93,12 @@ class TorchNetwork(Learner):
     @property
     def shape(self) -> tuple[int, ...]:
         """(p,)."""
-        return (sum(self._network.sizes),)
+        return (sum(self._function.sizes),)
 
     @property
     def tensor_sizes(self) -> tuple[int, ...]:
         """Numbers of each of the module's parameters."""
-        return tuple(self._network.sizes)
+        return self._function.sizes
 
     @cached_property
     def point_macs(self) -> float:
@@ -105,24 +108,23 @@ class TorchNetwork(Learner):
         torch = import_torch()
         point, target = torch.zeros(1, self.inputs), torch.zeros(1, self.outputs)
         model = torch.zeros(self.shape)
-        return count_macs(self.module, lambda: self._slope(model, point, target, None))
+        return count_macs(self.module, lambda: self.gradient(model, point, target))
 
     def start(self, rng: np.random.Generator) -> Array:
         """Return the parameters that the module draws, in float32."""
         module = self._build(int(rng.integers(2**63)))
-        return _flat([part for part in module.parameters() if part.requires_grad]).numpy()
+        parts = [part.detach() for part in module.parameters() if part.requires_grad]
+        return import_torch().cat([part.reshape(-1) for part in parts]).numpy()
 
     def scores(self, model: Array, features: Array) -> Array:
         """Return the module's outputs, shape (k, c)."""
         torch = import_torch()
         flat, points = _tensors(model, features)
         with torch.no_grad(), _deterministic(flat):
-            parts = [
-                self._network.outputs(self._network.split(flat), points[rows])
-                for rows in _row_slices(points)
-            ]
-        made = torch.cat(parts) if parts else flat.new_zeros(0, self.outputs)
-        return _like(made, model)
+            parts = self._function.split(flat)
+            made = [self._function.outputs(parts, points[rows]) for rows in _row_slices(points)]
+        scores = torch.cat(made) if made else flat.new_zeros(0, self.outputs)
+        return _like(scores, model)
 
     def loss(self, model: Array, features: Array, targets: Array) -> float:
         """Return Σ_i ℓ_i."""
@@ -133,20 +135,73 @@ class TorchNetwork(Learner):
         self, model: Array, features: Array, targets: Array, weights: Array | None = None
     ) -> Array:
         """Σ_i w_i·∇ℓ_i: one pass forward and backward for all points."""
-        flat, points, wanted, *scale = _tensors(
-            model, features, targets, *([] if weights is None else [weights])
-        )
+        scale = np.ones(len(targets), np.float32) if weights is None else weights
+        flat, *data = _tensors(model, features, targets, scale)
         total = flat.new_zeros(flat.shape)
-        with _deterministic(flat):
-            for rows in _row_slices(points):
-                part = scale[0][rows] if scale else None
-                total += self._slope(flat, points[rows], wanted[rows], part)
+        for rows in _row_slices(data[0]):
+            total += self._slopes(flat[None], *(part[rows, None] for part in data))[0]
         return _like(total, model)
 
     def steps(self, model: Array, features: Array, targets: Array, **settings: Any) -> Array:
         """Return the model after local steps, as `Learner.steps` does."""
         flat, points, wanted = _tensors(model, features, targets)
         return _like(super().steps(flat, points, wanted, **settings), model)
+
+    def many_gradients(
+        self,
+        models: Array,
+        features: Sequence[Array],
+        targets: Sequence[Array],
+        weights: Sequence[Array] | None = None,
+    ) -> Array:
+        """Return the gradient of every model at its points: passes of many models at once."""
+        if not self._function.runs_together:
+            return super().many_gradients(models, features, targets, weights)
+        flat, *points = _tensors(models, *features)
+        wanted = _tensors(models, *targets)[1:]
+        scale = _tensors(models, *(weights or [np.ones(len(part), np.float32) for part in wanted]))
+        total = flat.new_zeros(flat.shape)
+        for group in _groups([len(part) for part in points], flat):
+            if len(group) == 1:
+                (j,) = group
+                total[j] = self.gradient(flat[j], points[j], wanted[j], scale[1 + j])
+                continue
+            data = (_padded([parts[j] for j in group]) for parts in (points, wanted, scale[1:]))
+            total[group] = self._slopes(flat[group], *data)
+        return _like(total, models)
+
+    def many_steps(
+        self,
+        models: Array,
+        features: Sequence[Array],
+        targets: Sequence[Array],
+        *,
+        counts: Sequence[int],
+        step_size: float,
+        ridge: float,
+        batch: int | None = None,
+        rngs: Sequence[np.random.Generator | None] | None = None,
+        proximal: float = 0.0,
+    ) -> Array:
+        """Return every model after its local steps: the k-th steps of many models at once."""
+        flat = _tensors(models)[0]
+        streams = rngs or [None] * len(counts)
+        moved = flat.clone()
+        rows = [
+            batch_rows(len(part), count, batch, rng)
+            for part, count, rng in zip(targets, counts, streams, strict=True)
+        ]
+        for turn in range(max(counts, default=0)):
+            active = [j for j, count in enumerate(counts) if turn < count]
+            points, wanted = (
+                [entry[j][rows[j][turn]] for j in active] for entry in (features, targets)
+            )
+            means = [np.full(len(part), 1 / max(len(part), 1)) for part in wanted]
+            slopes = self.many_gradients(moved[active], points, wanted, means)
+            after = step(moved[active], slopes, 1.0, step_size, ridge)
+            pull = step_size * proximal * (moved[active] - flat[active]) if proximal else 0.0
+            moved[active] = after - pull
+        return _like(moved, models)
 
     def check(self, targets: Array) -> None:
         """Refuse targets that the loss cannot be taken of."""
@@ -169,15 +224,16 @@ class TorchNetwork(Learner):
             return ((scores - targets) ** 2).sum(-1) / 2
         return -(targets * scores.log_softmax(-1)).sum(-1)
 
-    def _slope(self, flat: Tensor, points: Tensor, targets: Tensor, weights: Any) -> Tensor:
-        """Σ_i w_i·∇ℓ_i of points that go through the module together."""
-        parts = [part.detach().requires_grad_() for part in self._network.split(flat)]
-        losses = self._losses(self._network.outputs(parts, points), targets)
-        total = losses.sum() if weights is None else losses @ weights
-        slopes = import_torch().autograd.grad(
-            total, parts, allow_unused=True, materialize_grads=True
-        )
-        return _flat(slopes)
+    def _slopes(self, models: Tensor, points: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i·∇ℓ_i of m models, shape (m, p), on points of shape (k, m, d) at once."""
+        parts = [part.detach().requires_grad_() for part in self._function.split(models)]
+        with _deterministic(models):
+            scores = self._function.many_outputs(parts, points)
+            total = (self._losses(scores, targets) * weights).sum()
+            slopes = import_torch().autograd.grad(
+                total, parts, allow_unused=True, materialize_grads=True
+            )
+        return import_torch().cat([slope.flatten(1) for slope in slopes], 1)
 
     def _build(self, seed: int) -> Any:
         """Build the module, with its draws from a seed and none from PyTorch's own stream."""
@@ -187,65 +243,9 @@ class TorchNetwork(Learner):
             return build_module(self.module, self.inputs, self.outputs, self.image)
 
     @cached_property
-    def _network(self) -> "_Network":
-        network = _Network(self._build(SKELETON_SEED))
-        _check_outputs(self, network)
-        return network
-
-
-class _Network:
-    """A module as a function of its trainable parameters."""
-
-    def __init__(self, module: Any) -> None:
-        trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
-        fixed = [*module.named_parameters(), *module.named_buffers()]
-        self.module = module
-        self.shapes = {name: tuple(part.shape) for name, part in trained.items()}
-        self.sizes = [part.numel() for part in trained.values()]
-        self.fixed = {name: part.detach() for name, part in fixed if name not in trained}
-        self._lock = Lock()  # a functional call exchanges the parameters of the module
-
-    def split(self, flat: Tensor) -> list[Tensor]:
-        """Cut a flat array into the parameters, as views."""
-        parts = flat.split(self.sizes)
-        return [part.view(shape) for part, shape in zip(parts, self.shapes.values(), strict=True)]
-
-    def outputs(self, parts: Sequence[Tensor], points: Tensor) -> Tensor:
-        """Run the module on points, shape (k, d), with these parameters."""
-        call = import_torch().func.functional_call
-        fixed = {name: _to_same(part, points) for name, part in self.fixed.items()}
-        trained = dict(zip(self.shapes, parts, strict=True))
-        with self._lock:
-            return call(self.module, {**fixed, **trained}, (points,))
-
-
-def _check_outputs(learner: TorchNetwork, network: _Network) -> None:
-    """Refuse a module that cannot be trained on such points, or couples the points of a batch."""
-    torch, name = import_torch(), f"the module {learner.module!r}"
-    if not network.sizes:
-        raise InputError(f"{name} has no parameter to train: build layers that require gradients")
-    points = torch.rand(2, learner.inputs, generator=torch.Generator().manual_seed(SKELETON_SEED))
-    try:
-        with torch.enable_grad():
-            pair, single = network.module(points), network.module(points[:1])
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"{name} does not take points of shape (n, {learner.inputs}) ({reason}): a module for "
-            "images begins with torch.nn.Unflatten(1, (channels, height, width))"
-        ) from None
-    if not isinstance(pair, torch.Tensor) or pair.shape != (2, learner.outputs):
-        given = tuple(pair.shape) if isinstance(pair, torch.Tensor) else type(pair).__name__
-        raise InputError(
-            f"{name} returns {given} for 2 points: return one of shape (2, {learner.outputs})"
-        )
-    if not pair.requires_grad:
-        raise InputError(f"{name} has outputs without a gradient: remove detach and no_grad")
-    if not torch.allclose(pair[:1], single, rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise InputError(
-            f"{name} returns for a point what depends on other points or on chance: normalise "
-            "each point by itself, as torch.nn.GroupNorm does, and draw nothing"
-        )
+    def _function(self) -> ModuleFunction:
+        module = self._build(SKELETON_SEED)
+        return checked_function(self.module, module, self.inputs, self.outputs)
 
 
 def _tensors(model: Array, *arrays: Array) -> tuple[Tensor, ...]:
@@ -277,14 +277,25 @@ def _like(tensor: Tensor, model: Array) -> Array:
     return tensor.numpy() if is_numpy_array(model) else tensor
 
 
-def _flat(parts: Iterable[Tensor]) -> Tensor:
-    return import_torch().cat([part.detach().reshape(-1) for part in parts])
-
-
 def _row_slices(points: Tensor) -> Iterator[slice]:
     """Yield the points that go through the module together."""
     count = ROWS_AT_ONCE_ON_GPU if points.is_cuda else ROWS_AT_ONCE
     return (slice(start, start + count) for start in range(0, len(points), count))
+
+
+def _groups(sizes: Sequence[int], flat: Tensor) -> Iterator[list[int]]:
+    """Yield which models go through the module together: of like numbers of points, and so many."""
+    most = ROWS_AT_ONCE_ON_GPU if flat.is_cuda else ROWS_TOGETHER
+    order = sorted((j for j, size in enumerate(sizes) if size), key=lambda j: -sizes[j])
+    while order:
+        count = max(1, most // sizes[order[0]])
+        yield order[:count]
+        order = order[count:]
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """Return arrays of shape (k_j, …) side by side, shape (max k_j, m, …), with zeros below."""
+    return import_torch().nn.utils.rnn.pad_sequence(parts)
 
 
 def _deterministic(flat: Tensor) -> AbstractContextManager[Any]:

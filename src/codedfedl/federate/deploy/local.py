@@ -28,7 +28,7 @@ from codedfedl.federate.deploy.registry import NODE
 from codedfedl.federate.flower.programs import APP, environment, free_port
 from codedfedl.federate.flower.superlink import Superlink, running
 from codedfedl.federate.job import HELPER
-from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.node.config import Access, NodeConfig
 from codedfedl.io.files import make_folder
 from codedfedl.runs.config import Experiment
 
@@ -200,9 +200,7 @@ class LocalFederation:
             command = [*_FEDERATE, HELPER, "--name", name, "--home", str(self.helper_home)]
         else:
             command = [*_FEDERATE, NODE, *self.node_config(name).options]
-        authority, key = self.credentials(name)
-        secure = [] if key is None else ["--ca", str(authority), "--key", str(key)]
-        return [*command, "--superlink", self.address, *secure]
+        return [*command, *self.access(name).options]
 
     def node_config(self, name: str) -> NodeConfig:
         """Return what a node decides: it has its own data and cache, and with a helper a vault."""
@@ -213,11 +211,13 @@ class LocalFederation:
         pinned = self.helper_home / "masks.pub"
         return replace(config, helper=pinned, vault=self.folder / "vaults" / name)
 
-    def credentials(self, name: str) -> tuple[Path | None, Path | None]:
-        """Return the authority's certificate and a node's private key, with TLS."""
+    def access(self, name: str) -> Access:
+        """Return how a node or the helper reaches the server."""
         if self.keys is None:
-            return None, None
-        return self.keys.authority.resolve(), self.keys.node(name)[0].resolve()
+            return Access(self.address)
+        return Access(
+            self.address, self.keys.authority.resolve(), self.keys.node(name)[0].resolve()
+        )
 
     @property
     def superlink(self) -> Superlink:

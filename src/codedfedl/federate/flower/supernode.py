@@ -7,65 +7,35 @@ the node that only their user can read, and end together.
 import logging
 import secrets
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from codedfedl.federate.deploy.keys import check_server, write_secret
 from codedfedl.federate.flower.apps import node_from
 from codedfedl.federate.flower.programs import HOST, alone_in, engine, free_port
 from codedfedl.federate.flower.worker import TaskClient, answer_tasks
-from codedfedl.federate.node.config import NodeConfig
-from codedfedl.federate.transport import Answerer
+from codedfedl.federate.node.config import Access, NodeConfig
+from codedfedl.federate.transport import Answerer, Say
 from codedfedl.io.files import make_folder
 
 
-@dataclass(frozen=True)
-class NodeSettings:
-    """What a node is started with.
-
-    Attributes
-    ----------
-    superlink
-        Where the server's gate listens, as host:port.
-    authority, key
-        The authority's certificate and the node's private key; plaintext without them.
-    config
-        The node's own; a helper has only a name.
-    """
-
-    superlink: str
-    config: NodeConfig
-    authority: Path | None = None
-    key: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """What the server calls the node."""
-        return self.config.name
-
-    @property
-    def options(self) -> list[str]:
-        """What a SuperNode is started with, besides its port."""
-        if self.authority is None:
-            return ["--superlink", self.superlink, "--insecure"]
-        options = ["--superlink", self.superlink]
-        options += ["--root-certificates", str(self.authority.resolve())]
-        if self.key is not None:
-            options += ["--auth-supernode-private-key", str(self.key.resolve())]
-        return options
+def supernode_options(access: Access) -> list[str]:
+    """Return what a SuperNode is started with, besides its port; plaintext without keys."""
+    if access.ca is None:
+        return ["--superlink", access.superlink, "--insecure"]
+    options = ["--superlink", access.superlink, "--root-certificates", str(access.ca.resolve())]
+    if access.key is not None:
+        options += ["--auth-supernode-private-key", str(access.key.resolve())]
+    return options
 
 
-def run_node(settings: NodeSettings, say: Callable[[str], None]) -> int:
+def run_node(access: Access, config: NodeConfig, say: Say) -> int:
     """Answer the server until the SuperNode ends; return how it ended."""
-    node = node_from(settings.config)
+    node = node_from(config)
     node.ready()  # what is wrong with its data or encoder is said here, and not to the server
-    return run_answerer(settings, node, node.cache, say)
+    return run_answerer(access, config.name, node, node.cache, say)
 
 
-def run_answerer(
-    settings: NodeSettings, node: Answerer, home: Path, say: Callable[[str], None]
-) -> int:
+def run_answerer(access: Access, name: str, node: Answerer, home: Path, say: Say) -> int:
     """Let a node or a helper answer the server until its SuperNode ends; return how it ended.
 
     Parameters
@@ -73,14 +43,14 @@ def run_answerer(
     home
         A folder of its own, for the SuperNode's folder; what a killed one left there is removed.
     """
-    if settings.authority is not None:
-        check_server(settings.superlink, settings.authority)
+    if access.ca is not None:
+        check_server(access.superlink, access.ca)
     folder = home / "supernode"
     make_folder(folder, private=True)
-    with alone_in(folder, f"{settings.name} is already running with {home}: end it first"):
+    with alone_in(folder, f"{name} is already running with {home}: end it first"):
         try:
             _clear(folder)
-            return _run(settings, node, folder, say)
+            return _run(access, name, node, folder, say)
         finally:
             _clear(folder)
 
@@ -90,13 +60,13 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(folder / "flower", ignore_errors=True)
 
 
-def _run(settings: NodeSettings, node: Answerer, folder: Path, say: Callable[[str], None]) -> int:
+def _run(access: Access, name: str, node: Answerer, folder: Path, say: Say) -> int:
     port, secret, path = free_port(), secrets.token_bytes(32).hex().encode(), folder / "secret"
     write_secret(path, secret)
     options = ["--isolation", "process", "--superexec-auth-secret-file", str(path)]
-    options += settings.options
+    options += supernode_options(access)
     with engine("flower-supernode", options, folder / "flower", port) as process:
-        say(f"{settings.name} is up")
+        say(f"{name} is up")
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
         tasks = TaskClient(f"{HOST}:{port}", secret)

@@ -7,7 +7,49 @@ from typing import Any, Self
 
 from codedfedl.errors import InputError
 
-__all__ = ["NodeConfig"]
+__all__ = ["Access", "NodeConfig"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the server is reached.
+
+    Attributes
+    ----------
+    superlink
+        The server's gate, as host:port.
+    ca
+        The authority's certificate: ca.crt of the server's keys.
+    key
+        The private key for the gate.
+    """
+
+    superlink: str
+    ca: Path | None = None
+    key: Path | None = None
+
+    def check(self) -> None:
+        """Refuse another machine as the server without certificates, and missing files."""
+        host = self.superlink.rpartition(":")[0]
+        if (self.ca is None) != (self.key is None):
+            raise InputError(
+                "give both --ca and --key: a key is only safe with the server's authority"
+            )
+        if self.ca is None and host not in ("127.0.0.1", "localhost"):
+            raise InputError(f"{host} is another machine: give --ca and --key")
+        for path in (self.ca, self.key):
+            if path is not None and not path.is_file():
+                raise InputError(f"{path} does not exist: make it with codedfedl federate key")
+        if self.key is not None and self.key.stat().st_mode & 0o077:
+            raise InputError(f"{self.key} can be read by others: chmod 600 {self.key}")
+
+    @property
+    def options(self) -> list[str]:
+        """What follows ``codedfedl federate node`` or ``helper`` on the command line."""
+        given = {"superlink": self.superlink, "ca": self.ca, "key": self.key}
+        return [
+            word for name, value in given.items() if value for word in (f"--{name}", str(value))
+        ]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The start of a federation: wait for all nodes, and agree on what they compute."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,10 +17,26 @@ from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_m
 from codedfedl.runs.config import Experiment, FederationConfig
 from codedfedl.runs.journal import Members
 
-_RETURN = 30.0  # seconds that a resumed federation waits for its nodes
-_LOOK = 0.5  # seconds between two looks for new nodes
-_GREETING = 45.0  # seconds until a greeting is taken to be lost
-_AGAIN = 10.0  # seconds until a refused node is asked again
+RETURN_SECONDS = 30.0
+"""Seconds that a resumed federation waits for its nodes."""
+
+LOOK_SECONDS = 0.5
+"""Seconds between two looks for new nodes."""
+
+GREETING_SECONDS = 45.0
+"""Seconds until a greeting is taken to be lost."""
+
+AGAIN_SECONDS = 10.0
+"""Seconds until a refused node is asked again: it may be mended."""
+
+MAX_POINTS = 2**40
+"""Points of a node."""
+
+MAX_INPUTS = 10**7
+"""Inputs of a point, some of which an encoder is tried on."""
+
+MAX_NUMBERS = 10**8
+"""Numbers of a feature map or a model: what a server holds without trouble."""
 
 _FORM = {
     "name": str,
@@ -30,48 +46,90 @@ _FORM = {
     "classes": bool,
     "fingerprint": list,
 }
-_MOST_POINTS = 2**40
-_MOST_INPUTS = 10**7  # of a point, some of which an encoder is tried on
-_MOST_NUMBERS = 10**8  # of a feature map or a model: what a server holds without trouble
 
 
-def meet(
-    transport: Transport,
-    experiment: Experiment,
-    config: FederationConfig,
-    say: Say,
-) -> Members:
-    """Wait until as many nodes as planned are ready, and agree on the feature map."""
-    features = experiment.feature_map()
-    job = job_of(experiment, secrets.token_hex(16))
-    until = transport.now() + config.ready_timeout
-    asked: dict[int, int] = {}
-    greeted: dict[int, dict[str, Any]] = {}
-    refused: dict[int, str] = {}
-    not_before: dict[int, float] = {}  # when to greet a node, again perhaps
-    while len(ready := _alike(greeted, config)) < config.clients:
-        now = transport.now()
-        if now >= until:
-            raise InputError(_not_ready(config, ready, greeted, refused))
-        here = [n for n in transport.nodes() if now >= not_before.get(n, 0.0)]
-        not_before |= dict.fromkeys(here, np.inf)
-        greetings = {node: (node, {"job": asdict(job)}) for node in here}
-        patience = min(until - now, _GREETING)
-        asked |= transport.ask("hello", greetings, {}, patience, largest=0)
-        for arrival in transport.gather(asked, min(now + _LOOK, until)):
-            del asked[arrival.question]
+class Greetings:
+    """Nodes that were greeted, and what they say of themselves.
+
+    Attributes
+    ----------
+    greeted
+        Facts of every node that can take part.
+    refused
+        Why others cannot, by node.
+    """
+
+    def __init__(self, transport: Transport, experiment: Experiment, job: Job, say: Say) -> None:
+        self.transport, self.say = transport, say
+        self.greeted: dict[int, dict[str, Any]] = {}
+        self.refused: dict[int, str] = {}
+        self._features, self._job = experiment.feature_map(), job
+        self._asked: dict[int, int] = {}
+        self._not_before: dict[int, float] = {}  # when to greet a node, again perhaps
+
+    def look(self, nodes: Collection[int], until: float) -> list[int]:
+        """Greet nodes that are not greeted yet; return which have answered meanwhile."""
+        transport, now, ready = self.transport, self.transport.now(), []
+        here = [node for node in nodes if now >= self._not_before.get(node, 0.0)]
+        self._not_before |= dict.fromkeys(here, np.inf)
+        questions = {node: (node, {"job": asdict(self._job)}) for node in here}
+        patience = min(until - now, GREETING_SECONDS)
+        self._asked |= transport.ask("hello", questions, {}, patience, largest=0)
+        for arrival in transport.gather(self._asked, min(now + LOOK_SECONDS, until)):
+            node = self._asked.pop(arrival.question)
             if arrival.facts.get("role") == HELPER:  # it holds no points, and is asked later
                 continue
             try:
-                greeted[arrival.client] = _greeted(arrival, features, job.batches, greeted)
-                say(f"{greeted[arrival.client]['name']} is ready")
+                self.greeted[node] = self._checked(arrival)
+                ready.append(node)
             except RefusedError as error:
-                if refused.get(arrival.client) != str(error):
-                    say(f"refused: {error}")
-                refused[arrival.client] = str(error)
+                if self.refused.get(node) != str(error):
+                    self.say(f"refused: {error}")
+                self.refused[node] = str(error)
                 lost = arrival.status in ("late", "gone")
-                not_before[arrival.client] = now + (0.0 if lost else _AGAIN)  # it may be mended
-        transport.sleep(0.0 if asked else _LOOK)
+                self._not_before[node] = now + (0.0 if lost else AGAIN_SECONDS)  # once mended
+        transport.sleep(0.0 if self._asked else LOOK_SECONDS)
+        return ready
+
+    def _checked(self, arrival: Arrival) -> dict[str, Any]:
+        """Return a node's greeting, or say why it cannot take part."""
+        facts, node, features = arrival.facts, f"node {arrival.client}", self._features
+        if arrival.status != "answer":
+            raise RefusedError(f"{node}: {arrival.reason}")
+        if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
+            raise RefusedError(f"{node} sent a malformed greeting")
+        if not NAME.fullmatch(facts["name"]):
+            raise RefusedError(f"{node} has an invalid name: use letters, digits, . _ and -")
+        node, batches = f"{facts['name']} ({node})", self._job.batches
+        if not batches <= facts["points"] <= MAX_POINTS:
+            raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
+        if not 1 <= facts["inputs"] <= MAX_INPUTS:
+            raise RefusedError(f"{node} has inputs = {facts['inputs']}, which is impossible")
+        try:
+            width = features.size(facts["inputs"])
+        except InputError as error:  # images of another shape, or no images
+            raise RefusedError(f"{node}: {error}") from None
+        for key in ("inputs", "columns"):
+            if not 1 <= facts[key] <= MAX_NUMBERS // width:
+                raise RefusedError(f"{node} has {key} = {facts[key]}, which is impossible")
+        _check_features(node, features, facts)
+        if any(other["name"] == facts["name"] for other in self.greeted.values()):
+            raise RefusedError(f"{node} has the name of another node: give each its own")
+        return facts
+
+
+def meet(
+    transport: Transport, experiment: Experiment, config: FederationConfig, say: Say
+) -> Members:
+    """Wait until as many nodes as planned are ready, and agree on the feature map."""
+    job = job_of(experiment, secrets.token_hex(16))
+    greetings = Greetings(transport, experiment, job, say)
+    until = transport.now() + config.ready_timeout
+    while len(ready := _alike(greetings.greeted, config)) < config.clients:
+        if transport.now() >= until:
+            raise InputError(_not_ready(config, ready, greetings))
+        for node in greetings.look(transport.nodes(), until):
+            say(f"{greetings.greeted[node]['name']} is ready")
     members = _members(job.key, ready, config)
     if advice := advice_on_claims(members.names, members.claims, members.points):
         say(f"advice: {advice}")
@@ -108,54 +166,20 @@ def _alike(
     return {node: facts for node, facts in largest.items() if node not in doubted}
 
 
-def _not_ready(
-    config: FederationConfig,
-    ready: Mapping[int, Any],
-    greeted: Mapping[int, dict[str, Any]],
-    refused: Mapping[int, str],
-) -> str:
-    doubted = unbelieved(greeted, config)
+def _not_ready(config: FederationConfig, ready: Mapping[int, Any], greetings: Greetings) -> str:
+    doubted = unbelieved(greetings.greeted, config)
     others = [
         doubted.get(node)
         or f"{facts['name']} has {facts['inputs']} inputs, classes = {facts['classes']}, unlike "
         "most"
-        for node, facts in greeted.items()
+        for node, facts in greetings.greeted.items()
         if node not in ready and facts["name"] not in config.without
     ]
-    why = "".join(f"; {reason}" for reason in [*refused.values(), *others])
+    why = "".join(f"; {reason}" for reason in [*greetings.refused.values(), *others])
     return (
         f"{len(ready)} of {config.clients} nodes are ready after {config.ready_timeout:g} s: "
         f"start the others, raise federation.ready_timeout, or lower federation.clients{why}"
     )
-
-
-def _greeted(
-    arrival: Arrival, features: FeatureMap, batches: int, others: Mapping[int, dict[str, Any]]
-) -> dict[str, Any]:
-    """Return a node's greeting, or say why it cannot take part."""
-    facts, node = arrival.facts, f"node {arrival.client}"
-    if arrival.status != "answer":
-        raise RefusedError(f"{node}: {arrival.reason}")
-    if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
-        raise RefusedError(f"{node} sent a malformed greeting")
-    if not NAME.fullmatch(facts["name"]):
-        raise RefusedError(f"{node} has an invalid name: use letters, digits, . _ and -")
-    node = f"{facts['name']} ({node})"
-    if not batches <= facts["points"] <= _MOST_POINTS:
-        raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
-    if not 1 <= facts["inputs"] <= _MOST_INPUTS:
-        raise RefusedError(f"{node} has inputs = {facts['inputs']}, which is impossible")
-    try:
-        width = features.size(facts["inputs"])
-    except InputError as error:  # images of another shape, or no images
-        raise RefusedError(f"{node}: {error}") from None
-    for key in ("inputs", "columns"):
-        if not 1 <= facts[key] <= _MOST_NUMBERS // width:
-            raise RefusedError(f"{node} has {key} = {facts[key]}, which is impossible")
-    _check_features(node, features, facts)
-    if any(other["name"] == facts["name"] for other in others.values()):
-        raise RefusedError(f"{node} has the name of another node: give each its own")
-    return facts
 
 
 def _check_features(node: str, features: FeatureMap, facts: Mapping[str, Any]) -> None:
@@ -181,58 +205,29 @@ def _check_features(node: str, features: FeatureMap, facts: Mapping[str, Any]) -
     )
 
 
-def wait_for(
-    transport: Transport,
-    experiment: Experiment,
-    members: Members,
-    say: Say,
-) -> Members:
+def wait_for(transport: Transport, experiment: Experiment, members: Members, say: Say) -> Members:
     """Give the nodes of a resumed federation time to reconnect; return the members.
 
     Without keys, or with a new one, a node that was started again has another number: it is known
     by its name, if its data have the same form and size.
     """
-    until = transport.now() + _RETURN
-    greeted: set[int] = set()
-    while missing := set(members.nodes) - (here := transport.nodes()):
+    greetings = Greetings(transport, experiment, job_of(experiment, members.key), say)
+    until, nodes = transport.now() + RETURN_SECONDS, list(members.nodes)
+    while missing := set(nodes) - (here := transport.nodes()):
         if transport.now() > until:
             say(f"continuing without {len(missing)} nodes, which may come back")
             break
-        new = here - set(members.nodes) - greeted
-        greeted |= new
-        members = _met_again(transport, experiment, members, new, say)
-        transport.sleep(0.5)
-    return members
-
-
-def _met_again(
-    transport: Transport,
-    experiment: Experiment,
-    members: Members,
-    new: set[int],
-    say: Say,
-) -> Members:
-    """Return the members, with the new numbers of those that reconnected under another."""
-    features = experiment.feature_map()
-    job = job_of(experiment, members.key)
-    greetings = {node: (node, {"job": asdict(job)}) for node in new}
-    asked = transport.ask("hello", greetings, {}, _GREETING, largest=0) if new else {}
-    nodes, here = list(members.nodes), transport.nodes()
-    for arrival in transport.gather(asked, transport.now() + _GREETING):
-        try:
-            facts = _greeted(arrival, features, job.batches, {})
-        except RefusedError as error:
-            say(f"refused: {error}")
-            continue
-        index = members.names.index(facts["name"]) if facts["name"] in members.names else None
-        if index is None or nodes[index] in here:  # a stranger, or somebody else's name
-            continue
-        form = (facts["points"], facts["inputs"], facts["classes"])
-        if form != (members.claimed[index], members.inputs, members.classes):
-            say(f"refused: {facts['name']} has other data than before")
-            continue
-        nodes[index] = arrival.client
-        say(f"{facts['name']} is back")
+        for node in greetings.look(here - set(nodes), until):
+            facts = greetings.greeted[node]
+            index = members.names.index(facts["name"]) if facts["name"] in members.names else None
+            if index is None or nodes[index] in here:  # a stranger, or somebody else's name
+                continue
+            form = (facts["points"], facts["inputs"], facts["classes"])
+            if form != (members.claimed[index], members.inputs, members.classes):
+                say(f"refused: {facts['name']} has other data than before")
+                continue
+            nodes[index] = node
+            say(f"{facts['name']} is back")
     return replace(members, nodes=nodes)
 
 
