@@ -403,10 +403,10 @@ class TestNewton:
         loads = np.array([50, 60])
         cost, new = more.cost(task, loads), whole.cost(task, np.array([30, 0]))
         np.testing.assert_array_equal([cost.macs, cost.bits_up], [new.macs, new.bits_up])
-        points, seconds = more.points_by(1e9, task, fleet, np.ones(2))
+        points, seconds = more.points_by(1e9, task, fleet, np.ones(2), np.zeros(2))
         assert points.tolist() == [60, 60]
         assert seconds[1] == 0 < seconds[0]
-        points, seconds = more.points_by(1e-9, task, fleet, np.ones(2))
+        points, seconds = more.points_by(1e-9, task, fleet, np.ones(2), np.zeros(2))
         assert points.tolist() == [20, 60]
 
     def test_a_federation_plans_from_probes_instead(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from codedfedl.report.charts import page_data
 from codedfedl.report.comparison import (
     UNITS,
     change,
@@ -16,6 +15,7 @@ from codedfedl.report.comparison import (
     unit_for,
 )
 from codedfedl.report.figures import DASHES, scheme_colour
+from codedfedl.report.html import page_data
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES
 from codedfedl.simulation.experiment import simulate

@@ -19,6 +19,7 @@ from codedfedl.arrays import FloatArray
 from codedfedl.core.client import (
     WORK,
     BlockParity,
+    Counts,
     Embedded,
     Gradient,
     Gram,
@@ -193,6 +194,19 @@ class TestFewPoints:
         assert np.abs(inputs - last).max(1).min() > 1.0
         np.testing.assert_allclose(moments["means"], inputs.mean(0), atol=1 / 8)
         np.testing.assert_allclose(moments["spreads"], inputs.std(0), rtol=0.1)
+
+    def test_counts_are_of_all_points_whoever_asks(self) -> None:
+        """Two counts over different points would tell the labels of those in one alone."""
+        with attack() as server:
+            for load in (10, 39, POINTS):
+                counts = server.work(Counts(), load, seconds=0.0)["counts"]
+                np.testing.assert_array_equal(counts, np.ones(POINTS))
+            assert server.sums == []
+            with refused("this node answers for 41 together at least"):
+                server.node.least = POINTS + 1
+                server.work(Counts(), POINTS)
+            with refused(r"counts\.\w+ is unknown"):
+                server.work(work_to(Counts()) | {"first": 3}, POINTS)
 
     def test_means_of_changed_data_are_refused(self, tmp_path: Path) -> None:
         """The difference of exact means of both would be what changed."""

@@ -20,8 +20,7 @@ from codedfedl.cli import following
 from codedfedl.errors import InputError
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
-from codedfedl.report.live import LivePage, LiveView
-from codedfedl.report.prometheus import metrics_text
+from codedfedl.report.live import LivePage, LiveView, metrics_text
 from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal

@@ -20,8 +20,10 @@ from codedfedl.arrays import IntArray
 from codedfedl.core.client import (
     WORK,
     BlockParity,
+    Counts,
     Embed,
     Embedded,
+    FirstGradient,
     Gradient,
     Gram,
     LocalDirection,
@@ -387,7 +389,9 @@ def _some(rng: np.random.Generator, points: IntArray) -> dict[str, Work]:
         "gradient": Gradient(batch),
         "local_model": LocalModel(batch, int(rng.integers(1, 4)), 0.01, 1e-3),
         "local_direction": LocalDirection(batch, rng.integers(1, 4, CLIENTS), 0.01, 1e-3),
-        "embedded": Embedded(least=int(rng.integers(1, 9))),
+        "embedded": Embedded(least=int(rng.integers(1, 9)), represents=9 * rng.random(CLIENTS)),
+        "first_gradient": FirstGradient(represents=9 * rng.random(CLIENTS)),
+        "counts": Counts(),
         "gram": Gram(),
         "parity": Parity(rows, loads, rng.random(size), code),
         "block_parity": BlockParity(

@@ -10,7 +10,7 @@ import pytest
 
 from codedfedl import InputError, load_run, simulate
 from codedfedl.core.record import PARTS
-from codedfedl.report.sending import RoundSender
+from codedfedl.report.live import RoundSender
 from codedfedl.simulation.progress import Progress
 from codedfedl.tracking import Series, Tracker, open_tracker
 from tests.conftest import Run

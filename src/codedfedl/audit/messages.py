@@ -7,7 +7,7 @@ import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to_host
 from codedfedl.audit.records import Records
-from codedfedl.core.client import Embed, Embedded, Gradient, Gram, Prepare, WeightedGradient
+from codedfedl.core.client import Counts, Embed, Embedded, Gradient, Gram, Prepare, WeightedGradient
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum, clipped
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import BlockParity, Parity
@@ -33,7 +33,7 @@ __all__ = [
     "messages",
 ]
 
-_WITHOUT_ANSWER = Prepare | Embed
+_WITHOUT_ANSWER = Prepare | Embed | Counts  # no attack here is on the counts alone
 _SUMS = Gradient | Embedded | Gram | PrivateSum
 
 
@@ -152,7 +152,7 @@ def _of_client(
     task: Task,
 ) -> Iterator[Summed | Mixed]:
     """Yield one client's answer."""
-    if not arrays:
+    if not arrays or isinstance(work, Counts):
         return
     check_work(work)
     if isinstance(work, Parity):
@@ -227,7 +227,10 @@ def _weight_and_rate(work: Work, held: int, load: int) -> tuple[float, float]:
         return work.weight(held, load), work.rate
     if isinstance(work, WeightedGradient):
         return float(work.weights), 1.0  # type: ignore[arg-type]
-    return (held / load if isinstance(work, Embedded) else 1.0), 1.0
+    if isinstance(work, Embedded):
+        represents = held if work.represents is None else float(work.represents)  # type: ignore[arg-type]
+        return represents / load, 1.0
+    return 1.0, 1.0
 
 
 def factors(work: Work, records: Records, model: Array) -> tuple[Array, Array]:

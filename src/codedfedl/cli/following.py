@@ -16,8 +16,7 @@ from codedfedl.cli.output import messages, say, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
-from codedfedl.report.live import LivePage
-from codedfedl.report.sending import RoundSender
+from codedfedl.report.live import LivePage, RoundSender
 from codedfedl.runs.advice import advice, nobody_arrived
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment

@@ -42,9 +42,9 @@ def report_command(
     from codedfedl.io.files import replacing
     from codedfedl.report.comparison import configuration_diff
     from codedfedl.report.html import main_figure, render_report
+    from codedfedl.report.live import send_run
     from codedfedl.report.outcome_tables import outcome_rows
     from codedfedl.report.results import outcomes
-    from codedfedl.report.sending import send_run
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.tracking import open_tracker
 

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, IntArray
+from codedfedl.arrays import Array, IntArray
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.embedded import Counts, Embed, FirstGradient
 from codedfedl.core.encoding import BlockParity, Gram, Parity
 from codedfedl.core.gradient_delta import GradientDelta
 from codedfedl.core.gradients import (
@@ -24,19 +25,20 @@ from codedfedl.core.gradients import (
 )
 from codedfedl.core.masked import Masked
 from codedfedl.core.task import Task
-from codedfedl.core.work import Answer, Client, OnEmbedded, Work
+from codedfedl.core.work import Answer, Client, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 
 __all__ = [
     "WORK",
     "BlockParity",
+    "Counts",
     "DrawnGradient",
     "Embed",
     "Embedded",
+    "FirstGradient",
     "Gradient",
     "Gram",
     "LocalDirection",
@@ -66,36 +68,6 @@ class Prepare(Work):
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return no cost beyond embedding."""
         return Cost(np.zeros(task.clients), np.zeros(task.clients))
-
-    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
-        """Return nothing."""
-        return {}
-
-
-@dataclass(frozen=True)
-class Embed(OnEmbedded):
-    """Embed as many points as there is time for, and send nothing."""
-
-    kind: ClassVar[str] = "embed"
-    discloses: ClassVar[Disclosure | None] = None
-    needs_model: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-
-    def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return nothing: what counts is how many are done."""
-        return Answer(load, {})
-
-    def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return no cost beyond embedding."""
-        return Cost(np.zeros(task.clients), np.zeros(task.clients))
-
-    def points_by(
-        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
-    ) -> tuple[IntArray, FloatArray]:
-        """Return the points that the deadline leaves time for."""
-        seconds = costs.seconds_to_embed(task.feature_macs, task.workload, fleet, slowness)
-        points = costs.embedded_by(deadline, seconds, task.held)
-        return points, points * seconds
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return nothing."""
@@ -183,6 +155,8 @@ WORK: dict[str, type[Work]] = {
         LocalModel,
         LocalDirection,
         Embedded,
+        FirstGradient,
+        Counts,
         Gram,
         Parity,
         BlockParity,

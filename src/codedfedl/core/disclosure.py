@@ -9,7 +9,8 @@ __all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed", "needs_help
 class Disclosure(StrEnum):
     """What anyone but the client sees, the most revealing first.
 
-    Parity and Gram matrices rank alike, and so do a client's gradients and its models.
+    Parity and Gram matrices rank alike, and so do a client's gradients, its models, and how many of
+    its points have each label.
     """
 
     RAW = "raw"
@@ -17,6 +18,7 @@ class Disclosure(StrEnum):
     STATISTICS = "statistics"
     GRADIENTS = "gradients"
     MODELS = "models"
+    COUNTS = "counts"
     SUMS = "sums"
     DP = "dp"
 
@@ -24,7 +26,16 @@ class Disclosure(StrEnum):
 Disclosed = frozenset[Disclosure]
 """All that a scheme discloses."""
 
-_RANK = {"raw": 4, "mixed": 3, "statistics": 3, "gradients": 2, "models": 2, "sums": 1, "dp": 0}
+_RANK = {
+    "raw": 4,
+    "mixed": 3,
+    "statistics": 3,
+    "gradients": 2,
+    "models": 2,
+    "counts": 2,
+    "sums": 1,
+    "dp": 0,
+}
 
 
 def discloses_no_more(disclosed: Collection[str], other: Collection[str]) -> bool:

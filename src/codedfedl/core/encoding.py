@@ -193,13 +193,14 @@ class BlockParity(OnEmbedded):
         return self.setup(task).mixing_cost(loads)
 
     def points_by(
-        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray, done: FloatArray
     ) -> tuple[IntArray, FloatArray]:
         """Return the number of points that leaves time to mix and to send."""
         setup = self.setup(task)
         seconds = setup.seconds_per_point(fleet, slowness)
-        points = setup.points_by(deadline, fleet, task.held, seconds)
-        return points, points * seconds
+        saved = done * costs.seconds_to_embed(task.feature_macs, task.workload, fleet, slowness)
+        points = setup.points_by(deadline + saved, fleet, task.held, seconds)
+        return points, np.maximum(points * seconds - saved, 0.0)
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (rows, q) and (rows, c)."""
@@ -246,13 +247,14 @@ class MoreParity(BlockParity):
         return super().cost(task, np.maximum(loads - np.asarray(self.after), 0))
 
     def points_by(
-        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray, done: FloatArray
     ) -> tuple[IntArray, FloatArray]:
         """Return the number of points that leaves time to mix and to send the further ones."""
-        setup, after = self.setup(task), np.asarray(self.after, dtype=np.int64)
-        seconds = setup.seconds_per_point(fleet, slowness)
-        more = setup.points_by(deadline, fleet, task.held - after, seconds)
-        return after + more, more * seconds
+        after = np.asarray(self.after, dtype=np.int64)
+        rest = replace(task, points=(task.held - after)[None])
+        done = np.maximum(done - after, 0.0)
+        more, seconds = super().points_by(deadline, rest, fleet, slowness, done)
+        return after + more, seconds
 
 
 def _joined(parts: Sequence[Points]) -> Points:

@@ -218,7 +218,7 @@ class WindowGradient(DrawnGradient):
 
 @dataclass(frozen=True, eq=False)
 class Embedded(PointGradient):
-    """The gradient over all points embedded so far, scaled up to all points that a client holds.
+    """The gradient over all points embedded so far, scaled up to more points than these.
 
     Parameters
     ----------
@@ -227,26 +227,36 @@ class Embedded(PointGradient):
     grows
         Whether later answers cover more points, as more are embedded; otherwise every answer covers
         the points of the first.
+    represents : array of shape (n,), or one client's, optional
+        For how many points each answer counts (`learning.strata`); by default all that it holds.
     """
 
     least: npt.ArrayLike = 1
     grows: bool = True
+    represents: npt.ArrayLike | None = None
 
     kind: ClassVar[str] = "embedded"
 
-    def for_client(self, j: int) -> "Embedded":
+    def for_client(self, j: int) -> Self:
         """Return what is asked of one client."""
-        least = np.asarray(self.least)
-        return replace(self, least=int(least[j])) if least.ndim else self
+        least, represents = np.asarray(self.least), self.represents
+        return replace(
+            self,
+            least=int(least[j]) if least.ndim else self.least,
+            represents=None if represents is None else float(np.asarray(represents)[j]),
+        )
 
     @property
-    def common(self) -> "Embedded":
+    def common(self) -> Self:
         """Without what is asked of each client."""
-        return replace(self, least=1) if np.ndim(self.least) else self
+        least = 1 if np.ndim(self.least) else self.least
+        return replace(self, least=least, represents=None)
 
     def terms(self, client: Client, load: int) -> Iterator[Terms]:
-        """Yield k points, each with the weight ℓ/k."""
-        yield from (Terms(*part, client.points / load) for part in client.first(load))
+        """Yield k points, each with the same weight, which is ℓ/k by default."""
+        represents = client.points if self.represents is None else self.represents
+        weight = float(represents) / load  # type: ignore[arg-type]
+        yield from (Terms(*part, weight) for part in client.first(load))
 
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray

@@ -196,11 +196,16 @@ class Work(ABC):
         return asked
 
     def points_by(
-        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray, done: FloatArray
     ) -> tuple[IntArray, FloatArray] | None:
         """Return how many points each client can finish by a deadline, and its processor's time.
 
         None for work whose load does not depend on the time.
+
+        Parameters
+        ----------
+        done : array of shape (n,)
+            Points that each client has embedded already, in parts of a point.
         """
         return None
 

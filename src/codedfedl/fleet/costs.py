@@ -84,7 +84,7 @@ def seconds_to_embed(
     return np.asarray(once * (1 + np.asarray(slowness) / fleet.alpha), dtype=np.float64)
 
 
-def embedded_by(deadline: float, seconds: FloatArray, held: npt.ArrayLike) -> IntArray:
+def embedded_by(deadline: float | FloatArray, seconds: FloatArray, held: npt.ArrayLike) -> IntArray:
     """Return how many of its points each client has embedded by a deadline, shape (n,)."""
     most = np.asarray(held, dtype=np.float64)
     return np.minimum(deadline / np.maximum(seconds, 1e-300), most).astype(np.int64)

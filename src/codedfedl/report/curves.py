@@ -1,17 +1,36 @@
-"""The metric against time and against rounds: figures 2 and 3, a cold start, a price."""
+"""The metric against time and against rounds: in pictures, and in the charts of the page."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from codedfedl.report.figures import COLOURS, GREY, log_axis, new_figure
+from codedfedl.report.comparison import Unit
+from codedfedl.report.figures import COLOURS, DASHES, GREY, log_axis, new_figure, scheme_colour
 from codedfedl.report.reading import Curve
+from codedfedl.report.results import Outcome, median_hours
 
-__all__ = ["cold_start_figure", "curve_figure", "lowest", "over_seeds", "price_figure"]
+__all__ = [
+    "LARGE_RATIO",
+    "Line",
+    "cold_start_figure",
+    "curve_charts",
+    "curve_figure",
+    "drawn_lines",
+    "large_gains",
+    "price_figure",
+]
+
+LARGE_RATIO = 10.0
+"""Where the longest time is so many times the shortest, time is logarithmic."""
+
+_MAX_LINES = 10
+_MAX_POINTS = 400  # A screen cannot show more points of a line.
 
 
 def curve_figure(curves: Sequence[Curve], title: str, target: float | None) -> Figure:
@@ -29,7 +48,7 @@ def curve_figure(curves: Sequence[Curve], title: str, target: float | None) -> F
             if clock != "rounds":
                 log_axis(ax)
         axes[0].set(ylabel=f"{curves[0].metric_name} on the test set", title=title)
-        axes[0].set_ylim(lowest(curves, target), None)
+        axes[0].set_ylim(_lowest(curves, target), None)
         axes[2].legend(loc="lower right", fontsize=8)
     return figure
 
@@ -105,17 +124,15 @@ def _draw(
     for curve in curves:
         settings.setdefault(curve.cell.id, []).append(curve)
     for colour, seeds in zip(cycle(COLOURS), settings.values(), strict=False):
-        hours, middle, low, high = over_seeds(seeds, clock)
-        if len(hours) == 1:  # one answer, no curve
-            ax.plot(hours, middle, "D", color=colour, label=name(seeds[0]))
-            continue
-        ax.plot(hours, middle, color=colour, lw=1.5, label=name(seeds[0]))
+        hours, middle, low, high = _over_seeds(seeds, clock)
+        mark = "D" if len(hours) == 1 else "-"  # one answer is no curve
+        ax.plot(hours, middle, mark, color=colour, lw=1.5, label=name(seeds[0]))
         ax.fill_between(hours, low, high, color=colour, alpha=0.15, lw=0)
     if target is not None and np.isfinite(target):
         ax.axhline(target, color=GREY, lw=0.8, ls=":")
 
 
-def over_seeds(seeds: Sequence[Curve], clock: str) -> tuple[npt.NDArray[np.float64], ...]:
+def _over_seeds(seeds: Sequence[Curve], clock: str) -> tuple[npt.NDArray[np.float64], ...]:
     """Return the median time after each round, and the metric's median, minimum and maximum."""
     rounds = min(len(curve.metric) for curve in seeds)  # a plan may differ from seed to seed
     times = np.median([getattr(curve, clock)[:rounds] for curve in seeds], axis=0)
@@ -123,7 +140,7 @@ def over_seeds(seeds: Sequence[Curve], clock: str) -> tuple[npt.NDArray[np.float
     return times, np.median(metric, axis=0), metric.min(axis=0), metric.max(axis=0)
 
 
-def lowest(curves: Sequence[Curve], target: float | None) -> float | None:
+def _lowest(curves: Sequence[Curve], target: float | None) -> float | None:
     """Return the lower end of the axis, a little below the target; at least 0 for an accuracy."""
     tops = [curve.metric[np.isfinite(curve.metric)].max(initial=-np.inf) for curve in curves]
     wanted = float(max(tops)) if target is None or not np.isfinite(target) else target
@@ -131,3 +148,92 @@ def lowest(curves: Sequence[Curve], target: float | None) -> float | None:
         return None
     least = wanted - max(0.25, 0.25 * abs(wanted))
     return max(0.0, least) if curves[0].metric_name == "accuracy" else least
+
+
+@dataclass(frozen=True)
+class Line:
+    """A setting in the page's charts: its run and the run's number, its results, its colour."""
+
+    run: str
+    number: int
+    outcome: Outcome
+    colour: str
+
+    @property
+    def key(self) -> str:
+        """What the line is called in all charts and tables of the page, wherever the run lies."""
+        return f"{self.number}/{self.outcome.cell.id}"
+
+    @property
+    def dash(self) -> tuple[int, ...]:
+        """The dash of its run."""
+        return DASHES[self.number % len(DASHES)]
+
+
+def drawn_lines(runs: Sequence[tuple[str, Sequence[Outcome]]]) -> list[Line]:
+    """Choose which settings of runs, given by name, are drawn and how: of many the soonest."""
+    every = [(number, o) for number, (_, outcomes) in enumerate(runs) for o in outcomes]
+    soonest = sorted(range(len(every)), key=lambda at: median_hours(every[at][1]))
+    shades: dict[str, list[str]] = {}
+    lines = []
+    for number, o in (every[at] for at in sorted(soonest[:_MAX_LINES])):
+        settings = shades.setdefault(o.scheme, [])
+        if o.setting not in settings:
+            settings.append(o.setting)
+        colour = scheme_colour(o.scheme, settings.index(o.setting))
+        lines.append(Line(runs[number][0], number, o, colour))
+    return lines
+
+
+def large_gains(outcomes: Sequence[Outcome]) -> bool:
+    """Say whether the times to the target differ so much that only a logarithm shows them all."""
+    hours = [hour for o in outcomes for hour in o.total_hours if hour]
+    return bool(hours) and max(hours) > LARGE_RATIO * min(hours)
+
+
+def curve_charts(lines: Sequence[Line], target: float | None, unit: Unit) -> list[dict[str, Any]]:
+    """Return the metric against time with set-up, against training time, and against rounds."""
+    common = {
+        "metric": lines[0].outcome.metric,
+        "yMin": _lowest([curve for line in lines for curve in line.outcome.seeds], target),
+        "target": target if target is not None and np.isfinite(target) else None,
+    }
+    logarithmic = large_gains([line.outcome for line in lines])
+    axes = (
+        ("total_hours", f"{unit.name} with set-up charged", unit.sign, logarithmic),
+        ("training_hours", f"{unit.name} of training, the paper's clock", unit.sign, logarithmic),
+        ("rounds", "rounds", "", False),
+    )
+    several = len({line.run for line in lines}) > 1
+    charts = []
+    for clock, label, sign, log in axes:
+        scale = unit.per_hour if sign else 1.0
+        series = [_series(line, clock, scale, several) for line in lines]
+        axis = {"xLabel": label, "xUnit": sign, "xLog": log}
+        charts.append(common | axis | {"lines": series})
+    return charts
+
+
+def _series(line: Line, clock: str, scale: float, several: bool) -> dict[str, Any]:
+    """Return the median over seeds after each round, at its median time, and the range."""
+    times, *metrics = _over_seeds(line.outcome.seeds, clock)
+    shown = np.linspace(0, len(times) - 1, min(len(times), _MAX_POINTS)).round().astype(int)
+    x, middle, low, high = (
+        _numbers(values[np.unique(shown)]) for values in (times * scale, *metrics)
+    )
+    many = len(line.outcome.seeds) > 1
+    return {
+        "name": line.outcome.setting + (f' (run "{line.run}")' if several else ""),
+        "key": line.key,
+        "colour": line.colour,
+        "dash": list(line.dash),
+        "x": x,
+        "y": middle,
+        "low": low if many else None,
+        "high": high if many else None,
+    }
+
+
+def _numbers(values: npt.NDArray[Any]) -> list[float | None]:
+    """Return numbers as briefly as a screen needs them; JSON has no NaN."""
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values]

@@ -1,47 +1,27 @@
 """`report.html`: one self-contained page for one run, or for several compared."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from codedfedl.report.arrivals import (
-    LAST_ROUNDS,
-    MARKS,
-    TIMELINE,
-    answers_figure,
-    client_marks,
-    deadline_sentence,
-    federation_figure,
-    federation_headline,
-    timeline_figure,
-)
-from codedfedl.report.charts import (
+from codedfedl.report import arrivals, comparison
+from codedfedl.report.comparison import UNITS, Unit, races, three_digits, unit_for, verdict
+from codedfedl.report.curves import (
     LARGE_RATIO,
     Line,
-    asset,
     curve_charts,
+    curve_figure,
     drawn_lines,
     large_gains,
-    page_data,
 )
-from codedfedl.report.comparison import (
-    UNITS,
-    Unit,
-    best,
-    change,
-    changes_sentence,
-    configuration_diff,
-    races,
-    span,
-    three_digits,
-    unit_for,
-    verdict,
-)
-from codedfedl.report.curves import curve_figure
 from codedfedl.report.figures import page_svg
 from codedfedl.report.grids import sweep_figure
 from codedfedl.report.results import Outcome, median_hours, written
@@ -50,7 +30,7 @@ from codedfedl.runs.advice import client_advice
 from codedfedl.runs.directory import RunDirectory, Status
 from codedfedl.runs.watching import NamedRound, listed
 
-__all__ = ["main_figure", "render_report", "render_waiting"]
+__all__ = ["main_figure", "page_data", "render_report", "render_waiting"]
 
 
 def _number(value: float | None) -> str:
@@ -68,7 +48,7 @@ def _of_seeds(values: Sequence[float | None]) -> float | str:
 _FILTERS = {
     "times": lambda gain: "–" if gain is None else three_digits(gain) + "×",
     "of_seeds": _of_seeds,
-    "span": span,
+    "span": comparison.span,
     "number": _number,
     "percent": lambda share: "–" if share is None else f"{share:.1%}",
     "score": written,
@@ -88,8 +68,22 @@ def _rendered(template: str, charts: Mapping[str, Any], **values: Any) -> str:
     )
     pages.filters |= _FILTERS
     return pages.get_template(template).render(
-        asset=asset, chart_data=page_data(charts), charts=charts, **values
+        asset=_asset, chart_data=page_data(charts), charts=charts, **values
     )
+
+
+def page_data(document: Any) -> Markup:
+    """Return JSON that can stand in a page's script element."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))  # no element can begin or end in it
+
+
+@cache
+def _asset(name: str) -> Markup:
+    """Return a script or a style sheet that comes with the package, to stand in the page."""
+    text = (files("codedfedl") / "report" / "assets" / name).read_text("utf-8")
+    assert "</script" not in text
+    return Markup(text)
 
 
 def render_waiting(directory: RunDirectory, live: str) -> str:
@@ -110,20 +104,20 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
     stories = stories_of(directories)
     simulated = [story for story in stories if not story.records]
     outcomes = [o for story in simulated for o in story.outcomes]
-    lines = drawn_lines([(story.name, o) for story in simulated for o in story.outcomes])
+    lines = drawn_lines([(story.name, story.outcomes) for story in simulated])
     return _rendered(
         "report.html.j2",
         _charts(stories, lines),
         live=live,
-        marks=MARKS,
-        last_rounds=LAST_ROUNDS,
+        marks=arrivals.MARKS,
+        last_rounds=arrivals.LAST_ROUNDS,
         federations={story.name: _federation(story) for story in stories if story.records},
         title=" against ".join(dict.fromkeys(story.title for story in stories)),
         headlines=_headlines(stories),
         goals=list(dict.fromkeys(_goal(o) for o in outcomes)),
         race=_race(simulated, lines),
         first_run=simulated[0].name if len(simulated) > 1 else "",
-        differences=configuration_diff([story.experiment for story in stories]),
+        differences=comparison.configuration_diff([story.experiment for story in stories]),
         logarithmic=large_gains(outcomes),
         lines=lines,
         stories=stories,
@@ -133,7 +127,7 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
             if _is_grid(story)
         },
         timelines={story.name: _timelines(story) for story in stories},
-        colours=TIMELINE,
+        colours=arrivals.TIMELINE,
         parts=TIME_COLUMNS,
         shown_clients=SHOWN_CLIENTS,
     )
@@ -154,7 +148,7 @@ def _charts(stories: Sequence[Story], lines: Sequence[Line]) -> dict[str, dict[s
             charts[f"{metric} {number}"] = chart
     for story in stories:
         if story.records and not all(np.isnan(curve.metric).all() for curve in story.curves):
-            line = drawn_lines([(story.name, story.outcomes[0])])
+            line = drawn_lines([(story.name, story.outcomes[:1])])
             charts[story.name] = curve_charts(line, None, unit)[0]
     return charts
 
@@ -162,10 +156,10 @@ def _charts(stories: Sequence[Story], lines: Sequence[Line]) -> dict[str, dict[s
 def _federation(story: Story) -> dict[str, Any]:
     """Return what the page shows of a federation."""
     return {
-        "deadline": deadline_sentence(story.conduct),
+        "deadline": arrivals.deadline_sentence(story.conduct),
         "advice": client_advice(story.conduct),
-        "answers": page_svg(answers_figure(story.records)),
-        "clients": client_marks(story.conduct)[:SHOWN_CLIENTS],
+        "answers": page_svg(arrivals.answers_figure(story.records)),
+        "clients": arrivals.client_marks(story.conduct)[:SHOWN_CLIENTS],
         "rounds": [NamedRound.of(record, story.conduct.names) for record in story.records],
     }
 
@@ -183,7 +177,7 @@ def main_figure(directory: RunDirectory) -> Figure:
     """Draw what a run is about: its grid, curves against time, or a federation's answers."""
     story = Story("", directory)
     if story.records:
-        return federation_figure(story.records, story.curves[0].metric_name)
+        return arrivals.federation_figure(story.records, story.curves[0].metric_name)
     if _is_grid(story):
         return sweep_figure(story.outcomes, _unit([story]))
     return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
@@ -208,12 +202,12 @@ def _headlines(stories: Sequence[Story]) -> list[str]:
     if len(stories) > 1 and _comparable(stories):
         every = [replace(o, run=story.name) for story in stories for o in story.outcomes]
         runs = {story.name: story.outcomes for story in stories}
-        return changes_sentence(runs) + verdict(every)
+        return comparison.changes_sentence(runs) + verdict(every)
     return [
         (f"{story.name}: " if len(stories) > 1 else "") + sentence
         for story in stories
         for sentence in (
-            [federation_headline(story.outcomes[0], story.records)]
+            [arrivals.federation_headline(story.outcomes[0], story.records)]
             if story.records
             else verdict(story.outcomes)
         )
@@ -234,7 +228,7 @@ def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any
     soonest: dict[str, float] = {}
     rows = []
     for race in [race for outcomes in rivals for race in races(outcomes)]:
-        winner = best(race, "total_hours") if len(race) > 1 else None
+        winner = comparison.best(race, "total_hours") if len(race) > 1 else None
         met = [hours for o in race if o.above_chance and (hours := median_hours(o)) < np.inf]
         for o in race:
             hours, story = median_hours(o), run_of[id(o)]
@@ -243,7 +237,9 @@ def _race(stories: Sequence[Story], lines: Sequence[Line]) -> list[dict[str, Any
                 "run": story.name,
                 "outcome": o,
                 "line": line_of.get(id(o)),
-                "change": "" if story is stories[0] else change(before.get(o.setting), o),
+                "change": ""
+                if story is stories[0]
+                else comparison.change(before.get(o.setting), o),
                 "share": _share(hours, met) if o.above_chance and hours < np.inf else 0.0,
                 "first": o is winner,
             }
@@ -273,7 +269,7 @@ def _timelines(story: Story) -> dict[str, str]:
     longest = max((lengths[cell] for cell in others or lengths), default=0.0)
     return {
         str(rows["setting"][0]): page_svg(
-            timeline_figure(rows, longest, unit_for([longest / 3600]))
+            arrivals.timeline_figure(rows, longest, unit_for([longest / 3600]))
         )
         for rows in timelines.values()
     }

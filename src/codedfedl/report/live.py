@@ -1,4 +1,4 @@
-"""The report of a federation while it runs, on a port of this machine.
+"""A federation while it runs, for others: a page on a port of this machine, metrics, trackers.
 
 The server answers GET alone, on loopback, under the names of loopback (so that no page of another
 site can reach it by a name of its own), and has no files: `/` is the report, `/state` what the run
@@ -6,25 +6,42 @@ is doing as JSON, `/metrics` the same for Prometheus.
 """
 
 import json
+import math
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from codedfedl.core.columns import ROUND_COLUMNS
+from codedfedl.core.record import PARTS, metric_name
 from codedfedl.errors import InputError
 from codedfedl.report.html import render_report, render_waiting
-from codedfedl.report.prometheus import metrics_text
+from codedfedl.report.reading import RunTables
 from codedfedl.runs.directory import RunDirectory, Status
 from codedfedl.runs.watching import Sight, look
+from codedfedl.tracking import Broadcast, Tracker, finite
 
-__all__ = ["Admits", "LivePage", "LiveView", "is_loopback_host"]
+__all__ = [
+    "Admits",
+    "LivePage",
+    "LiveView",
+    "RoundSender",
+    "is_loopback_host",
+    "metrics_text",
+    "send_run",
+]
 
+_STATES = ("running", "done", "failed", "stopped")
+_Labelled = list[tuple[dict[str, str], float | None]]
+_VALUES = [name for name in ROUND_COLUMNS if name not in ("round", "deadline_s")]
 HOST = "127.0.0.1"
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.ASCII)
 _REQUEST_SECONDS = 10.0  # A request may take so long to arrive.
@@ -248,3 +265,119 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
             """Log nothing: every open page asks once a second."""
 
     return Handler
+
+
+def metrics_text(sight: Sight) -> str:
+    """Return gauges and counters of a federation, as a scraper reads them."""
+    status, members = sight.status or Status("running", ""), sight.members
+    updated = datetime.fromisoformat(status.updated).timestamp() if status.updated else None
+    metric = {"name": metric_name(members.classes) if members is not None else ""}
+    states: _Labelled = [({"state": name}, float(name == status.state)) for name in _STATES]
+    conduct, rounds = sight.conduct, sight.conduct.rounds
+    seconds, deadline = (rounds[-1].seconds, rounds[-1].deadline) if rounds else (None, None)
+    setup = sum(record.seconds for record in sight.records if record.is_setup)
+    total = sum(record.seconds for record in rounds)
+    families: list[tuple[str, str, str, float | _Labelled | None]] = [
+        ("state", "gauge", "1 for the state that the run is in.", states),
+        ("rounds_planned", "gauge", "Rounds planned.", status.rounds),
+        ("updated_timestamp_seconds", "gauge", "When the run last said something.", updated),
+        ("metric", "gauge", "Of the last model on the test points.", [(metric, status.metric)]),
+        ("rounds_total", "counter", "Rounds finished.", len(rounds)),
+        ("rounds_seconds_total", "counter", "Seconds spent in rounds.", total),
+        ("setup_seconds", "gauge", "Seconds before the first round.", setup),
+        ("round_seconds", "gauge", "Seconds of the last round.", seconds),
+        ("deadline_seconds", "gauge", "Deadline of the last round.", deadline),
+        (
+            "suggested_deadline_seconds",
+            "gauge",
+            "Deadline that nine in ten answers would meet.",
+            conduct.suggested,
+        ),
+        *_clients(sight),
+    ]
+    return "".join(_family(*family) for family in families)
+
+
+def _clients(sight: Sight) -> list[tuple[str, str, str, _Labelled]]:
+    rounds = [exchange for exchange in sight.named() if exchange.round]
+    names = [] if sight.members is None else sight.members.names
+    last = rounds[-1] if rounds else None
+    answers: _Labelled = [
+        ({"client": name, "outcome": part}, float(sum(name in getattr(r, part) for r in rounds)))
+        for name in names
+        for part in PARTS
+    ]
+    seconds: _Labelled = [({"client": n}, last.arrived.get(n)) for n in names if last]
+    suspected: _Labelled = [({"client": n}, float(n in last.suspected)) for n in names if last]
+    return [
+        ("answers_total", "counter", "Questions in rounds by what became of them.", answers),
+        ("answer_seconds", "gauge", "Seconds of the answers in the last round.", seconds),
+        ("suspected", "gauge", "1 for clients whose answers are almost refused.", suspected),
+    ]
+
+
+def _family(name: str, kind: str, text: str, values: float | _Labelled | None) -> str:
+    """Write a metric with its help and type; nothing where no value is known."""
+    full = f"codedfedl_{name}"
+    lines = [
+        f"{full}{_labels(labels)} {value:.10g}\n"
+        for labels, value in (values if isinstance(values, list) else [({}, values)])
+        if value is not None and math.isfinite(value)
+    ]
+    return f"# HELP {full} {text}\n# TYPE {full} {kind}\n{''.join(lines)}" if lines else ""
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    pairs = (f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{','.join(pairs)}}}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class RoundSender:
+    """Tells trackers of the rounds of a run directory that they do not know yet.
+
+    Parameters
+    ----------
+    say
+        Is told when a tracker fails.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, trackers: Iterable[Tracker], say: Callable[[str], object]
+    ) -> None:
+        self.directory, self._sent = directory, 0
+        settings = {cell.label: cell.settings for cell in RunTables(directory).cells.values()}
+        self.broadcast = Broadcast(trackers, directory.path.name, settings, say)
+
+    def send(self) -> None:
+        """Send what is new, of a federation that is not over too."""
+        tables = RunTables(self.directory)
+        if not self.broadcast.trackers or tables.has_no_round:
+            return
+        columns = tables.rounds
+        for row in range(self._sent, len(columns["round"])):
+            values = {name: float(columns[name][row]) for name in _VALUES}
+            self.broadcast.log(
+                str(columns["setting"][row]),
+                int(columns["seed"][row]),
+                int(columns["round"][row]),
+                finite(str(columns["metric_name"][row]), values),
+            )
+        self._sent = len(columns["round"])
+
+
+def send_run(
+    directory: RunDirectory,
+    trackers: Iterable[Tracker],
+    page: Path,
+    say: Callable[[str], object],
+) -> None:
+    """Tell trackers of every round of a run, and give them its page."""
+    sender = RoundSender(directory, trackers, say)
+    with sender.broadcast.finished(page):
+        sender.send()

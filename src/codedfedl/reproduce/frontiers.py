@@ -3,19 +3,25 @@
 import csv
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.text import Text
 
-from codedfedl.core.disclosure import listed
+from codedfedl.core.disclosure import discloses_no_more, listed
 from codedfedl.errors import InputError
 from codedfedl.io.files import make_folder, replacing
 from codedfedl.io.names import nearest
-from codedfedl.report.comparison import unit_for
-from codedfedl.report.frontier import FrontierPoint, frontier_points, frontier_rows
-from codedfedl.report.results import outcomes, written
+from codedfedl.learning.metrics import telling_excess
+from codedfedl.report.comparison import Unit, three_digits, unit_for
+from codedfedl.report.figures import COLOURS, GREY, log_axis, new_figure
+from codedfedl.report.outcome_tables import outcome_rows
+from codedfedl.report.results import Outcome, median_hours, median_of_all, outcomes, written
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 
 __all__ = ["DATASETS", "FLEETS", "frontier"]
@@ -55,11 +61,38 @@ _ORDERED = {  # from the worst to the best
 }
 _FULL = ("frontier", "frontier-tables", "frontier-events")
 
+_TRAINED_EXCESS = 0.2  # Settings are compared by when the objective's excess falls below it.
+_BANDS = (  # who may see what, the most telling first
+    ({"raw"}, "raw points leave"),
+    ({"mixed", "statistics"}, "parity or Gram matrices leave"),
+    ({"gradients", "models"}, "a client's gradients or models leave"),
+    ({"sums", "dp"}, "sums leave"),
+)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A setting on the frontier, and the best rival that discloses the same or less."""
+
+    outcome: Outcome
+    rival: Outcome | None = None
+
+    @property
+    def hours(self) -> float:
+        """Charged hours to the target: the median over seeds, ∞ where one does not meet it."""
+        return median_hours(self.outcome)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times sooner than the rival: the median over seeds, with the same delays."""
+        if self.rival is None:
+            return None
+        pairs = zip(self.rival.total_hours, self.outcome.total_hours, strict=True)
+        return median_of_all([None if not b or a is None else a / b for a, b in pairs])
+
 
 def frontier(job: Reproduction) -> dict[str, Any]:
     """Run what is asked for, or everything; print the table and draw the picture."""
-    from codedfedl.report.frontier import frontier_figure
-
     for name, given, known in (("fleet", job.fleet, FLEETS), ("dataset", job.dataset, DATASETS)):
         if given is not None and given not in known:
             raise InputError(f"--{name} {given}: {nearest(given, list(known))}")
@@ -72,14 +105,16 @@ def frontier(job: Reproduction) -> dict[str, Any]:
             if dataset in skipped or not _has(job, dataset):
                 skipped[dataset] = None
                 continue
-            settings = _places(job, fleet, dataset)
-            rows += frontier_rows(settings)
-            if any(entry.hours is not None for entry in settings):
-                panels.append((f"{dataset}, {_target(settings)}", settings))
+            points = _points(_run(job, fleet, dataset))
+            rows += [_document(point, fleet) for point in points]
+            if any(point.hours < np.inf for point in points):
+                first = points[0].outcome
+                target = f"{first.metric} {written(first.metric, first.target)}"
+                panels.append((f"{dataset}, {target}", points))
             job.show(Text(f"\n{dataset}, {fleet} fleet", style="bold"))
-            job.show(_rows(settings))
+            job.show(_rows(points))
         if panels:
-            job.save_pictures(frontier_figure(panels), f"frontier-{fleet}")
+            job.save_pictures(_figure(panels), f"frontier-{fleet}")
     return {"rows": rows, "skipped": list(skipped)}
 
 
@@ -90,7 +125,7 @@ def _has(job: Reproduction, dataset: str) -> bool:
     return job.has(dataset, partial(_diamonds_file, job) if dataset == _DIAMONDS else None)
 
 
-def _places(job: Reproduction, fleet: str, dataset: str) -> list[FrontierPoint]:
+def _run(job: Reproduction, fleet: str, dataset: str) -> list[Outcome]:
     is_paper_data = dataset in PAPER_DATASETS
     name = dataset if dataset != _DIAMONDS else _diamonds(job)
     changes: dict[str, Any] = {"data.name": name, **FLEETS[fleet], **DATASETS[dataset]}
@@ -100,8 +135,7 @@ def _places(job: Reproduction, fleet: str, dataset: str) -> list[FrontierPoint]:
         f"{experiment}-{fleet}-{dataset}": job.built_in(experiment, changes)
         for experiment in (_FULL if fleet == "paper" and is_paper_data else ("frontier-short",))
     }
-    runs = job.run(experiments).values()
-    return frontier_points(fleet, [outcome for run in runs for outcome in outcomes(run)])
+    return [outcome for run in job.run(experiments).values() for outcome in outcomes(run)]
 
 
 def _diamonds_file(job: Reproduction) -> Path:
@@ -129,17 +163,65 @@ def _diamonds(job: Reproduction) -> str:
     return str(numbered)
 
 
-def _target(settings: Sequence[FrontierPoint]) -> str:
-    first = settings[0].outcome
-    return f"{first.metric} {written(first.metric, first.target)}"
+def _at_their_best(every: Sequence[Outcome]) -> list[Outcome]:
+    """Keep of each scheme, optimiser and mixing the setting that trains fastest.
+
+    It is the first to bring the *training* objective within 20% of its minimum, or closer where the
+    minimum explains little, in the median over seeds; or the one that comes closest to it. Test
+    points play no part.
+    """
+    kept: dict[tuple[Any, ...], Outcome] = {}
+    for o in every:
+        key = (o.scheme, o.cell.optimiser, o.points_per_parity_row)
+        kept[key] = min(kept.get(key, o), o, key=_slowness)
+    return list(kept.values())
 
 
-def _rows(settings: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
+def _slowness(outcome: Outcome) -> tuple[float, float]:
+    hours, lowest = [], []
+    for curve in outcome.seeds:
+        excess = np.where(np.isnan(curve.excess), np.inf, curve.excess)
+        explained = np.nan_to_num(curve.facts.get("explained", np.nan), nan=np.inf)  # if unknown
+        there = np.flatnonzero(excess <= telling_excess(_TRAINED_EXCESS, float(explained)))
+        hours.append(float(curve.total_hours[there[0]]) if len(there) else np.inf)
+        lowest.append(float(excess.min(initial=np.inf)))
+    return float(np.median(hours)), float(np.median(lowest))
+
+
+def _points(every: Sequence[Outcome]) -> list[_Point]:
+    """Find for each setting the soonest other scheme that discloses the same or less."""
+    points = [_Point(outcome) for outcome in _at_their_best(every)]
+    result = []
+    for point in points:
+        rivals = [
+            other
+            for other in points
+            if other.outcome.scheme != point.outcome.scheme
+            and other.hours < np.inf
+            and discloses_no_more(other.outcome.cell.disclosure, point.outcome.cell.disclosure)
+        ]
+        best = min(rivals, key=lambda other: other.hours, default=None)
+        result.append(replace(point, rival=None if best is None else best.outcome))
+    return result
+
+
+def _document(point: _Point, fleet: str) -> dict[str, Any]:
+    """Return the row of the contract, with the rival and the gain over it."""
+    (row,) = outcome_rows([point.outcome])
+    return row | {
+        "fleet": fleet,
+        "rival": None if point.rival is None else point.rival.setting,
+        "gain_over_rival": point.gain,
+        "hours_interval": [list(pair) for pair in point.outcome.hours_interval],
+    }
+
+
+def _rows(points: Sequence[_Point]) -> list[dict[str, Any]]:
     """Return what people read of a fleet and a data set, the fastest first."""
-    unit = unit_for(entry.hours or 0.0 for entry in settings)
+    unit = unit_for(point.hours for point in points)
     rows = []
-    for entry in sorted(settings, key=lambda entry: entry.hours or float("inf")):
-        outcome = entry.outcome
+    for point in sorted(points, key=lambda point: point.hours):
+        outcome = point.outcome
         met = [t * unit.per_hour for t in outcome.total_hours if t is not None]
         density = outcome.points_per_parity_row
         rows.append(
@@ -147,11 +229,69 @@ def _rows(settings: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
                 "setting": outcome.setting,
                 "leaves a client": listed(outcome.cell.disclosure),
                 "points a row": "" if density is None else f"{density:.0f}",
-                unit.name: "not met" if entry.hours is None else entry.hours * unit.per_hour,
+                unit.name: "not met" if point.hours == np.inf else point.hours * unit.per_hour,
                 "over seeds": f"{min(met):.4g} – {max(met):.4g}" if met else "",
                 "final": written(outcome.metric, sorted(outcome.final)[len(outcome.final) // 2]),
-                "best rival that discloses no more": entry.rival.setting if entry.rival else "",
-                "gain": None if entry.gain is None else f"{entry.gain:.2f}×",
+                "best rival that discloses no more": point.rival.setting if point.rival else "",
+                "gain": None if point.gain is None else f"{point.gain:.2f}×",
             }
         )
     return rows
+
+
+def _figure(panels: Sequence[tuple[str, Sequence[_Point]]]) -> Figure:
+    """Draw the time to the target, schemes in bands by what leaves a client; a panel per data set.
+
+    A dot is the median over seeds, a line all seeds and the error of the test set.
+    """
+    unit = unit_for(point.hours for _, points in panels for point in points)
+    drawn = [
+        (title, sorted((p for p in points if p.hours < np.inf), key=lambda p: (_band(p), p.hours)))
+        for title, points in panels
+    ]
+    pairs = [drawn[first : first + 2] for first in range(0, len(drawn), 2)]
+    heights = [1.6 + 0.26 * max(len(lines) for _, lines in pair) for pair in pairs]
+    with new_figure(6.2 * len(pairs[0]), sum(heights)) as figure:
+        grid = figure.add_gridspec(len(pairs), len(pairs[0]), height_ratios=heights)
+        for row, pair in enumerate(pairs):
+            for column, (title, lines) in enumerate(pair):
+                _draw(figure.add_subplot(grid[row, column], title=title), lines, unit)
+    return figure
+
+
+def _band(point: _Point) -> int:
+    disclosed = set(point.outcome.cell.disclosure)
+    return next(band for band, (kinds, _) in enumerate(_BANDS) if kinds & disclosed)
+
+
+def _draw(ax: Axes, lines: Sequence[_Point], unit: Unit) -> None:
+    small: dict[str, Any] = {"fontsize": 7}
+    for line, point in enumerate(lines):
+        outcome, colour = point.outcome, COLOURS[_band(point)]
+        intervals = [t for pair in outcome.hours_interval for t in pair]
+        times = [t * unit.per_hour for t in (*outcome.total_hours, *intervals) if t is not None]
+        middle = point.hours * unit.per_hour
+        ax.plot([min(times), max(times)], [line, line], color=colour, lw=2, alpha=0.4)
+        ax.plot([middle], [line], "o", color=colour, ms=6)
+        beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        label = f"{three_digits(middle)} {unit.sign}"
+        ax.annotate(label, (max(times), line), color=GREY, **beside, **small)
+    right: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "top"}
+    for band, (_, words) in enumerate(_BANDS):
+        rows = [line for line, point in enumerate(lines) if _band(point) == band]
+        if rows:
+            style: dict[str, Any] = {"color": COLOURS[band]}
+            ax.axhspan(rows[0] - 0.5, rows[-1] + 0.5, alpha=0.06, lw=0, **style)
+            ax.text(0.99, rows[0] - 0.42, words, fontstyle="italic", **style, **right, **small)
+    ax.set_yticks(range(len(lines)), [_label(point.outcome) for point in lines], fontsize=8)
+    ax.set(ylim=(len(lines) - 0.4, -0.6), xlabel=f"{unit.name} to the target, set-up charged")
+    ax.grid(visible=False, axis="y")
+    log_axis(ax)
+    low, high = ax.get_xlim()
+    ax.set_xlim(low, high * 4)  # room for the words
+
+
+def _label(outcome: Outcome) -> str:
+    mixing = outcome.points_per_parity_row
+    rows = "" if mixing is None else f", {mixing:.0f} points per row"
+    return f"{outcome.scheme} ({outcome.cell.optimiser}{rows})"

@@ -96,10 +96,7 @@ def changed(
 
 
 def _refuse_ignored(
-    document: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    where: str,
-    options: Mapping[str, str],
+    document: Mapping[str, Any], changes: Mapping[str, Any], where: str, options: Mapping[str, str]
 ) -> None:
     """Refuse a key of built-in fleets next to a fleet file that sets it itself.
 

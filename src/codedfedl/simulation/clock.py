@@ -341,7 +341,8 @@ class Timeline:
         work, task, clock = ask.work, self.task, self.clock
         paced = None
         if has_own_pace(work):
-            paced = work.points_by(ask.wait.deadline, task, clock.fleet, clock.slowness)
+            deadline, done = ask.wait.deadline, self._embedded
+            paced = work.points_by(deadline, task, clock.fleet, clock.slowness, done)
         if paced is not None:
             loads, compute = paced
             self._embedded = np.maximum(self._embedded, loads)

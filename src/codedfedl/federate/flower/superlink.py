@@ -278,10 +278,7 @@ def _limits(say: Callable[[str], None]) -> GateLimits:
 
 
 async def _serve(
-    settings: ServerSettings,
-    link: subprocess.Popen[bytes],
-    port: int,
-    say: Callable[[str], None],
+    settings: ServerSettings, link: subprocess.Popen[bytes], port: int, say: Callable[[str], None]
 ) -> int:
     from codedfedl.federate.flower.worker import ServerWorker, TaskClient
 

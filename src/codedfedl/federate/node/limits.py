@@ -12,8 +12,9 @@ Three rules, whatever a server asks for:
 3. *No thin parity.* Behind each parity row stand at least `least` points, counted by their weights.
 
 Private sums are exempt from rule 2: their noise is accounted for (`federate.secure.vault`). The
-only other answer made of points is `moments`: means and spreads of all of them, for a common scale,
-so rounded that an exact sum over all points but one does not show this one.
+only other answers made of points are of all of them: `moments`, means and spreads for a common
+scale, so rounded that an exact sum over all points but one does not show this one; and `counts`,
+how many points have each label, the same whoever asks and how often.
 """
 
 import hashlib

@@ -297,7 +297,8 @@ class _Desk:
 
         def make(charge: Callable[[], None]) -> Answered:
             began = self.node.clock()
-            data = self._embedded(None, np.inf if seconds is None else seconds)
+            seconds_left = np.inf if seconds is None else seconds
+            data = self._embedded(None, seconds_left) if asked.embeds else self._labels()
             numbers = (np.asarray(n) for n in (load, data.embedded, answered, len(data.targets)))
             points, arrays = int(asked.load(*numbers)), {}
             if points > 0:
@@ -350,6 +351,15 @@ class _Desk:
         )
         is_raw = job.kind not in HOUSE_MAPS
         return Embedding(features, targets, embedded, sizes.batches, is_raw)
+
+    def _labels(self) -> Embedding:
+        """Return all points with features of 0, for work that needs none."""
+        shard, sizes = self.node.load(), self.sizes
+        self.limits.pin(self.job)
+        scaling = Scaling(**self.job.scaling)
+        targets = scaling.targets(shard.targets(np.arange(sizes.points), sizes.columns))
+        nothing = np.zeros((sizes.points, 1), dtype=np.float32)
+        return Embedding(nothing, targets, sizes.points, sizes.batches, is_raw=False)
 
     def _stream(self, *_: int) -> np.random.Generator:
         return np.random.default_rng(int.from_bytes(self.node.entropy(32)))

@@ -302,6 +302,11 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         if value["kind"] in ("masked", "gradient_delta", "clipped_moments", "clipped_gradient"):
             _refuse(name, value["kind"], "work whose answers are numbers")
 
+    embedded: Rules = {
+        "least": whole(1),
+        "grows": one_of(True, False),
+        "represents": optional(real(0, MAX_NUMBER)),
+    }
     masked: Rules = {"work": wrapped, "scale": positive}
     return {
         "prepare": {},
@@ -311,7 +316,9 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         "weighted_gradient": {**gradient, "weights": positive},
         "local_model": local,
         "local_direction": local,
-        "embedded": {"least": whole(1), "grows": one_of(True, False)},
+        "embedded": embedded,
+        "first_gradient": embedded,
+        "counts": {},
         "parity": {
             "rows": listed(whole(1, MAX_ROWS), batches),
             "loads": listed(whole(0, sizes.points), batches),

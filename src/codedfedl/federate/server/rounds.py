@@ -234,6 +234,8 @@ class Federation:
             about = float(self.task.held[client])
             if isinstance(work, Gradient):
                 about = points * work.weight_of(client)
+            elif work.represents is not None:
+                about = float(np.asarray(work.represents)[client])
             self.bounds.check_gradient(arrays["gradient"], model, about)
         elif isinstance(work, Parity | BlockParity):
             part = cast("Parity | BlockParity", work.for_client(client))

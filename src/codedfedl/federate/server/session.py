@@ -45,10 +45,7 @@ _GOODBYE, _LONGEST_GOODBYE = 15.0, 120.0  # seconds
 
 
 def federate(
-    transport: Transport,
-    experiment: Experiment,
-    directory: RunDirectory,
-    say: Say = print,
+    transport: Transport, experiment: Experiment, directory: RunDirectory, say: Say = print
 ) -> None:
     """Run or continue a federation until its model and records are written, or it is stopped."""
     config, scheme = federation_config(experiment), scheme_of(experiment)
@@ -133,12 +130,7 @@ def _telling(say: Say, status: StatusFile) -> Say:
     return tell
 
 
-def _assembled(
-    transport: Transport,
-    experiment: Experiment,
-    journal: Journal,
-    say: Say,
-) -> Asking:
+def _assembled(transport: Transport, experiment: Experiment, journal: Journal, say: Say) -> Asking:
     """Wait for the nodes, those of the journal where there is one."""
     config, members = federation_config(experiment), journal.members()
     if members is None:

@@ -1,0 +1,105 @@
+"""Weights by class: for how many points each client answers, when it has embedded only some.
+
+Client j has embedded k_j of its ℓ_j points, and its answer is a sum over these. Weighted by ℓ_j/k_j
+it represents all points of this client, however few they are. But other clients hold points of the
+same classes. With L_jc points of class c at client j, of which about k_jc = k_j·L_jc/ℓ_j are in its
+answer, the answers weighted by v_j err by three independent parts, where a point's gradient is the
+mean of its class, plus what is the client's own in this class (a share ρ of the variance within a
+class), plus what is the point's own (variance 1):
+
+    Σ_j k_j(v_j − 1)²  +  ρ·Σ_jc (v_j·k_jc − L_jc)²  +  Σ_c (Σ_j v_j·k_jc − N_c)²,   N_c = Σ_j L_jc
+
+`represented_points` minimises this: v_j = ℓ_j/k_j where ρ is large or a class lives on one client,
+and N_c/Σ_j k_jc where clients are alike within their classes and hold one each. All points of a
+client have the same weight, so that no answers can be combined to one over few points of a class.
+
+Of a regression, a class is a stratum of the target: its sign, and its size to a factor of four.
+"""
+
+import numpy as np
+
+from codedfedl.arrays import Array, FloatArray, IntArray, to_host
+
+__all__ = ["count_strata", "represented_points", "shift_within", "strata", "strata_of"]
+
+SIZES = 16
+"""Strata of the size of a target, of each sign: from 4⁻⁸ to 4⁸."""
+
+
+def strata(columns: int) -> int:
+    """Return how many strata there are for targets with this many columns."""
+    return columns if columns > 1 else 2 * SIZES
+
+
+def strata_of(targets: Array) -> IntArray:
+    """Return the stratum of every point, shape (k,): its class, or sign and size of its target.
+
+    Examples
+    --------
+    >>> strata_of(np.array([[0.0, 1.0], [1.0, 0.0]])).tolist()
+    [1, 0]
+    """
+    values = np.nan_to_num(to_host(targets).astype(np.float64))
+    if values.shape[1] > 1:
+        return np.asarray(values.argmax(axis=1))
+    with np.errstate(divide="ignore"):
+        size = np.floor(np.log2(np.abs(values[:, 0])) / 2)
+    return np.asarray(np.clip(size, -SIZES // 2, SIZES // 2 - 1) + SIZES // 2, dtype=np.int64) + (
+        SIZES * (values[:, 0] > 0)
+    )
+
+
+def count_strata(targets: Array) -> FloatArray:
+    """Return how many points lie in each stratum, shape (s,)."""
+    counts = np.bincount(strata_of(targets), minlength=strata(targets.shape[1]))
+    return counts.astype(np.float64)
+
+
+def represented_points(counts: FloatArray, points: IntArray, shift: float = 0.0) -> FloatArray:
+    """Return v_j·k_j, for how many points each client's answer counts, shape (n,).
+
+    Parameters
+    ----------
+    counts : array of shape (n, s)
+        L_jc, all points of each client by stratum.
+    points : array of shape (n,)
+        k_j, those that its answer is over.
+    shift
+        ρ.
+    """
+    share = points / np.maximum(counts.sum(1), 1.0)
+    seen = counts * share[:, None]
+    unseen = counts - seen
+    noise = np.where(points > 0, points + shift * (seen**2).sum(1), 1.0)
+    wanted = shift * (seen * unseen).sum(1) + seen @ unseen.sum(0)
+    # (D + KKᵀ)⁻¹ by Woodbury's identity, with as many columns as there are strata.
+    small = np.eye(counts.shape[1]) + seen.T @ (seen / noise[:, None])
+    more = wanted - seen @ np.linalg.solve(small, seen.T @ (wanted / noise))
+    return np.asarray(points * (1 + np.maximum(more / noise, 0.0)))
+
+
+def shift_within(sums: FloatArray, seen: FloatArray, squares: float) -> float:
+    """Return ρ, estimated from each client's sums over its points of each class.
+
+    It is DerSimonian and Laird's moment estimate, over all classes together.
+
+    Parameters
+    ----------
+    sums : array of shape (n, c, q)
+        Σ x of each client and class.
+    seen : array of shape (n, c)
+        The points in each sum.
+    squares
+        Σ‖x‖² over all of them.
+    """
+    cells = seen > 0
+    between = np.where(cells, (sums**2).sum(2) / np.maximum(seen, 1), 0.0).sum()
+    totals = seen.sum(0)
+    known = totals > 0
+    means = ((sums.sum(0) ** 2).sum(1)[known] / totals[known]).sum()
+    within = (squares - between) / max(seen.sum() - cells.sum(), 1.0)
+    freedom = cells.sum() - known.sum()
+    room = totals.sum() - ((seen**2).sum(0)[known] / totals[known]).sum()
+    if not within > 0 or not room > 0:
+        return 0.0
+    return float(max(between - means - freedom * within, 0.0) / (room * within))
