@@ -40,7 +40,7 @@ def network_scores(graph: Graph, points: str, network: TorchNetwork, weights: Ar
         own = [next(remaining) for _ in layer.parameters()]
         with torch.no_grad():
             probe = layer(probe)
-        add = _LAYERS.get(type(layer).__name__, _refused)
+        add: Callable[..., str] = _LAYERS.get(type(layer).__name__, _refused)
         value = add(graph, value, layer, own, [-1, *probe.shape[1:]])
     return value
 
