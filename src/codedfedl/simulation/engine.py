@@ -230,6 +230,7 @@ class Simulation:
             self.measuring.finish()
             yield self.round
             begun, since = self.round, time.monotonic()
+        self.measuring.complete(self.settings)
         if self.measuring.waiting:
             self.measuring.finish()
             yield self.round
