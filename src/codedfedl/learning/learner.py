@@ -26,7 +26,15 @@ class Learner(ABC):
 
     Features have shape (k, d), targets (k, c); a loss and a gradient are *sums* over points, and
     whoever uses them divides.
+
+    Attributes
+    ----------
+    inputs, outputs
+        d and c: numbers of a point, and of its target.
     """
+
+    inputs: int
+    outputs: int
 
     quadratic: ClassVar[bool] = False
     """Whether the loss is ½‖Xβ − Y‖², so that Gram matrices and parity exist."""
@@ -148,31 +156,31 @@ class LeastSquares(Learner):
 
     Parameters
     ----------
-    features
+    inputs
         q, the number of features.
-    labels
+    outputs
         c, the number of label columns.
     """
 
-    features: int
-    labels: int
+    inputs: int
+    outputs: int
 
     quadratic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, value in (("features", self.features), ("labels", self.labels)):
+        for name, value in (("features", self.inputs), ("labels", self.outputs)):
             if value < 1:
                 raise InputError(f"{name} is {value}: a model needs at least 1")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(q, c)."""
-        return (self.features, self.labels)
+        return (self.inputs, self.outputs)
 
     @property
     def point_macs(self) -> float:
         """2·q·c: the products Xβ and Xᵀ(Xβ − Y)."""
-        return 2.0 * self.features * self.labels
+        return 2.0 * self.inputs * self.outputs
 
     def start(self, rng: np.random.Generator) -> Array:
         """Return zeros, as the paper does."""

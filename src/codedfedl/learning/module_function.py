@@ -17,7 +17,8 @@ Tensor = Any  # torch.Tensor: PyTorch is an extra
 class ModuleFunction:
     """The outputs of a module for points of shape (k, d), as a function of its parameters.
 
-    Parameters that require no gradient are fixed, and so are buffers.
+    Parameters that require no gradient are fixed, and so are buffers. `layers` are those of a
+    sequential module of which many copies can run at once.
     """
 
     def __init__(self, module: Any, inputs: int) -> None:
@@ -27,8 +28,12 @@ class ModuleFunction:
         self.shapes = {name: tuple(part.shape) for name, part in trained.items()}
         self.sizes = tuple(part.numel() for part in trained.values())
         self._fixed = {name: part.detach() for name, part in fixed if name not in trained}
-        self._layers = sequential_layers(module)
+        self.layers = sequential_layers(module)
         self._lock = Lock()  # a functional call exchanges the parameters of the module
+
+    def trained(self) -> list[Tensor]:
+        """Return the parameters that the module was built with."""
+        return [self.module.get_parameter(name) for name in self.shapes]
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Cut arrays of shape (…, p) into the parameters, with those first axes, as views."""
@@ -47,8 +52,8 @@ class ModuleFunction:
 
     def many_outputs(self, parts: Sequence[Tensor], points: Tensor) -> Tensor:
         """Run m copies on points of shape (k, m, d), with parameters of shape (m, …)."""
-        if self._layers is not None:
-            return stacked_outputs(self._layers, parts, points)
+        if self.layers is not None:
+            return stacked_outputs(self.layers, parts, points)
         if points.shape[1] == 1:
             return self.outputs([part[0] for part in parts], points[:, 0])[:, None]
         together = import_torch().func.vmap(self.outputs, in_dims=(0, 1), out_dims=1)
@@ -92,4 +97,17 @@ def checked_function(name: str, module: Any, inputs: int, outputs: int) -> Modul
             f"{what} returns for a point what depends on other points or on chance: normalise "
             "each point by itself, as torch.nn.GroupNorm does, and draw nothing"
         )
+    if function.layers is not None and not _stacks(function, points, pair):
+        function.layers = None
     return function
+
+
+def _stacks(function: ModuleFunction, points: Tensor, expected: Tensor) -> bool:
+    """Whether the stacked layers compute what the module does, two copies of it."""
+    torch = import_torch()
+    parts = [part.detach()[None].repeat(2, *[1] * part.dim()) for part in function.trained()]
+    try:
+        made = function.many_outputs(parts, points[:, None].repeat(1, 2, 1))
+    except RuntimeError:
+        return False
+    return bool(torch.allclose(made, expected[:, None].expand_as(made), rtol=1e-3, atol=1e-4))

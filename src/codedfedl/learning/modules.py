@@ -5,13 +5,14 @@ PyTorch is imported when a module is built, and not before.
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import member_of, nearest
 
-__all__ = ["MODULES", "build_module", "check_module_name", "import_torch"]
+__all__ = ["MODULES", "build_module", "check_module_name", "images_layer", "import_torch"]
 
 Module = Any  # torch.nn.Module: PyTorch is an extra
 Image = tuple[int, int, int]
@@ -90,12 +91,22 @@ def _pixels_first(image: Image) -> Module:
     height, width, channels = image
     if channels == 1:
         return nn.Unflatten(1, (1, height, width))
+    return images_layer()(image)
 
-    class Images(nn.Module):  # type: ignore[misc, name-defined]
+
+@cache
+def images_layer() -> type[Module]:
+    """Return the class of the layer that makes points images, with the channels first."""
+
+    class Images(import_torch().nn.Module):  # type: ignore[misc]
+        def __init__(self, image: Image) -> None:
+            super().__init__()
+            self.image = image
+
         def forward(self, points: Any) -> Any:
-            return points.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
+            return points.reshape(-1, *self.image).permute(0, 3, 1, 2)
 
-    return Images()
+    return Images
 
 
 MODULES: dict[str, Callable[..., Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}

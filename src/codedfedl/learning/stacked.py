@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from codedfedl.learning.modules import import_torch
+from codedfedl.learning.modules import images_layer, import_torch
 
 __all__ = [
     "convolution_of_all",
@@ -32,7 +32,7 @@ ELEMENTWISE = (
     "Identity",
 )
 POOLS = ("AvgPool2d", "MaxPool2d", "AdaptiveAvgPool2d")
-SHAPES = ("Flatten", "Unflatten")
+SHAPES = ("Flatten", "Images", "Unflatten")
 TRAINED = ("Linear", "Conv2d", "GroupNorm")
 
 
@@ -41,7 +41,7 @@ def sequential_layers(module: Layer) -> list[Layer] | None:
     layers = list(_flattened(module))
     kinds = {*ELEMENTWISE, *POOLS, *SHAPES, *TRAINED}
     known = all(
-        getattr(import_torch().nn, type(layer).__name__, None) is type(layer)
+        type(layer) in (images_layer(), getattr(import_torch().nn, type(layer).__name__, None))
         and type(layer).__name__ in kinds
         and _is_plain(layer)
         for layer in layers
@@ -88,12 +88,14 @@ def stacked_outputs(layers: Sequence[Layer], parts: Sequence[Tensor], points: Te
         elif kind == "Conv2d":
             values = _convolved(layer, values, *own)
         elif kind == "GroupNorm":
-            flat = [part.reshape(-1) for part in own]
-            norm = import_torch().nn.functional.group_norm
-            values = norm(values, copies * layer.num_groups, *flat, eps=layer.eps)
+            values = _normed(layer, values, copies, *own)
         elif kind == "Unflatten":
             channels, *sides = layer.unflattened_size
             values = values.reshape(k, copies * channels, *sides)
+        elif kind == "Images":
+            height, width, channels = layer.image
+            turned = values.reshape(k, copies, *layer.image).permute(0, 1, 4, 2, 3)
+            values = turned.reshape(k, copies * channels, height, width)
         elif kind == "Flatten":
             values = values.reshape(k, copies, -1)
         else:
@@ -108,6 +110,14 @@ def _linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     if bias is None:
         return torch.bmm(rows, turned).transpose(0, 1)
     return torch.baddbmm(bias[:, None], rows, turned).transpose(0, 1)
+
+
+def _normed(layer: Layer, values: Tensor, copies: int, *own: Tensor) -> Tensor:
+    """Normalise the groups of every copy."""
+    norm, groups = import_torch().nn.functional.group_norm, copies * layer.num_groups
+    joined = values if values.dim() == 4 else values.reshape(len(values), -1)
+    made = norm(joined, groups, *(part.reshape(-1) for part in own), eps=layer.eps)
+    return made.reshape(values.shape)
 
 
 def _convolved(layer: Layer, values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

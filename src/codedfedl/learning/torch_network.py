@@ -91,6 +91,13 @@ class TorchNetwork(Learner):
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     @property
+    def counted_parameters(self) -> int:
+        """p, counted without the memory for them: what a file says may be anything."""
+        with import_torch().device("meta"):
+            module = self._build(SKELETON_SEED)
+        return sum(part.numel() for part in module.parameters() if part.requires_grad)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """(p,)."""
         return (sum(self._function.sizes),)
@@ -110,11 +117,20 @@ class TorchNetwork(Learner):
         model = torch.zeros(self.shape)
         return count_macs(self.module, lambda: self.gradient(model, point, target))
 
+    @property
+    def layers(self) -> list[Any] | None:
+        """The layers of a sequential module that can be stacked; None of any other."""
+        return self._function.layers
+
+    def split(self, model: Array) -> list[Array]:
+        """Return the parameters of a model by themselves, each in its shape."""
+        return [_like(part, model) for part in self._function.split(_tensors(model)[0])]
+
     def start(self, rng: np.random.Generator) -> Array:
         """Return the parameters that the module draws, in float32."""
         module = self._build(int(rng.integers(2**63)))
-        parts = [part.detach() for part in module.parameters() if part.requires_grad]
-        return import_torch().cat([part.reshape(-1) for part in parts]).numpy()
+        parts = [part.reshape(-1) for part in module.parameters() if part.requires_grad]
+        return import_torch().cat(parts).detach().numpy()
 
     def scores(self, model: Array, features: Array) -> Array:
         """Return the module's outputs, shape (k, c)."""

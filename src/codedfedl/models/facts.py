@@ -21,9 +21,13 @@ _TILES = ("image", "patch", "stride", "pool")
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a model, as in `Model`; `features` are the settings of its feature map."""
+    """The facts of a model, as in `Model`; `features` are the settings of its feature map.
+
+    `network` are those of a network that was trained on them; None means least squares.
+    """
 
     features: Mapping[str, Any]
+    network: Mapping[str, Any] | None
     inputs: int
     columns: tuple[str, ...]
     labels: tuple[str, ...]
@@ -41,6 +45,7 @@ def read_facts(facts: npt.NDArray[Any], card: npt.NDArray[Any] | None) -> Facts:
     warmth = known.get("temperature")
     return Facts(
         features=_map(known.get("features")),
+        network=_network("network", known["network"]) if "network" in known else None,
         inputs=inputs,
         columns=columns,
         labels=_names("labels", known.get("labels")),
@@ -49,17 +54,31 @@ def read_facts(facts: npt.NDArray[Any], card: npt.NDArray[Any] | None) -> Facts:
     )
 
 
-def checked_arrays(arrays: Mapping[str, npt.NDArray[Any]], inputs: int) -> dict[str, Any]:
-    """Refuse arrays that do not fit each other: weights, classes, and scales of ins and outs."""
+def checked_arrays(
+    arrays: Mapping[str, npt.NDArray[Any]], inputs: int, outputs: int | None = None
+) -> dict[str, Any]:
+    """Refuse arrays that do not fit each other: weights, classes, and scales of ins and outs.
+
+    Parameters
+    ----------
+    outputs
+        Of a network, whose weights are one array; those of a linear model have a column for each.
+    """
     if "weights" not in arrays:
         raise InputError(f"it lacks weights: {_AGAIN}")
     weights = arrays["weights"]
-    if weights.dtype.kind != "f" or weights.ndim != 2 or not weights.shape[1]:
+    if outputs is None:
+        if weights.dtype.kind != "f" or weights.ndim != 2 or not weights.shape[1]:
+            raise InputError(
+                f"weights holds {weights.dtype} of shape {weights.shape}, not floating point with "
+                "a column for each output: train it again"
+            )
+        outputs = int(weights.shape[1])
+    elif weights.dtype.kind != "f" or weights.ndim != 1:
         raise InputError(
-            f"weights holds {weights.dtype} of shape {weights.shape}, not floating point with a "
-            "column for each output: train it again"
+            f"weights holds {weights.dtype} of shape {weights.shape}, not a network's parameters "
+            "one after another: train it again"
         )
-    outputs: int = weights.shape[1]
     sizes = dict.fromkeys(("low", "span", "center"), inputs)
     sizes |= dict.fromkeys(("classes", "offset", "scale"), outputs)
     for name in sizes.keys() & arrays.keys():
@@ -108,6 +127,27 @@ def _map(given: Any) -> dict[str, Any]:
         "sigma": _positive("features.sigma", how.get("sigma")),
         "seed": _whole("features.seed", how.get("seed"), 0, 2**32 - 1),
         "tiles": tiles,
+    }
+
+
+def _network(name: str, given: Any) -> dict[str, Any]:
+    """Return the settings of a network, with values of the right types."""
+    how = _table(name, given)
+    image, operations = how.get("image"), how.get("operations")
+    if image is not None:
+        if not isinstance(image, list) or len(image) != 3:
+            raise InputError(f"{name}.image is {shortened(image)}: {_AGAIN}")
+        image = [_whole(f"{name}.image", side, 1) for side in image]
+    if operations is not None:
+        operations = _whole(f"{name}.operations", operations, 1, 2**62)
+    _numbers(f"{name}.fingerprint", how.get("fingerprint"))
+    return {
+        "module": _text(f"{name}.module", how.get("module")),
+        "objective": _text(f"{name}.objective", how.get("objective")),
+        "outputs": _whole(f"{name}.outputs", how.get("outputs"), 1),
+        "image": image,
+        "operations": operations,
+        "fingerprint": how["fingerprint"],
     }
 
 

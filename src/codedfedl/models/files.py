@@ -25,8 +25,10 @@ from codedfedl.learning.features import (
     map_settings,
     same_map,
 )
+from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models.facts import checked_arrays, read_facts
 from codedfedl.models.model import Model
+from codedfedl.models.networks import network_settings, stored_network
 
 __all__ = ["FORMAT", "load_model", "save_model"]
 
@@ -61,6 +63,8 @@ def save_model(model: Model, path: str | Path) -> None:
         "labels": model.labels,
         "temperature": model.temperature,
     }
+    if isinstance(model.learner, TorchNetwork):
+        facts["network"] = network_settings(model.learner, model.weights)
     optional = {name: getattr(model, name) for name in _OPTIONAL}
     if model.classes is not None and all(isinstance(name, str) for name in model.classes):
         optional["classes"] = model.classes.astype(np.str_)
@@ -88,7 +92,8 @@ def load_model(path: str | Path, encoder: Any = None, *, trust: bool = False) ->
         ``module:function``, or a fitted transformer. It must be the same one. A file's word is
         never enough to import a module.
     trust
-        Whether the module of a user's own feature map, which the file names, may be imported.
+        Whether the module of a user's own feature map or network, which the file names, may be
+        imported.
 
     Examples
     --------
@@ -101,8 +106,13 @@ def load_model(path: str | Path, encoder: Any = None, *, trust: bool = False) ->
         facts = read_facts(texts["facts"], texts.get("card"))
         features = _features(facts.features, encoder, facts.inputs, trust=trust)
         known = {name: getattr(facts, name) for name in _FACTS}
-        arrays = read_arrays(path, ("weights", *_OPTIONAL))
-        return Model(features=features, **known, **checked_arrays(arrays, facts.inputs))
+        held = read_arrays(path, ("weights", *_OPTIONAL))
+        if facts.network is None:
+            return Model(features=features, **known, **checked_arrays(held, facts.inputs))
+        arrays = checked_arrays(held, facts.inputs, facts.network["outputs"])
+        size = features.size(facts.inputs)
+        network = stored_network(facts.network, size, arrays["weights"], trust=trust)
+        return Model(features=features, learner=network, **known, **arrays)
     except InputError as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 

@@ -14,6 +14,7 @@ from codedfedl.data.dataset import scaled, texts
 from codedfedl.data.loading import DATASET_NAMES
 from codedfedl.errors import InputError
 from codedfedl.learning.features import Encoder, FeatureMap
+from codedfedl.learning.learner import Learner, LeastSquares
 
 __all__ = ["Model"]
 
@@ -24,7 +25,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A linear model on the features of a map.
+    """A linear model on the features of a map, or a network.
 
     It takes inputs in the form it was trained on: those of `load_dataset`, or of an estimator's
     `fit`. `raw` converts the values of a file to that form. Where it was trained on texts, points
@@ -34,7 +35,7 @@ class Model:
     ----------
     features
         The feature map.
-    weights : array of shape (q, c)
+    weights : array of shape (q, c), or of the learner's shape
     inputs
         Number of values in a point; 1 for a text.
     classes : array of shape (c,), optional
@@ -49,6 +50,8 @@ class Model:
         Outputs are predictions·scale + offset: labels are scaled or centred for training.
     temperature
         Divides the outputs for probabilities; None if the model was not calibrated.
+    learner
+        What was trained, and scores points; least squares by default.
     card
         Facts about the model: data, scheme, fleet, accuracy, versions, date.
     """
@@ -66,20 +69,28 @@ class Model:
     scale: FloatArray | None = None
     temperature: float | None = None
     card: Mapping[str, Any] = field(default_factory=dict)
+    learner: Learner = None  # type: ignore[assignment]  # set below
 
     def __post_init__(self) -> None:
         expected = self.features.size(self.inputs)
-        if self.weights.ndim != 2 or len(self.weights) != expected:
+        if not self.learner:
+            if self.weights.ndim != 2 or len(self.weights) != expected:
+                raise InputError(
+                    f"weights has shape {self.weights.shape} where the map has {expected} "
+                    "features: give a row for each"
+                )
+            object.__setattr__(self, "learner", LeastSquares(*self.weights.shape))
+        if self.learner.inputs != expected or self.weights.shape != self.learner.shape:
             raise InputError(
-                f"weights has shape {self.weights.shape} where the map has {expected} features: "
-                "give a row for each"
+                f"weights has shape {self.weights.shape} on {expected} features where the learner "
+                f"has {self.learner.shape} on {self.learner.inputs}: train it again"
             )
         if not np.isfinite(self.weights).all():
             raise InputError("weights is not finite: the training diverged; choose a smaller step")
-        if self.classes is not None and self.classes.shape != self.weights.shape[1:]:
+        if self.classes is not None and self.classes.shape != (self.learner.outputs,):
             raise InputError(
-                f"classes has shape {self.classes.shape} and weights {self.weights.shape}: "
-                "name every column"
+                f"classes has shape {self.classes.shape} where the model has "
+                f"{self.learner.outputs} outputs: name every column"
             )
 
     @property
@@ -107,10 +118,10 @@ class Model:
         given = self._points(points)
         if self.center is not None:
             given = given - self.center
-        outputs = np.empty((len(given), self.weights.shape[1]))
+        outputs = np.empty((len(given), self.learner.outputs))
         for start in range(0, len(given), _ROWS_AT_ONCE):
             rows = slice(start, start + _ROWS_AT_ONCE)
-            outputs[rows] = self.features.transform(given[rows]) @ self.weights
+            outputs[rows] = self.learner.scores(self.weights, self.features.transform(given[rows]))
         if self.offset is not None and self.scale is not None:
             return outputs * self.scale + self.offset
         return outputs

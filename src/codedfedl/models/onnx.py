@@ -9,7 +9,9 @@ import numpy.typing as npt
 from codedfedl.errors import InputError
 from codedfedl.io.files import replacing
 from codedfedl.learning.features import Encoder, Identity, Patches, RandomFourier, Structured
+from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models.model import Model
+from codedfedl.models.onnx_layers import network_scores
 
 __all__ = ["export_onnx"]
 
@@ -61,18 +63,22 @@ def export_onnx(model: Model, path: str | Path) -> None:
     if model.center is not None:
         points = graph.apply("Sub", points, graph.constant(model.center))
     features = _features(graph, points, model)
-    weights = np.asarray(model.weights, dtype=np.float64)
-    scale = np.ones(weights.shape[1]) if model.scale is None else model.scale
-    offset = np.zeros(weights.shape[1]) if model.offset is None else model.offset
-    product = graph.apply("MatMul", features, graph.constant(weights * scale))
+    weights, width = np.asarray(model.weights, dtype=np.float64), model.learner.outputs
+    scale = np.ones(width) if model.scale is None else model.scale
+    offset = np.zeros(width) if model.offset is None else model.offset
+    if isinstance(model.learner, TorchNetwork):
+        network = network_scores(graph, features, model.learner, weights)
+        product = graph.apply("Mul", network, graph.constant(scale))
+    else:
+        product = graph.apply("MatMul", features, graph.constant(weights * scale))
     graph.apply("Add", product, graph.constant(offset), output="scores")
-    outputs = [_tensor("scores", onnx.TensorProto.FLOAT, weights.shape[1])]
+    outputs = [_tensor("scores", onnx.TensorProto.FLOAT, width)]
     if model.is_classifier:
         graph.apply("ArgMax", "scores", axis=1, keepdims=0, output="label")
         outputs.append(_tensor("label", onnx.TensorProto.INT64))
     encoded = isinstance(model.features, Encoder)
-    width = len(weights) if encoded else model.inputs
-    inputs = [_tensor("inputs", onnx.TensorProto.FLOAT, width)]
+    taken = model.learner.inputs if encoded else model.inputs
+    inputs = [_tensor("inputs", onnx.TensorProto.FLOAT, taken)]
     built = onnx.helper.make_model(
         onnx.helper.make_graph(graph.nodes, "codedfedl", inputs, outputs, graph.constants),
         opset_imports=[onnx.helper.make_opsetid("", _OPSET)],

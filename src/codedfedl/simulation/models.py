@@ -21,7 +21,7 @@ from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.schemes import scheme_class
 from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of
-from codedfedl.simulation.units import SeedUnit, deal, entries_of
+from codedfedl.simulation.units import SeedUnit, deal, entries_of, learner_of
 
 __all__ = ["check_model", "privacy_facts", "write_models", "write_privacy"]
 
@@ -44,8 +44,7 @@ class _Trained:
     def usable(self) -> bool:
         """Whether it can predict: it has not diverged, and its map can be saved."""
         finite = np.isfinite(self.stored["model"]).all() and not np.isnan(self.objective)
-        linear = self.cell.experiment.model.kind == "linear"
-        return bool(finite and linear and map_settings(self.unit.features))
+        return bool(finite and map_settings(self.unit.features))
 
     @property
     def objective(self) -> float:
@@ -119,6 +118,7 @@ def _model(trained: _Trained, privacy: dict[str, Any] | None) -> Model:
         scale=None if offset is None else np.ones_like(offset),
         temperature=temperature,
         card=_card(trained, temperature) | {"privacy": privacy},
+        learner=learner_of(trained.unit, trained.cell),
     )
 
 

@@ -21,6 +21,7 @@ from codedfedl.learning.features import (
     same_map,
     typical_sigma,
 )
+from codedfedl.learning.learner import Learner
 from codedfedl.runs.config import DataConfig, Experiment, FleetConfig, SchemeConfig
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.runs.grid import Cell, cells
@@ -36,6 +37,7 @@ __all__ = [
     "encoders",
     "entries_of",
     "fleets",
+    "learner_of",
     "prepare",
     "refuse_own_scale",
     "units",
@@ -161,6 +163,17 @@ def deal(unit: SeedUnit) -> Parts:
     return mini_batches(shards, experiment.data.batches)
 
 
+def learner_of(unit: SeedUnit, cell: Cell) -> Learner:
+    """Return what a setting trains."""
+    dataset = unit.dataset
+    return cell.experiment.model.learner(
+        unit.features.size(dataset.inputs.shape[1]),
+        dataset.label_columns,
+        classes=dataset.is_classification,
+        image=dataset.image,
+    )
+
+
 def entries_of(unit: SeedUnit, parts: Parts) -> list[Contender]:
     """Give every setting its task and its fleets; equal ones share their random delays."""
     made: dict[str, tuple[Task, DelayModel, DelayModel]] = {}
@@ -176,12 +189,7 @@ def entries_of(unit: SeedUnit, parts: Parts) -> list[Contender]:
                 epochs=training.epochs,
                 schedule=experiment.schedule(unit.features, unit.dataset.inputs),
                 ridge=training.ridge,
-                learner=experiment.model.learner(
-                    unit.features.size(unit.dataset.inputs.shape[1]),
-                    unit.dataset.label_columns,
-                    classes=unit.dataset.is_classification,
-                    image=unit.dataset.image,
-                ),
+                learner=learner_of(unit, cell),
             )
             made[key] = (task, *_planned_and_actual(experiment.fleet, unit, task))
         most = int(made[key][0].held.max())
