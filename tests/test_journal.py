@@ -500,7 +500,7 @@ def _gradient(node: Node, load: int, **work: Any) -> Answered:
     job = asdict(Job("0" * 32, "fourier", 16, 2.0, 0, 2, columns=10))
     asked = {"kind": "gradient", "batch": 0, **work}
     if asked["kind"] == "embedded":
-        asked = {"kind": "embedded", "least": 1, "grows": True}
+        asked = {"kind": "embedded", "least": 1, "grows": True, "represents": None}
     facts = {"work": asked, "round": 0, "load": load, "answered": 0, "seconds": None}
     return node.answer("work", {"job": job, **facts}, {"model": np.zeros((16, 10), np.float32)})
 

@@ -82,13 +82,13 @@ def stacked_outputs(layers: Sequence[Layer], parts: Sequence[Tensor], points: Te
     values = points
     for layer in layers:
         kind = type(layer).__name__
-        own = [next(remaining) for _ in layer.parameters()]
+        trained = [next(remaining) for _ in layer.parameters()]
         if kind == "Linear":
-            values = _linear(values, *own)
+            values = _linear(values, *trained)
         elif kind == "Conv2d":
-            values = _convolved(layer, values, *own)
+            values = _convolved(layer, values, *trained)
         elif kind == "GroupNorm":
-            values = _normed(layer, values, copies, *own)
+            values = _normed(layer, values, copies, *trained)
         elif kind == "Unflatten":
             channels, *sides = layer.unflattened_size
             values = values.reshape(k, copies * channels, *sides)
@@ -112,11 +112,11 @@ def _linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return torch.baddbmm(bias[:, None], rows, turned).transpose(0, 1)
 
 
-def _normed(layer: Layer, values: Tensor, copies: int, *own: Tensor) -> Tensor:
+def _normed(layer: Layer, values: Tensor, copies: int, *trained: Tensor) -> Tensor:
     """Normalise the groups of every copy."""
     norm, groups = import_torch().nn.functional.group_norm, copies * layer.num_groups
     joined = values if values.dim() == 4 else values.reshape(len(values), -1)
-    made = norm(joined, groups, *(part.reshape(-1) for part in own), eps=layer.eps)
+    made = norm(joined, groups, *(part.reshape(-1) for part in trained), eps=layer.eps)
     return made.reshape(values.shape)
 
 
@@ -185,14 +185,14 @@ def _grouped() -> Any:
             )
 
     def _by_images(shape: Any, weight: Tensor, above: Tensor, settings: Any) -> Tensor:
-        *place, groups = settings
+        *geometry, groups = settings
         if groups > 1 or shape[0] < 2 or above.is_cuda:
             return slopes.conv2d_input(shape, weight, above, *settings)
         even = shape[0] + shape[0] % 2
         padded = torch.nn.functional.pad(above, (0, 0) * 3 + (0, even - shape[0]))
         halves = padded.reshape(even // 2, 2 * above.shape[1], *above.shape[2:])
         made = slopes.conv2d_input(
-            (even // 2, 2 * shape[1], *shape[2:]), weight.repeat(2, 1, 1, 1), halves, *place, 2
+            (even // 2, 2 * shape[1], *shape[2:]), weight.repeat(2, 1, 1, 1), halves, *geometry, 2
         )
         return made.reshape(even, *shape[1:])[: shape[0]]
 

@@ -37,42 +37,42 @@ def network_scores(graph: Graph, points: str, network: TorchNetwork, weights: Ar
     remaining = iter(network.split(weights.astype(np.float32)))
     probe, value = torch.zeros(1, network.inputs), points
     for layer in layers:
-        own = [next(remaining) for _ in layer.parameters()]
+        parts = [next(remaining) for _ in layer.parameters()]
         with torch.no_grad():
             probe = layer(probe)
         add: Callable[..., str] = _LAYERS.get(type(layer).__name__, _refused)
-        value = add(graph, value, layer, own, [-1, *probe.shape[1:]])
+        value = add(graph, value, layer, parts, [-1, *probe.shape[1:]])
     return value
 
 
-def _refused(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _refused(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     raise InputError(f"the layer {layer} has no ONNX form here: use torch.onnx.export")
 
 
-def _linear(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
-    return graph.apply("Gemm", value, *map(graph.constant, own), transB=1)
+def _linear(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    return graph.apply("Gemm", value, *map(graph.constant, parts), transB=1)
 
 
-def _convolution(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _convolution(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     window = _window(layer) | {"dilations": _pair(layer.dilation)}
-    return graph.apply("Conv", value, *map(graph.constant, own), **window)
+    return graph.apply("Conv", value, *map(graph.constant, parts), **window)
 
 
-def _reshaped(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _reshaped(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     return graph.apply("Reshape", value, graph.constant(np.array(shape)))
 
 
-def _images(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _images(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     image = graph.apply("Reshape", value, graph.constant(np.array([-1, *layer.image])))
     return graph.apply("Transpose", image, perm=[0, 3, 1, 2])
 
 
-def _pool(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _pool(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     kind = type(layer).__name__
     if kind == "AdaptiveAvgPool2d" and shape[2:] == [1, 1]:
         return graph.apply("GlobalAveragePool", value)
     if getattr(layer, "ceil_mode", True) or getattr(layer, "divisor_override", None):
-        return _refused(graph, value, layer, own, shape)
+        return _refused(graph, value, layer, parts, shape)
     window = _window(layer)
     if kind == "MaxPool2d":
         return graph.apply("MaxPool", value, **window, dilations=_pair(layer.dilation))
@@ -80,7 +80,7 @@ def _pool(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[in
     return graph.apply("AveragePool", value, **window, count_include_pad=counted)
 
 
-def _group_norm(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _group_norm(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     """Normalise groups as instances, then scale each channel."""
     groups = layer.num_groups
     grouped = graph.apply("Reshape", value, graph.constant(np.array([0, groups, -1])))
@@ -88,7 +88,7 @@ def _group_norm(graph: Graph, value: str, layer: Any, own: list[Array], shape: l
     normed = graph.apply("InstanceNormalization", grouped, *scale, epsilon=layer.eps)
     value = graph.apply("Reshape", normed, graph.constant(np.array(shape)))
     sides = (1,) * (len(shape) - 2)
-    for step, array in zip(("Mul", "Add"), own, strict=False):
+    for step, array in zip(("Mul", "Add"), parts, strict=False):
         value = graph.apply(step, value, graph.constant(array.reshape(-1, *sides)))
     return value
 
@@ -106,19 +106,19 @@ def _pair(setting: Any) -> list[int]:
     return [setting, setting] if isinstance(setting, int) else list(setting)
 
 
-def _gelu(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _gelu(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     if layer.approximate != "none":
-        return _refused(graph, value, layer, own, shape)
+        return _refused(graph, value, layer, parts, shape)
     erf = graph.apply("Erf", graph.apply("Mul", value, graph.constant(0.5**0.5)))
     half = graph.apply("Mul", value, graph.constant(0.5))
     return graph.apply("Mul", half, graph.apply("Add", erf, graph.constant(1.0)))
 
 
-def _silu(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _silu(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     return graph.apply("Mul", value, graph.apply("Sigmoid", value))
 
 
-def _softplus(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+def _softplus(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     beta = graph.constant(float(layer.beta))
     return graph.apply("Div", graph.apply("Softplus", graph.apply("Mul", value, beta)), beta)
 
@@ -126,7 +126,7 @@ def _softplus(graph: Graph, value: str, layer: Any, own: list[Array], shape: lis
 def _elementwise(kind: str, **names: str) -> Callable[..., str]:
     """Return how an activation of ONNX is added, with settings by their names in PyTorch."""
 
-    def add(graph: Graph, value: str, layer: Any, own: list[Array], shape: list[int]) -> str:
+    def add(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
         settings = {key: float(getattr(layer, name)) for key, name in names.items()}
         return graph.apply(kind, value, output=None, **settings)
 
