@@ -18,8 +18,8 @@ from codedfedl.experiments import built_in
 from codedfedl.fleet.built_in import paper_devices
 from codedfedl.fleet.devices import Workload
 from codedfedl.report.results import outcomes
-from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.sections import SchemeConfig
 from codedfedl.simulation.experiment import simulate
 
 FLEETS: dict[str, dict[str, float]] = {

@@ -17,8 +17,9 @@ from codedfedl.reproduce import reproduction
 from codedfedl.reproduce.charged_hours import cold_start, private, rounds_to_exact, settings
 from codedfedl.reproduce.frontiers import frontier
 from codedfedl.reproduce.reproduction import Reproduction
-from codedfedl.runs.config import Experiment, FleetConfig
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import cells
+from codedfedl.runs.sections import FleetConfig
 from codedfedl.simulation.units import _slowed
 
 _SMALL = {

@@ -16,9 +16,9 @@ from codedfedl.federate.job import Job
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
-from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.sections import FederationConfig
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, UNCODED, claim_more, lied_to
 from tests.loopback import Script, experiment_of, transport_of

@@ -13,9 +13,9 @@ from codedfedl import InputError
 from codedfedl.data import load_dataset
 from codedfedl.estimators import CodedFedLClassifier
 from codedfedl.learning.features import Identity, RandomFourier, Structured, safe_step
-from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.federation import federation_config
+from codedfedl.runs.sections import FederationConfig
 from tests.conftest import Run
 
 DEVICES = 20

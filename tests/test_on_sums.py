@@ -15,9 +15,9 @@ from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.report.results import outcomes
-from codedfedl.runs.config import SchemeConfig
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import scheme_of
+from codedfedl.runs.sections import SchemeConfig
 from codedfedl.simulation.experiment import simulate
 from tests.test_private import experiment, played, simulation
 

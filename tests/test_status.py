@@ -15,7 +15,8 @@ from codedfedl.cli import following
 from codedfedl.cli.following import submit
 from codedfedl.federate.server.session import federate
 from codedfedl.report.results import outcomes
-from codedfedl.runs.directory import RunDirectory, Status, StatusFile, reason
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.status import Status, StatusFile, reason
 from codedfedl.simulation.experiment import simulate
 from tests.conftest import Run
 from tests.loopback import experiment_of, transport_of

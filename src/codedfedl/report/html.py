@@ -27,7 +27,8 @@ from codedfedl.report.grids import sweep_figure
 from codedfedl.report.results import Outcome, median_hours, written
 from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_of
 from codedfedl.runs.advice import client_advice
-from codedfedl.runs.directory import RunDirectory, Status
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.status import Status
 from codedfedl.runs.watching import NamedRound, listed
 
 __all__ = ["main_figure", "page_data", "render_report", "render_waiting"]

@@ -25,7 +25,8 @@ from codedfedl.core.record import PARTS, metric_name
 from codedfedl.errors import InputError
 from codedfedl.report.html import render_report, render_waiting
 from codedfedl.report.reading import RunTables
-from codedfedl.runs.directory import RunDirectory, Status
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.status import Status
 from codedfedl.runs.watching import Sight, look
 from codedfedl.tracking import Broadcast, Tracker, finite
 

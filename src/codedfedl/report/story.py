@@ -17,8 +17,9 @@ from codedfedl.report.reading import Columns, Curve, RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory, Status
+from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
+from codedfedl.runs.status import Status
 
 __all__ = ["SHOWN_CLIENTS", "TIME_COLUMNS", "Story", "stories_of"]
 

@@ -12,7 +12,8 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
 from codedfedl.io.toml import parse_toml, read_toml
-from codedfedl.runs.config import Experiment, FleetConfig
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.sections import FleetConfig
 
 _MODULE_KEYS = ("scheme", "encoder", "kind", "features", "optimiser", "module")
 

@@ -18,8 +18,9 @@ from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.random import stream
-from codedfedl.runs.config import Experiment, FederationConfig
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.journal import Journal, Members
+from codedfedl.runs.sections import FederationConfig
 from codedfedl.schemes import scheme_class
 
 

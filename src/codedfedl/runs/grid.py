@@ -19,8 +19,9 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
-from codedfedl.runs.config import Experiment, SchemeConfig, distinct_labels, flattened
+from codedfedl.runs.config import Experiment, distinct_labels, flattened
 from codedfedl.runs.documents import check, modules_of, parse_value, set_key, table_keys
+from codedfedl.runs.sections import SchemeConfig
 from codedfedl.schemes import RENAMED_SETTINGS, SCHEMES, scheme_class, settings_of
 
 CELLS = "cells.json"

@@ -16,9 +16,10 @@ from codedfedl.core.record import PARTS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import read_fleet
 from codedfedl.runs.advice import Conduct
-from codedfedl.runs.directory import RunDirectory, Status
+from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import known_cells
 from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.status import Status
 from codedfedl.runs.tables import Ending, record_tables
 
 _REMEMBERED = 4096  # exchanges

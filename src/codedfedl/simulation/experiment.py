@@ -13,8 +13,9 @@ from codedfedl.core.record import metric_name
 from codedfedl.errors import InputError
 from codedfedl.io.files import memory
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import Checkpoint, RunDirectory, StatusFile
+from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
+from codedfedl.runs.status import StatusFile
 from codedfedl.simulation.checkpoint import (
     final_metrics,
     part_of,

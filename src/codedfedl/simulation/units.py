@@ -22,9 +22,10 @@ from codedfedl.learning.features import (
     typical_sigma,
 )
 from codedfedl.learning.learner import Learner
-from codedfedl.runs.config import DataConfig, Experiment, FleetConfig, SchemeConfig
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.runs.grid import Cell, cells
+from codedfedl.runs.sections import DataConfig, FleetConfig, SchemeConfig
 from codedfedl.schemes import make_scheme, scheme_for
 from codedfedl.simulation.client_data import Parts, Problem, embedded, task_of
 from codedfedl.simulation.engine import Contender

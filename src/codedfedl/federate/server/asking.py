@@ -23,8 +23,8 @@ from codedfedl.federate.job import Job
 from codedfedl.federate.server.checks import RefusedError, answer_bytes
 from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
 from codedfedl.fitting.drift import Timings
-from codedfedl.runs.config import FederationConfig
 from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.sections import FederationConfig
 
 LIFE_IN_DEADLINES = 20
 """After so many deadlines a late answer is not waited for any more."""

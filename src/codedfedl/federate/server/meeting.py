@@ -14,8 +14,9 @@ from codedfedl.federate.server.checks import RefusedError
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points, unbelieved
 from codedfedl.federate.transport import Arrival, Say, Transport
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
-from codedfedl.runs.config import Experiment, FederationConfig
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.journal import Members
+from codedfedl.runs.sections import FederationConfig
 
 RETURN_SECONDS = 30.0
 """Seconds that a resumed federation waits for its nodes."""

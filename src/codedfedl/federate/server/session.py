@@ -35,9 +35,10 @@ from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice, nobody_arrived
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory, StatusFile
+from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
 from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import Ending, planned_share, write_records
 from codedfedl.runs.watching import NamedRound
 

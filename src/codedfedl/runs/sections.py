@@ -1,0 +1,279 @@
+"""The tables of an experiment in TOML: their keys, bounds and defaults."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+)
+
+from codedfedl.data import Dataset, load_dataset
+from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
+from codedfedl.learning.features import FEATURE_KINDS, Tiles
+from codedfedl.learning.learner import Learner, LeastSquares
+from codedfedl.schemes import Scheme, make_scheme, scheme_class
+
+__all__ = [
+    "DataConfig",
+    "FeaturesConfig",
+    "FederationConfig",
+    "FleetConfig",
+    "ModelConfig",
+    "SchemeConfig",
+    "Section",
+    "TrainingConfig",
+]
+
+MAX_ROUNDS = 10_000_000
+
+
+def _known_features(kind: str) -> str:
+    if kind not in FEATURE_KINDS and ":" not in kind:
+        raise ValueError(nearest(kind, FEATURE_KINDS))
+    return kind
+
+
+FeatureKind = Annotated[str, AfterValidator(_known_features)]
+
+
+class Section(BaseModel):
+    """A table of an experiment: no other keys, and no changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Section):
+    """The data, and their partition over the clients.
+
+    `text` is the column of a table that holds texts, for an encoder. `low` and `high` are public
+    bounds of a file's input values, which are scaled by these instead of by their own range.
+    """
+
+    name: str = "digits"
+    label: str | None = None
+    text: str | None = None
+    low: float | tuple[float, ...] | None = None
+    high: float | tuple[float, ...] | None = None
+    partition: Literal["sorted", "iid", "dirichlet"] = "sorted"
+    concentration: float = Field(0.5, gt=0)
+    batches: int = Field(1, ge=1)
+
+    def load(self, directory: str | None = None) -> Dataset:
+        """Load the data; `directory` is where the files of a built-in data set are."""
+        how = self.model_dump(include={"label", "text", "low", "high"})
+        return load_dataset(self.name, directory, **how)
+
+
+class FleetConfig(Section):
+    """``paper`` or ``phones`` with some clients, or a file: a fleet, devices, or measured delays.
+
+    The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
+    their processors and links, in the set-up and in rounds; measured delays are scaled as a whole.
+    With `foreseen`, the plans know it: what a run with wrong delays is to be compared with.
+    """
+
+    name: str = "paper"
+    clients: int = Field(30, ge=1)
+    k1: float = Field(0.95, gt=0, le=1)
+    k2: float = Field(0.8, gt=0, le=1)
+    alpha: float = Field(2.0, gt=0)
+    erasure: float = Field(0.1, ge=0, lt=1)
+    slower: float = Field(1.0, gt=0)
+    slower_share: float = Field(1.0, ge=0, le=1)
+    foreseen: bool = False
+
+
+class FeaturesConfig(Section):
+    """The feature map; a `sigma` of ``auto`` is chosen from the data.
+
+    `image`, `patch`, `stride` and `pool` are for ``patches``: see `learning.features.Tiles`;
+    `encoder`, `operations` and `normalise` are for ``encoder``: see `learning.features.Encoder`.
+    """
+
+    kind: FeatureKind = "fourier"
+    n_components: int = Field(500, ge=1)
+    sigma: Annotated[float, Field(gt=0, le=1e100)] | Literal["auto"] = "auto"
+    image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    patch: PositiveInt | None = None
+    stride: PositiveInt | None = None
+    pool: PositiveInt | None = None
+    encoder: str | None = None
+    operations: NonNegativeInt | None = None
+    normalise: bool = True
+
+    def tiles(self, image: tuple[int, int, int] | None = None) -> Tiles:
+        """Return how images are cut; `image` is what the data say of their shape."""
+        return Tiles(self.image or image, self.patch, self.stride, self.pool)
+
+    @property
+    def known_sigma(self) -> float:
+        """σ as a number."""
+        if self.sigma == "auto":
+            raise InputError(
+                "features.sigma is 'auto', which needs all data in one place: give a number, about "
+                "half the distance between two points"
+            )
+        return self.sigma
+
+
+class ModelConfig(Section):
+    """What is trained: ``linear`` is the paper's model, ``torch`` a network of PyTorch's.
+
+    `module` is ``cnn``, ``mlp``, ``logistic``, or ``module:function``, a function of one's own that
+    returns a module; `operations` are the multiply-accumulates of one point's gradient, which are
+    counted by default. A `loss` of ``auto`` is the cross-entropy for classes, and else squared.
+    """
+
+    kind: Literal["linear", "torch"] = "linear"
+    module: str = "cnn"
+    loss: Literal["auto", "cross-entropy", "squared"] = "auto"
+    operations: PositiveInt | None = None
+
+    @property
+    def name(self) -> str:
+        """What tables and reports call it."""
+        return self.module if self.kind == "torch" else self.kind
+
+    def learner(
+        self, features: int, labels: int, *, classes: bool, image: tuple[int, int, int] | None
+    ) -> Learner:
+        """Return the learner of points with so many features and label columns."""
+        if self.kind == "linear":
+            return LeastSquares(features, labels)
+        from codedfedl.learning.torch_network import TorchNetwork, chosen_loss  # an extra
+
+        loss = chosen_loss(self.loss, classes=classes)
+        if loss == "cross-entropy" and not classes:
+            raise InputError(
+                "model.loss is 'cross-entropy' and the labels are numbers: use 'squared', or data "
+                "with classes"
+            )
+        return TorchNetwork(self.module, features, labels, loss, image, self.operations)
+
+
+class TrainingConfig(Section):
+    """Number of epochs and step sizes; a `step` of ``auto`` is the largest safe one: `safe_step`.
+
+    Training stops after so many `hours` on the virtual clock, with the set-up; a federation has no
+    such limit.
+
+    With `objective`, the training objective of every scheme is recorded, not only of those that aim
+    at its minimum; if it is false, of none, which saves the Gram matrix of all points.
+    """
+
+    epochs: int = Field(100, ge=1, le=MAX_ROUNDS)
+    step: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
+    decay: float = Field(0.8, gt=0, le=1)
+    decay_epochs: list[NonNegativeInt] = []
+    ridge: float = Field(1e-4, ge=0, allow_inf_nan=False)
+    target: float | None = Field(None, allow_inf_nan=False)
+    hours: float | None = Field(None, gt=0)
+    objective: bool | None = None
+
+
+class FederationConfig(Section):
+    """Settings of a federation of real clients.
+
+    Attributes
+    ----------
+    clients
+        Number of nodes that must be ready before the federation starts.
+    deadline : seconds
+        Deadline of a round, by default planned; if a scheme waits for all, the longest wait.
+    test
+        Test data at the server, a name or a file; without it there is no accuracy.
+    ready_timeout, probe_timeout, setup_timeout : seconds
+        The longest wait for the nodes, for a probe, and for features and parity.
+    in_flight : megabytes
+        How much parity may be in transit at a time: the engine's database is slow with more.
+    probes
+        Messages used to measure each node before planning.
+    availability
+        Upper limit on the assumed share of rounds in which a node takes part.
+    margin
+        Safety factor on the measured times when the deadline is planned.
+    tolerance
+        Largest deviation of a gradient from the client's own parity, in expected errors.
+    without
+        Names of nodes to leave out from now on.
+    scale
+        Whether the nodes agree on means and spreads of their columns, by sums, and scale with them.
+    points
+        Number of points of a node, by its name: they count in full, and a node that reports
+        another number is refused.
+    classes
+        Number of label columns; by default the largest number that nodes report.
+    heaviest
+        How many times the median a node's unstated points count at most; a node with more label
+        columns than that is refused.
+    fall
+        How far accuracy or R² on the test points may fall below its best before the run stops.
+    """
+
+    clients: int = Field(ge=1)
+    rounds: int = Field(10, ge=1, le=MAX_ROUNDS)
+    deadline: float | None = Field(None, gt=0)
+    test: str | None = None
+    ready_timeout: float = Field(180.0, gt=0)
+    probe_timeout: float = Field(120.0, gt=0)
+    setup_timeout: float = Field(3600.0, gt=0)
+    in_flight: float = Field(200.0, gt=0)
+    probes: int = Field(5, ge=1)
+    availability: float = Field(0.95, gt=0, le=1)
+    margin: float = Field(1.5, ge=1)
+    tolerance: float = Field(6.0, gt=0)
+    without: list[str] = []
+    scale: bool = False
+    points: dict[str, PositiveInt] = {}
+    classes: PositiveInt | None = None
+    heaviest: float = Field(5.0, ge=1)
+    fall: float = Field(0.1, gt=0)
+
+
+class SchemeConfig(BaseModel):
+    """A scheme and its settings; `features` overrides the experiment's kind.
+
+    With `secure`, the server sees only sums of answers, no single answer.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+    features: FeatureKind | None = None
+    secure: bool | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything except the name."""
+        return dict(self.model_extra or {})
+
+    @property
+    def plain_name(self) -> str:
+        """The scheme's own name, also where it is given as ``module:Class``."""
+        return scheme_class(self.name).info.name
+
+    @property
+    def label(self) -> str:
+        """A label that distinguishes settings of one scheme."""
+        return self.labelled(self.plain_name)
+
+    def labelled(self, name: str) -> str:
+        """Return the label with a name for the scheme."""
+        settings = self.settings
+        code = " ".join(str(settings.pop(key)) for key in ("code", "nonzeros") if key in settings)
+        words = [
+            f"{100 * value:.4g}%"
+            if key in ("redundancy", "drop") and isinstance(value, int | float)
+            else f"{key.replace('_', ' ')} {value}"
+            for key, value in settings.items()
+        ]
+        words += [word for word in (code, self.features, self.secure and "secure sums") if word]
+        return ", ".join([" ".join([name, *words[:1]]), *words[1:]])
+
+    def scheme(self) -> Scheme:
+        """Return the scheme."""
+        return make_scheme(self.name, self.settings, secure=bool(self.secure))
