@@ -33,6 +33,7 @@ from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block
+from codedfedl.simulation.checkpoint import bring_back
 from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.replay import replay
@@ -291,7 +292,7 @@ class TestSimulated:
         steps = half.run()
         for _ in range(7):
             next(steps)
-        again.restore(stored_of(half, again))
+        bring_back(again, stored_of(half, again))
         for _ in again.run():
             pass
         for once, twice in zip(whole.settings, again.settings, strict=True):

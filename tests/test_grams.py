@@ -19,7 +19,8 @@ from codedfedl.schemes.tifl import TiFL
 from codedfedl.schemes.uncoded import Uncoded
 from codedfedl.simulation.client_data import Batch, SimulatedClient
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.fast import MIN_GRAMS, FastSums, Grams, Question, times
+from codedfedl.simulation.fast import FastSums, Question, times
+from codedfedl.simulation.quadratics import MIN_GRAMS, Grams
 from tests.virtual import play, simulation_of
 
 LONG: dict[str, Any] = {"training": {"epochs": 60, "step": 2.0, "ridge": 9e-6, "target": 0.5}}

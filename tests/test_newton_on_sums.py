@@ -20,8 +20,9 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_on_sums import SummedState
+from codedfedl.simulation.checkpoint import Stored, bring_back
 from codedfedl.simulation.clock import Arrivals
-from codedfedl.simulation.engine import Setting, Simulation, Stored, entries
+from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.experiment import simulate
 from tests.test_newton import SMALL, answer_of, everyone, newton_state, prepared
 from tests.test_private import experiment, played, simulation
@@ -204,8 +205,8 @@ class TestRuns:
         for _ in range(7):
             next(steps)
         old, new = _only(half), _only(again)
-        again.restore(
-            [Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))]
+        bring_back(
+            again, [Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))]
         )
         for _ in again.run():
             pass

@@ -28,9 +28,10 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.private import Private, PrivateState
+from codedfedl.simulation.checkpoint import Stored, bring_back
 from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.clock import Arrivals
-from codedfedl.simulation.engine import Setting, Simulation, Stored
+from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
 
@@ -73,7 +74,9 @@ def check_resumes_exactly(one: Experiment) -> None:
     for _ in range(3):
         next(steps)
     (old,), (new,) = half.settings, again.settings
-    again.restore([Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))])
+    bring_back(
+        again, [Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))]
+    )
     for _ in again.run():
         pass
     np.testing.assert_array_equal(new.state.model, whole.state.model)

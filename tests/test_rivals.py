@@ -13,6 +13,7 @@ from codedfedl.core.protocol import Inbox, Limits
 from codedfedl.data import load_dataset
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.simulation.checkpoint import bring_back
 from codedfedl.simulation.engine import Setting, Simulation
 from tests.virtual import final_of, played, simulation, small, stored_of
 
@@ -285,7 +286,7 @@ class TestResume:
         steps = half.run()
         for _ in range(5):
             next(steps)
-        again.restore(stored_of(half, again))
+        bring_back(again, stored_of(half, again))
         for label, setting in _played(again).items():
             np.testing.assert_array_equal(setting.state.model, whole[label].state.model, label)
             assert len(setting.records) == len(whole[label].records)

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from codedfedl import Fleet, InputError
 from codedfedl.core.client import Gradient
-from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Ask
 from codedfedl.core.waiting import Everyone, Fastest, Next, Until, Wait, arrivals
 from codedfedl.data import Dataset, load_dataset
-from codedfedl.learning.codes import Code
 from codedfedl.learning.features import RandomFourier
 from codedfedl.learning.learner import LeastSquares
 from codedfedl.learning.least_squares import Quadratic
@@ -27,7 +25,6 @@ from codedfedl.simulation.client_data import Batch, SimulatedClient
 from codedfedl.simulation.engine import Simulation, entries
 from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.fast import FastSums, Question
-from codedfedl.simulation.parities import composite_parities
 from codedfedl.simulation.units import prepare
 from tests.virtual import final_of, played, seconds_of, simulation, small
 
@@ -107,30 +104,6 @@ class TestFastSums:
                 both = inbox.plus(own, each.model)
                 np.testing.assert_allclose(both, expected + own.gradient(each.model), atol=1e-10)
                 assert inbox.points == each.loads[each.arrived].sum()
-
-    @pytest.mark.parametrize("code", [Code(), Code("sparse", 2), Code("dealt", 2)])
-    def test_composite_parity_is_the_sum_of_answers(self, code: Code) -> None:
-        rng = np.random.default_rng(0)
-        batches, held = [], np.array([[5, 7, 4], [9, 4, 6]])
-        for points in held:
-            offsets = np.concatenate([[0], np.cumsum(points)])
-            features = rng.standard_normal((offsets[-1], 6)).astype(np.float32)
-            targets = rng.standard_normal((offsets[-1], 2)).astype(np.float32)
-            batches.append(Batch(features, targets, offsets))
-        works = [
-            Parity(rows, rng.integers(0, held + 1), rng.random(held.shape), own)
-            for rows in ([4, 3], [2, 4], [3, 3])
-            for own in (code, Code("sign"))
-        ]
-        for work, found in zip(works, composite_parities(works, batches, 5), strict=True):
-            answers = [
-                work.for_client(j).answer(SimulatedClient(batches, j, 5), 0, None).arrays
-                for j in range(3)
-            ]
-            assert found.keys() == answers[0].keys()
-            for name, total in found.items():
-                expected = sum(answer[name] for answer in answers)
-                np.testing.assert_allclose(total, expected, atol=1e-5)
 
     def test_float32_gradients_are_within_1e_5_of_float64(self) -> None:
         """Relative to the gradient at the start, on a model half-way to the optimum."""

@@ -13,8 +13,9 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme, settings_of
+from codedfedl.simulation.checkpoint import Stored, bring_back
 from codedfedl.simulation.clock import Arrivals
-from codedfedl.simulation.engine import Setting, Stored
+from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.experiment import simulate
 from tests.virtual import experiment_of, play, simulation_of
 
@@ -116,7 +117,7 @@ def test_a_scheme_that_now_ends_sooner_is_not_resumed() -> None:
     later = simulation_of({"it": scheme}, **short)
     model = np.asarray(first.state.model)
     with pytest.raises(InputError, match="it: the checkpoint has 6 rounds, .* ends after 2"):
-        later.restore([Stored(later.settings[0], model, 6, first.records)])
+        bring_back(later, [Stored(later.settings[0], model, 6, first.records)])
 
 
 WRONG: list[Any] = ["x", 1.5, True, float("nan"), [1]]

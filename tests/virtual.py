@@ -9,7 +9,8 @@ from codedfedl.core.protocol import Scheme
 from codedfedl.data import load_dataset
 from codedfedl.learning.features import RandomFourier
 from codedfedl.runs.config import Experiment
-from codedfedl.simulation.engine import Contender, Setting, Simulation, Stored, entries
+from codedfedl.simulation.checkpoint import Stored
+from codedfedl.simulation.engine import Contender, Setting, Simulation, entries
 from codedfedl.simulation.units import prepare
 
 __all__ = [

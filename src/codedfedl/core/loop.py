@@ -17,8 +17,19 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
+from codedfedl.learning.learner import Learner
+from codedfedl.learning.optimisers import OPTIMISERS
 
-__all__ = ["PREPARE", "Driver", "RunningSum", "check_ask", "drive", "is_secure", "loads_of"]
+__all__ = [
+    "PREPARE",
+    "Driver",
+    "RunningSum",
+    "check_ask",
+    "drive",
+    "is_secure",
+    "loads_of",
+    "refuse_learner",
+]
 
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
 """The set-up of a scheme that has none of its own."""
@@ -117,6 +128,23 @@ def check_ask(scheme: Scheme, ask: Ask) -> None:
     if not hasattr(ask.wait, "enough") or not hasattr(ask.wait, "deadline"):
         raise InputError(
             f"scheme {scheme_name!r} waits with {ask.wait!r}: give a Wait, with deadline and enough"
+        )
+
+
+def refuse_learner(scheme: Scheme, learner: Learner) -> None:
+    """Refuse to train with a scheme that needs a quadratic what is none."""
+    if learner.quadratic:
+        return
+    name, chosen = scheme.info.name, str(getattr(scheme, "optimiser", ""))
+    if scheme.info.quadratic:
+        raise InputError(
+            f"{name} codes or solves a quadratic, which the loss of a network is not: set "
+            "model.kind = 'linear', or choose a scheme of gradients, such as uncoded or paced"
+        )
+    if chosen in OPTIMISERS and OPTIMISERS[chosen].quadratic:
+        raise InputError(
+            f"{name}.optimiser is {chosen!r}, which is for quadratics: choose sgd or adam, or set "
+            "model.kind = 'linear'"
         )
 
 

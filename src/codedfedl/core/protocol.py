@@ -21,13 +21,11 @@ from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
-from codedfedl.learning.optimisers import OPTIMISERS
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:
     from codedfedl.core.work import Work
     from codedfedl.learning.features import FeatureMap
-    from codedfedl.learning.learner import Learner
     from codedfedl.privacy.accounting import Account
 
 __all__ = [
@@ -46,8 +44,6 @@ __all__ = [
     "Scheme",
     "State",
     "Task",
-    "refuse_absent",
-    "refuse_learner",
 ]
 
 
@@ -309,8 +305,10 @@ class Scheme(ABC):
         limits
             Of a real federation, which limits every wait: refused if they do not suffice.
         """
-        if fleet is not None and self.info.waits:
-            refuse_absent(fleet, f"{self.info.name} {self.info.waits}")
+        availability = getattr(fleet, "availability", None)
+        if self.info.waits and availability is not None and (availability < 1).any():
+            waiting = f"{self.info.name} {self.info.waits}"
+            raise InputError(f"{waiting}, and some clients' availability is below 1")
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
@@ -348,27 +346,3 @@ class Runtime(Protocol):
 
     def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
         """Ask the clients for work on a model, wait, and return the answers."""
-
-
-def refuse_absent(fleet: DelayModel, waiting: str) -> None:
-    """Refuse a fleet for which waiting might never end, in the words of who would wait."""
-    availability = getattr(fleet, "availability", None)
-    if availability is not None and (availability < 1).any():
-        raise InputError(f"{waiting}, and some clients' availability is below 1")
-
-
-def refuse_learner(scheme: Scheme, learner: "Learner") -> None:
-    """Refuse to train with a scheme that needs a quadratic what is none."""
-    if learner.quadratic:
-        return
-    name, chosen = scheme.info.name, str(getattr(scheme, "optimiser", ""))
-    if scheme.info.quadratic:
-        raise InputError(
-            f"{name} codes or solves a quadratic, which the loss of a network is not: set "
-            "model.kind = 'linear', or choose a scheme of gradients, such as uncoded or paced"
-        )
-    if chosen in OPTIMISERS and OPTIMISERS[chosen].quadratic:
-        raise InputError(
-            f"{name}.optimiser is {chosen!r}, which is for quadratics: choose sgd or adam, or set "
-            "model.kind = 'linear'"
-        )

@@ -4,28 +4,32 @@ The arrays of setting s of unit k are called ``k/s/…``.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import to_host
+from codedfedl.arrays import asarray_like, to_host
 from codedfedl.core.columns import FACTS
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import Record, metric_name, packed, unpacked
 from codedfedl.core.task import State
+from codedfedl.errors import InputError
 from codedfedl.fleet.delays import TIME_PARTS
 from codedfedl.models.model import fitted_temperature
 from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun, planned_share, stated_facts, write_tables
-from codedfedl.simulation.engine import Setting, Simulation, Stored
+from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.units import SeedUnit
 
 __all__ = [
     "CALIBRATION_POINTS",
+    "Stored",
+    "bring_back",
     "client_columns",
     "final_metrics",
     "part_of",
@@ -53,6 +57,64 @@ def snapshot(simulation: Simulation, number: int) -> Checkpoint:
     return arrays
 
 
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What a checkpoint has of a setting."""
+
+    setting: Setting
+    model: npt.NDArray[Any]
+    state_round: int
+    records: list[Record]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were played."""
+        return sum(not record.is_setup for record in self.records)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the setting goes on from its model and round alone."""
+        ask = self.setting.driver.ask()
+        return ask is not None and self.setting.state.checkpointed and not ask.keep_late
+
+
+def bring_back(simulation: Simulation, stored: Sequence[Stored]) -> None:
+    """Bring settings to where they were, by their models or by playing their rounds again.
+
+    If any must be played again, all are, side by side as before: what is multiplied together
+    decides the last digits.
+    """
+    if all(part.continues for part in stored):
+        for part in stored:
+            driver = part.setting.driver
+            here = asarray_like(part.model, driver.state.model)
+            driver.state = replace(driver.state, model=here, round=part.state_round)
+            driver.played = part.rounds
+            if simulation.fast is not None:
+                for record in part.records[-part.rounds :] if part.rounds else ():
+                    simulation.fast.seen(part.setting.label, record.loads)
+    else:
+        _play_again(simulation, stored)
+    for part in stored:
+        part.setting.records = part.records
+
+
+def _play_again(simulation: Simulation, stored: Sequence[Stored]) -> None:
+    while asked := [
+        (part.setting, ask)
+        for part in stored
+        if part.setting.driver.played < part.rounds
+        and (ask := part.setting.driver.ask()) is not None
+    ]:
+        simulation.play(asked, measured=False)
+    for part in stored:
+        if part.setting.driver.played < part.rounds:
+            raise InputError(
+                f"{part.setting.label}: the checkpoint has {part.rounds} rounds, and the "
+                f"scheme now ends after {part.setting.driver.played}: choose another --out"
+            )
+
+
 def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None:
     """Bring a simulation to where its unit was in a checkpoint, if it had begun."""
     begun, processed = [], []
@@ -62,7 +124,7 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None
             records = unpacked(part_of(stored, "records/"))
             begun.append(Stored(setting, stored["model"], int(stored["state_round"]), records))
             processed.append(stored["processed"])
-    simulation.restore(begun)
+    bring_back(simulation, begun)
     for part, points in zip(begun, processed, strict=True):
         part.setting.timeline.processed = points
 
@@ -85,10 +147,12 @@ def result_arrays(simulation: Simulation, unit: SeedUnit, number: int) -> Checkp
         private = only_private(setting.scheme.disclosure)
         quadratic = setting.state.task.learner.quadratic
         if cell.experiment.training.target is None and quadratic and not private:
-            exact = simulation.exact_metric(setting.state.task)
-            arrays[f"{prefix}fact/exact_metric"] = np.array([exact])
+            exact = simulation.objectives.of(setting.state.task).best.astype(np.float32)
+            model = asarray_like(exact, setting.state.model)
+            metrics = simulation.measuring.metrics(setting.state.task.learner, [model])
+            arrays[f"{prefix}fact/exact_metric"] = np.array([float(metrics[0])])
         if cell.experiment.training.objective and quadratic:
-            explained = simulation.objective(setting.state.task).explained
+            explained = simulation.objectives.of(setting.state.task).explained
             arrays[f"{prefix}fact/explained"] = np.array([explained])
         columns = client_columns(setting)
         arrays |= {f"{prefix}story/{name}": values for name, values in columns.items()}

@@ -27,7 +27,6 @@ __all__ = [
     "SimulatedClient",
     "Streamed",
     "embedded",
-    "gram_of",
     "task_of",
     "too_large",
 ]
@@ -120,11 +119,6 @@ class Batch:
     def everything(self) -> Quadratic:
         """The quadratic of all its points."""
         return reduce(add, (Quadratic.of(*part) for part in self.parts()))
-
-
-def gram_of(batches: Sequence[Batch]) -> Quadratic:
-    """Return the quadratic of all points there are."""
-    return reduce(add, (batch.everything for batch in batches))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from codedfedl.arrays import Array, asarray_like, to_host
-from codedfedl.core.loop import Driver, RunningSum, check_ask, is_secure
+from codedfedl.arrays import Array, asarray_like
+from codedfedl.core.loop import Driver, RunningSum, check_ask, is_secure, refuse_learner
 from codedfedl.core.protocol import (
     SUM,
     Ask,
@@ -23,7 +21,6 @@ from codedfedl.core.protocol import (
     Scheme,
     State,
     Task,
-    refuse_learner,
 )
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
@@ -31,7 +28,7 @@ from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
-from codedfedl.simulation.client_data import Problem, SimulatedClient, gram_of
+from codedfedl.simulation.client_data import Problem, SimulatedClient
 from codedfedl.simulation.clock import (
     NEEDS_A_FLEET,
     Arrivals,
@@ -40,8 +37,9 @@ from codedfedl.simulation.clock import (
     Timeline,
     has_own_pace,
 )
-from codedfedl.simulation.evaluation import Measuring, Objective
+from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
+from codedfedl.simulation.quadratics import Objectives
 
 __all__ = ["Contender", "Listener", "Setting", "Simulation", "entries"]
 
@@ -146,21 +144,6 @@ Listener = Callable[[Setting, Arrivals, Inbox], None]
 """Called with every inbox before the scheme learns from it."""
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """What a checkpoint has of a setting."""
-
-    setting: Setting
-    model: npt.NDArray[Any]
-    state_round: int
-    records: list[Record]
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds were played."""
-        return sum(not record.is_setup for record in self.records)
-
-
 class Simulation:
     """Schemes that share data and features; those with the same fleet share its random delays too.
 
@@ -184,7 +167,7 @@ class Simulation:
         self.problem, self.seed, self.listener = problem, seed, listener
         self.fast = FastSums(problem.batches, len(entries), seed) if fast else None
         self.rounds = max(entry.task.rounds for entry in entries)
-        self._objectives: dict[float, Objective] = {}
+        self.objectives = Objectives(problem.batches)
         self.measuring = Measuring(problem, fast=fast)
         clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
@@ -220,9 +203,7 @@ class Simulation:
         """
         begun, since = self.round, time.monotonic()
         while asked := [(s, ask) for s in self.settings if (ask := s.ask()) is not None]:
-            # A step that is too large diverges: that is a result, not an error.
-            with np.errstate(over="ignore", invalid="ignore"):
-                self._play(asked)
+            self.play(asked)
             few = self.round - begun < MAX_ROUNDS_TOGETHER
             quick = time.monotonic() - since < MAX_SECONDS_TOGETHER
             if self.measuring.waiting and few and quick:
@@ -235,75 +216,22 @@ class Simulation:
             self.measuring.finish()
             yield self.round
 
-    def restore(self, stored: Sequence[Stored]) -> None:
-        """Bring settings to where they were, from a checkpoint or by playing their rounds again.
-
-        If any must be played again, all are, side by side as before: what is multiplied together
-        decides the last digits.
-        """
-        if all(self._continues(part.setting) for part in stored):
-            for part in stored:
-                driver = part.setting.driver
-                here = asarray_like(part.model, driver.state.model)
-                driver.state = replace(driver.state, model=here, round=part.state_round)
-                driver.played = part.rounds
-                if self.fast is not None:
-                    for record in part.records[-part.rounds :] if part.rounds else ():
-                        self.fast.seen(part.setting.label, record.loads)
-        else:
-            self._play_again(stored)
-        for part in stored:
-            part.setting.records = part.records
-
-    @staticmethod
-    def _continues(setting: Setting) -> bool:
-        """Whether a setting goes on from its model and round alone."""
-        ask = setting.driver.ask()
-        return ask is not None and setting.state.checkpointed and not ask.keep_late
-
-    def _play_again(self, stored: Sequence[Stored]) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            while asked := [
-                (part.setting, ask)
-                for part in stored
-                if part.setting.driver.played < part.rounds
-                and (ask := part.setting.driver.ask()) is not None
-            ]:
-                self._play(asked, measured=False)
-        for part in stored:
-            if part.setting.driver.played < part.rounds:
-                raise InputError(
-                    f"{part.setting.label}: the checkpoint has {part.rounds} rounds, and the "
-                    f"scheme now ends after {part.setting.driver.played}: choose another --out"
-                )
-
-    def objective(self, task: Task) -> Objective:
-        """Return the ridge objective over all points of all clients."""
-        ridge = task.ridge * float(task.held.sum())
-        if ridge not in self._objectives:
-            targets = [to_host(batch.targets) for batch in self.problem.batches]
-            self._objectives[ridge] = Objective.of(gram_of(self.problem.batches), targets, ridge)
-        return self._objectives[ridge]
-
-    def exact_metric(self, task: Task) -> float:
-        """Return the accuracy or R² of exact ridge regression over all points of all clients."""
-        exact = self.objective(task).best.astype(np.float32)
-        model = asarray_like(exact, self.problem.batches[0].targets)
-        return float(self.measuring.metrics(task.learner, [model])[0])
-
     def _set_up(self, settings: Sequence[Setting]) -> None:
         """Play the set-ups; they are the same on every start, so no checkpoint holds them."""
         while asked := [(s, ask) for s in settings if (ask := s.ask()) is not None and ask.setup]:
-            self._play(asked)
+            self.play(asked)
             for setting, _ in asked:
                 setting.facts = stated_facts(setting.scheme, setting.state)
                 if setting.followed and setting.records[-1].has_model:
                     task = setting.state.task
-                    loss = self.objective(task).loss(setting.state.model, float(task.held.sum()))
+                    loss = self.objectives.of(task).loss(
+                        setting.state.model, float(task.held.sum())
+                    )
                     setting.facts["start_loss"] = loss
         self.measuring.finish()
 
-    def _play(self, asked: Sequence[tuple[Setting, Ask]], *, measured: bool = True) -> None:
+    @np.errstate(over="ignore", invalid="ignore")  # what diverges is a result, not an error
+    def play(self, asked: Sequence[tuple[Setting, Ask]], *, measured: bool = True) -> None:
         """Give some settings their answers, and record the results."""
         arrivals = []
         for setting, ask in asked:
@@ -393,7 +321,7 @@ class Simulation:
         # A set-up may leave no model; a round leaves one even if nobody arrived.
         has_model = arrivals.round != SETUP or setting.state.model is not setting.first
         if setting.followed and has_model:
-            excess = self.objective(setting.state.task).excess(setting.state.model)
+            excess = self.objectives.of(setting.state.task).excess(setting.state.model)
         shown = arrivals.round < SHOWN_ROUNDS
         return Record(
             round=arrivals.round,

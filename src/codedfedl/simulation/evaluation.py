@@ -1,4 +1,4 @@
-"""What models are worth: the metric on the test points after every round, and the objective.
+"""What models are worth: the metric on the test points after every round.
 
 `Measuring` gives records their metric at once, in one product of all settings' models. On a CPU,
 and with many test points, it waits for some rounds and scores few of the points (`Scores`):
@@ -20,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, is_numpy_array
 
-from codedfedl.arrays import Array, FloatArray, IntArray, Mask, to_host
+from codedfedl.arrays import Array, IntArray, Mask
 from codedfedl.learning.learner import Learner
-from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.simulation.client_data import Problem
 from codedfedl.simulation.fast import side_by_side
@@ -30,14 +29,13 @@ from codedfedl.simulation.fast import side_by_side
 if TYPE_CHECKING:
     from codedfedl.simulation.engine import Setting
 
-__all__ = ["Measuring", "Objective", "Scores", "stacked_predictions"]
+__all__ = ["Measuring", "Scores", "stacked_predictions"]
 
 MIN_SCORED_NUMBERS = 1 << 20  # Fewer features of test points are scored in no time.
 POINTS_AT_ONCE = 2048  # The predictions of so many points stay in the cache.
 MAX_UNDECIDED_SHARE = 1 / 8  # Of all points; so many are scored in every round without bisecting.
 ROUNDING_SHARE = 1e-5  # Of ‖x‖·‖β‖: a float32 product is never so far off.
 MEASURED_SHARE = 0.01  # Of the time so far: after so much more, a network is evaluated again.
-MIN_RIDGE_SHARE = 1e-10  # Of the trace; with more, a plain solution loses no digit that matters.
 
 Matrix = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
@@ -301,53 +299,3 @@ def _slack(models: Sequence[Matrix]) -> Matrix:
 def _lengths(model: Matrix) -> Matrix:
     """Return the norm of each column."""
     return np.asarray(np.sqrt(np.einsum("qc,qc->c", model, model)))
-
-
-@dataclass(frozen=True, eq=False)
-class Objective:
-    """½‖Xβ − Y‖² + ½·ridge·‖β‖² over all points, the best model and its value."""
-
-    hessian: FloatArray
-    moment: FloatArray
-    constant: float
-    ridge: float
-    best: FloatArray
-    smallest: float
-
-    @classmethod
-    def of(cls, everything: Quadratic, targets: Sequence[FloatArray], ridge: float) -> "Objective":
-        """Solve exact ridge regression, in float64 on the host."""
-        hessian = to_host(everything.hessian).astype(np.float64)
-        moment = to_host(everything.moment).astype(np.float64)
-        constant = float(sum((part.astype(np.float64) ** 2).sum() for part in targets)) / 2
-        regular = hessian + ridge * np.eye(len(hessian))
-        regular_enough = ridge > MIN_RIDGE_SHARE * float(np.trace(hessian))
-        solve = np.linalg.solve if regular_enough else _least_squares
-        best = np.asarray(solve(regular, moment), dtype=np.float64)
-        smallest = constant - float((best * moment).sum()) / 2
-        return cls(hessian, moment, constant, ridge, best, smallest)
-
-    def value(self, model: Array) -> float:
-        """Return the objective of a model."""
-        beta = to_host(model).astype(np.float64)
-        hessian_beta = self.hessian @ beta + self.ridge * beta
-        return float((beta * (hessian_beta / 2 - self.moment)).sum()) + self.constant
-
-    def loss(self, model: Array, points: float) -> float:
-        """Return half the squared error of a point, on average, without the ridge."""
-        penalty = self.ridge * float((to_host(model).astype(np.float64) ** 2).sum()) / 2
-        return (self.value(model) - penalty) / points
-
-    @property
-    def explained(self) -> float:
-        """How far the objective falls from no model to the best one, relative to the latter."""
-        return self.constant / max(self.smallest, np.finfo(float).tiny) - 1
-
-    def excess(self, model: Array) -> float:
-        """Return how far the objective lies above its smallest value, relative to that."""
-        return self.value(model) / max(self.smallest, np.finfo(float).tiny) - 1
-
-
-def _least_squares(hessian: FloatArray, moment: FloatArray) -> FloatArray:
-    """Solve a system that may be singular."""
-    return np.asarray(np.linalg.lstsq(hessian, moment)[0], dtype=np.float64)

@@ -7,8 +7,7 @@ itself (`core.client`), and a test shows that both give the same. These sums hav
   instead of the points. What the missing clients would have added is computed from their points,
   and subtracted. The gradient of parity, which a scheme adds with `Inbox.plus`, goes through the
   same Gram matrix. Settings that share a matrix, or miss the same client, share products.
-- *Gradients of other learners.* All clients' points go through one weighted backward pass.
-- *Parity.* The points of all clients are mixed in wide products.
+- *Gradients of other learners.* See `simulation.networks`.
 - *Gram matrices.* That of all points serves every setting.
 """
 
@@ -25,19 +24,17 @@ from array_api_compat import array_namespace, is_numpy_array
 from threadpoolctl import ThreadpoolController
 
 from codedfedl.arrays import Array, IntArray, Mask, asarray_like
-from codedfedl.core.encoding import Gram, Parity
-from codedfedl.core.gradients import Gradient, PointGradient, Terms
+from codedfedl.core.encoding import Gram
+from codedfedl.core.gradients import Gradient, PointGradient
 from codedfedl.core.protocol import SUM, Ask, Inbox
 from codedfedl.core.work import Work
 from codedfedl.learning.learner import Learner
 from codedfedl.learning.least_squares import Quadratic
-from codedfedl.simulation.client_data import Batch, SimulatedClient, gram_of
-from codedfedl.simulation.parities import composite_parities
+from codedfedl.simulation.client_data import Batch, SimulatedClient
+from codedfedl.simulation.networks import summed_gradient
+from codedfedl.simulation.quadratics import Grams, gram_of
 
-__all__ = ["MIN_GRAMS", "FastSums", "Grams", "Question", "side_by_side", "times"]
-
-MIN_GRAMS = 64
-"""Gram matrices that are kept, or more if there is one for every setting and mini-batch."""
+__all__ = ["FastSums", "Question", "side_by_side", "times"]
 
 MAX_DISTINCT_LOADS = 32  # A setting with more distinct loads has no Gram matrices of its own.
 CLIENTS_AT_ONCE = 64  # The gradients of so many clients exist at a time.
@@ -109,7 +106,6 @@ class FastSums:
         self._shortcuts: dict[Any, Callable[[Sequence[Question]], list[Inbox]]] = {
             Gradient: self.gradients,
             PointGradient: self._networks,
-            Parity: self._parities,
             Gram: self._gram_matrices,
         }
 
@@ -144,20 +140,13 @@ class FastSums:
 
     def _networks(self, questions: Sequence[Question]) -> list[Inbox]:
         """Sum gradients at one model in one pass, each point with its weight."""
-        return [
-            Inbox(q.arrived, q.points, {"gradient": self._in_one_pass(q)} if q.points else {})
-            for q in questions
-        ]
-
-    def _in_one_pass(self, q: Question) -> Array:
-        every = [
-            part
-            for j in np.flatnonzero(q.arrived & (q.loads > 0)).tolist()
-            for part in q.ask.work.for_client(j).terms(  # type: ignore[attr-defined]
-                SimulatedClient(self.batches, j, self.seed, learner=q.learner), int(q.loads[j])
-            )
-        ]
-        return joined(every).gradient(q.learner, q.model)
+        inboxes = []
+        for q in questions:
+            client = partial(SimulatedClient, self.batches, seed=self.seed, learner=q.learner)
+            loads = np.where(q.arrived, q.loads, 0)
+            total = summed_gradient(q.ask.work, q.model, client, loads)
+            inboxes.append(Inbox(q.arrived, q.points, total))
+        return inboxes
 
     def _gram_matrices(self, questions: Sequence[Question]) -> list[Inbox]:
         inboxes = []
@@ -166,11 +155,6 @@ class FastSums:
             sums = {"hessian": gram.hessian, "moment": gram.moment}
             inboxes.append(Inbox(q.arrived, q.points, sums))
         return inboxes
-
-    def _parities(self, questions: Sequence[Question]) -> list[Inbox]:
-        works: list[Any] = [q.ask.work for q in questions]
-        sums = composite_parities(works, self.batches, self.seed)
-        return [Inbox(q.arrived, q.points, s) for q, s in zip(questions, sums, strict=True)]
 
     def gradients(self, questions: Sequence[Question]) -> list[Inbox]:
         """Sum the gradients that arrived, for many settings, each on its own mini-batch."""
@@ -274,64 +258,6 @@ class _LazySum(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return 1
-
-
-def joined(parts: Sequence[Terms]) -> Terms:
-    """Return the points of all parts, each with its weight."""
-    xp = array_namespace(parts[0].targets)
-    weights = [
-        xp.full(part.targets.shape[:1], part.factor, dtype=xp.float32, device=part.targets.device)
-        if part.weights is None
-        else part.factor * part.weights
-        for part in parts
-    ]
-    columns = ([part.features for part in parts], [part.targets for part in parts], weights)
-    features, targets, by_point = (xp.concat(column, axis=0) for column in columns)
-    return Terms(features, targets, weights=by_point)
-
-
-class Grams:
-    """A bounded number of Gram matrices, by mini-batch, loads, and what a scheme adds to them.
-
-    Attributes
-    ----------
-    computed
-        How many were computed so far.
-    """
-
-    def __init__(self, batches: Sequence[Batch], settings: int = 1) -> None:
-        self.batches = batches
-        self.most = max(MIN_GRAMS, settings * len(batches))
-        self.computed = 0
-        self._kept: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}  # by their last use
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def of(self, b: int, loads: IntArray, added: Quadratic | None) -> Quadratic:
-        """Return the quadratic of all points that are asked for, and what is added to it."""
-        key = (b, loads.tobytes(), added)
-        quadratic = self._kept.pop(key, None)
-        if quadratic is None:
-            asked = self._of_loads(self.batches[b], loads)
-            quadratic = asked if added is None else asked + added
-            self.computed += 1
-        self._kept[key] = quadratic
-        while len(self._kept) > self.most:
-            del self._kept[next(iter(self._kept))]
-        return quadratic
-
-    def _of_loads(self, batch: Batch, loads: IntArray) -> Quadratic:
-        """Return the quadratic of all points without those beyond the loads."""
-        quadratic = batch.everything
-        for group in batch.groups():
-            clients = [j for j in range(group.start, group.stop) if loads[j] < batch.held[j]]
-            if clients:
-                rest = [batch.client(j, int(loads[j])) for j in clients]
-                xp = array_namespace(rest[0][0])
-                beyond = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
-                quadratic = quadratic - Quadratic.of(*beyond)
-        return quadratic
 
 
 def side_by_side(models: Sequence[Array]) -> Array:

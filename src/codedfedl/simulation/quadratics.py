@@ -1,0 +1,136 @@
+"""Quadratics of many clients' points: Gram matrices that are kept, and the ridge objective."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from codedfedl.arrays import Array, FloatArray, IntArray, to_host
+from codedfedl.core.task import Task
+from codedfedl.learning.least_squares import Quadratic
+from codedfedl.simulation.client_data import Batch
+
+__all__ = ["MIN_GRAMS", "Grams", "Objective", "Objectives", "gram_of"]
+
+MIN_GRAMS = 64
+"""Gram matrices that are kept, or more if there is one for every setting and mini-batch."""
+
+MIN_RIDGE_SHARE = 1e-10  # Of the trace; with more, a plain solution loses no digit that matters.
+
+
+def gram_of(batches: Sequence[Batch]) -> Quadratic:
+    """Return the quadratic of all points there are."""
+    return reduce(add, (batch.everything for batch in batches))
+
+
+class Grams:
+    """A bounded number of Gram matrices, by mini-batch, loads, and what a scheme adds to them.
+
+    Attributes
+    ----------
+    computed
+        How many were computed so far.
+    """
+
+    def __init__(self, batches: Sequence[Batch], settings: int = 1) -> None:
+        self.batches = batches
+        self.most = max(MIN_GRAMS, settings * len(batches))
+        self.computed = 0
+        self._kept: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}  # by their last use
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, b: int, loads: IntArray, added: Quadratic | None) -> Quadratic:
+        """Return the quadratic of all points that are asked for, and what is added to it."""
+        key = (b, loads.tobytes(), added)
+        quadratic = self._kept.pop(key, None)
+        if quadratic is None:
+            asked = self._of_loads(self.batches[b], loads)
+            quadratic = asked if added is None else asked + added
+            self.computed += 1
+        self._kept[key] = quadratic
+        while len(self._kept) > self.most:
+            del self._kept[next(iter(self._kept))]
+        return quadratic
+
+    def _of_loads(self, batch: Batch, loads: IntArray) -> Quadratic:
+        """Return the quadratic of all points without those beyond the loads."""
+        quadratic = batch.everything
+        for group in batch.groups():
+            clients = [j for j in range(group.start, group.stop) if loads[j] < batch.held[j]]
+            if clients:
+                rest = [batch.client(j, int(loads[j])) for j in clients]
+                xp = array_namespace(rest[0][0])
+                beyond = (xp.concat(parts, axis=0) for parts in zip(*rest, strict=True))
+                quadratic = quadratic - Quadratic.of(*beyond)
+        return quadratic
+
+
+class Objectives:
+    """The objectives of a simulation, by their ridge, each solved once."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.batches = batches
+        self._known: dict[float, Objective] = {}
+
+    def of(self, task: Task) -> "Objective":
+        """Return the objective of a task."""
+        ridge = task.ridge * float(task.held.sum())
+        if ridge not in self._known:
+            targets = [to_host(batch.targets) for batch in self.batches]
+            self._known[ridge] = Objective.of(gram_of(self.batches), targets, ridge)
+        return self._known[ridge]
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """½‖Xβ − Y‖² + ½·ridge·‖β‖² over all points, the best model and its value."""
+
+    hessian: FloatArray
+    moment: FloatArray
+    constant: float
+    ridge: float
+    best: FloatArray
+    smallest: float
+
+    @classmethod
+    def of(cls, everything: Quadratic, targets: Sequence[FloatArray], ridge: float) -> "Objective":
+        """Solve exact ridge regression, in float64 on the host."""
+        hessian = to_host(everything.hessian).astype(np.float64)
+        moment = to_host(everything.moment).astype(np.float64)
+        constant = float(sum((part.astype(np.float64) ** 2).sum() for part in targets)) / 2
+        regular = hessian + ridge * np.eye(len(hessian))
+        regular_enough = ridge > MIN_RIDGE_SHARE * float(np.trace(hessian))
+        solve = np.linalg.solve if regular_enough else _least_squares
+        best = np.asarray(solve(regular, moment), dtype=np.float64)
+        smallest = constant - float((best * moment).sum()) / 2
+        return cls(hessian, moment, constant, ridge, best, smallest)
+
+    def value(self, model: Array) -> float:
+        """Return the objective of a model."""
+        beta = to_host(model).astype(np.float64)
+        hessian_beta = self.hessian @ beta + self.ridge * beta
+        return float((beta * (hessian_beta / 2 - self.moment)).sum()) + self.constant
+
+    def loss(self, model: Array, points: float) -> float:
+        """Return half the squared error of a point, on average, without the ridge."""
+        penalty = self.ridge * float((to_host(model).astype(np.float64) ** 2).sum()) / 2
+        return (self.value(model) - penalty) / points
+
+    @property
+    def explained(self) -> float:
+        """How far the objective falls from no model to the best one, relative to the latter."""
+        return self.constant / max(self.smallest, np.finfo(float).tiny) - 1
+
+    def excess(self, model: Array) -> float:
+        """Return how far the objective lies above its smallest value, relative to that."""
+        return self.value(model) / max(self.smallest, np.finfo(float).tiny) - 1
+
+
+def _least_squares(hessian: FloatArray, moment: FloatArray) -> FloatArray:
+    """Solve a system that may be singular."""
+    return np.asarray(np.linalg.lstsq(hessian, moment)[0], dtype=np.float64)
