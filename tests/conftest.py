@@ -20,8 +20,8 @@ settings.load_profile("repeatable")
 settings.register_profile("search", derandomize=False, deadline=None, max_examples=500)
 
 
-NOT_HERE = ("needs the real data", "needs the superuser")
-"""Reasons for which a test may be skipped where none may."""
+NOT_HERE = ("needs the real data", "needs the superuser", "not checking array_api input")
+"""How reasons end for which a test may be skipped where none may; the last: of scikit-learn."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

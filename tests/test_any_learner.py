@@ -202,6 +202,7 @@ class TestConfiguration:
         both = cells(type(experiment).model_validate(experiment.model_dump() | {"grid": grid}))
         assert [cell.model for cell in both] == ["cnn", "mlp"]
 
+    @pytest.mark.extras
     @pytest.mark.parametrize(
         ("model", "scheme", "words"),
         [
@@ -213,7 +214,6 @@ class TestConfiguration:
     def test_what_cannot_be_trained_is_refused(
         self, tmp_path: Path, model: dict[str, str], scheme: str, words: str
     ) -> None:
-        pytest.importorskip("torch")
         experiment = small(model={"kind": "torch"} | model, schemes=[{"name": scheme}])
         with pytest.raises(InputError, match=words):
             simulate(experiment, RunDirectory(tmp_path / "run"))

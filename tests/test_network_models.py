@@ -14,7 +14,6 @@ from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models import Model, save_model
 from tests.conftest import Run
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 
 POINTS = np.random.default_rng(1).random((50, 64))
