@@ -20,19 +20,6 @@ from codedfedl.report.reading import Columns
 from codedfedl.report.results import Outcome, written
 from codedfedl.runs.advice import Conduct
 
-__all__ = [
-    "LAST_ROUNDS",
-    "MARKS",
-    "TIMELINE",
-    "answers_figure",
-    "client_marks",
-    "deadline_sentence",
-    "distance_rows",
-    "federation_figure",
-    "federation_headline",
-    "timeline_figure",
-]
-
 LAST_ROUNDS = 40
 """Number of last rounds of which a page shows every answer."""
 

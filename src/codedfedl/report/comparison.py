@@ -9,21 +9,6 @@ import numpy as np
 from codedfedl.report.results import Outcome, median_hours, written
 from codedfedl.runs.config import Experiment, flattened
 
-__all__ = [
-    "CLOCKS",
-    "UNITS",
-    "Unit",
-    "best",
-    "change",
-    "changes_sentence",
-    "configuration_diff",
-    "races",
-    "span",
-    "three_digits",
-    "unit_for",
-    "verdict",
-]
-
 CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
 """The two clocks, and what each of them counts."""
 

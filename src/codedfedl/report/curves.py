@@ -15,17 +15,6 @@ from codedfedl.report.figures import COLOURS, DASHES, GREY, log_axis, new_figure
 from codedfedl.report.reading import Curve
 from codedfedl.report.results import Outcome, median_hours
 
-__all__ = [
-    "LARGE_RATIO",
-    "Line",
-    "cold_start_figure",
-    "curve_charts",
-    "curve_figure",
-    "drawn_lines",
-    "large_gains",
-    "price_figure",
-]
-
 LARGE_RATIO = 10.0
 """Where the longest time is so many times the shortest, time is logarithmic."""
 

@@ -15,22 +15,6 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
 
-__all__ = [
-    "BLUE",
-    "COLOURS",
-    "DASHES",
-    "GREY",
-    "ORANGE",
-    "PAGE",
-    "STYLE",
-    "Picture",
-    "log_axis",
-    "new_figure",
-    "page_svg",
-    "save_figure",
-    "scheme_colour",
-]
-
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9541e", "#5b6570"
 COLOURS = (
     *(BLUE, ORANGE, "#2b8a5b", "#8a4fbf", "#b0892c"),

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from codedfedl.fitting.fit import Fit
     from codedfedl.planning.plan import Plan
 
-__all__ = ["fit_figure", "fleet_figure", "plan_figure", "return_figure", "round_parts"]
 
 _LIGHT = "#c9d6e6"
 _PART_COLOURS = (BLUE, ORANGE, "#c9a227", GREY)

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from codedfedl.fitting.fit import Fit
     from codedfedl.planning.plan import Plan
 
-__all__ = ["duration", "fit_rows", "plan_views"]
 
 _MAX_ROWS = 40  # Of a larger fleet, the clients least likely to answer are listed.
 _UNLIKELY = 0.5  # Below it, a client is unlikely to answer in time.

@@ -13,8 +13,6 @@ from codedfedl.report.results import Outcome, median_hours, median_of_all
 from codedfedl.runs.config import distinct_labels
 from codedfedl.runs.grid import RESULTS, SCHEME, names
 
-__all__ = ["sweep_columns", "sweep_figure", "sweep_verdict"]
-
 
 def sweep_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     """Return the grid as a table: a row per setting and seed, with its place on every axis."""

@@ -31,8 +31,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.status import Status
 from codedfedl.runs.watching import NamedRound, listed
 
-__all__ = ["main_figure", "page_data", "render_report", "render_waiting"]
-
 
 def _number(value: float | None) -> str:
     return "–" if value is None else three_digits(value)

@@ -30,16 +30,6 @@ from codedfedl.runs.status import Status
 from codedfedl.runs.watching import Sight, look
 from codedfedl.tracking import Broadcast, Tracker, finite
 
-__all__ = [
-    "Admits",
-    "LivePage",
-    "LiveView",
-    "RoundSender",
-    "is_loopback_host",
-    "metrics_text",
-    "send_run",
-]
-
 _STATES = ("running", "done", "failed", "stopped")
 _Labelled = list[tuple[dict[str, str], float | None]]
 _VALUES = [name for name in ROUND_COLUMNS if name not in ("round", "deadline_s")]

@@ -20,8 +20,6 @@ from codedfedl.report.results import Outcome, median_of_all, outcomes_of, writte
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 
-__all__ = ["FRAMES", "Run", "load_run"]
-
 FRAMES = ("pandas", "polars")
 """Packages of data frames, in the order in which they are looked for."""
 

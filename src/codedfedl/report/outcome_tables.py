@@ -12,8 +12,6 @@ from codedfedl.report.comparison import best, races, three_digits
 from codedfedl.report.reading import Columns
 from codedfedl.report.results import Outcome, written
 
-__all__ = ["outcome_rows", "outcome_views", "plain_rows", "round_rows"]
-
 Rows = list[dict[str, Any]]
 
 _CELL = ("dataset", "scheme", "redundancy", "fleet", "features", "optimiser", "disclosure")

@@ -17,8 +17,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import KnownCell, known_cells
 from codedfedl.runs.watching import Sight, look
 
-__all__ = ["Columns", "Curve", "RunTables", "curves"]
-
 _SERIES = ("training_hours", "total_hours", "arrived", "excess")
 
 Columns = dict[str, npt.NDArray[Any]]

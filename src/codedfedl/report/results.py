@@ -13,8 +13,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import KnownCell
 from codedfedl.schemes import SCHEMES
 
-__all__ = ["Outcome", "median_hours", "median_of_all", "outcomes", "outcomes_of", "written"]
-
 _NINE_IN_TEN_ERRORS = 1.645  # Nine in ten errors are smaller than so many standard errors.
 
 

@@ -21,8 +21,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.status import Status
 
-__all__ = ["SHOWN_CLIENTS", "TIME_COLUMNS", "Story", "stories_of"]
-
 SHOWN_CLIENTS = 40
 TIME_COLUMNS = {
     "compute": "compute_s",

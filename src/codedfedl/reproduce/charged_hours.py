@@ -17,8 +17,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 
-__all__ = ["cold_start", "private", "quality", "robustness", "rounds_to_exact", "settings"]
-
 _FEWER_PATCHES = 1152  # 32 filters
 _AS_PLANNED = "as planned"
 _DELAYS: dict[str, dict[str, Any]] = {

@@ -24,8 +24,6 @@ from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.results import Outcome, median_hours, median_of_all, outcomes, written
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 
-__all__ = ["DATASETS", "FLEETS", "frontier"]
-
 FLEETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "homogeneous": {"fleet.k1": 1.0, "fleet.k2": 1.0},

@@ -14,8 +14,6 @@ from codedfedl.report.reading import curves
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 
-__all__ = ["figure_1", "figure_1_and_table", "gain_by_alpha", "table_1"]
-
 _FIGURES = {"mnist": "fig2", "fashion-mnist": "fig3"}
 
 

@@ -20,8 +20,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.simulation.experiment import simulate_all
 from codedfedl.simulation.progress import Watch, no_progress
 
-__all__ = ["PAPER_DATASETS", "Reproduction"]
-
 PAPER_DATASETS = ("mnist", "fashion-mnist")
 """The data sets of the paper."""
 

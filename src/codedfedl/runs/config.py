@@ -25,8 +25,6 @@ from codedfedl.runs.sections import (
 )
 from codedfedl.schemes import Scheme
 
-__all__ = ["Experiment", "distinct_labels", "flattened"]
-
 STEP_OF_NETWORKS = 0.003
 """A usual step of Adam; plain descent can take thirty times as much."""
 

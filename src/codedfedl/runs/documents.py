@@ -51,14 +51,7 @@ def modules_of(experiment: Experiment) -> list[str]:
     for scheme in experiment.schemes:
         named += [scheme.name, scheme.features, scheme.settings.get("optimiser")]
     for key, values in experiment.grid.items():
-        if key.rpartition(".")[2] in (
-            "scheme",
-            "encoder",
-            "kind",
-            "features",
-            "optimiser",
-            "module",
-        ):
+        if key.rpartition(".")[2] in _MODULE_KEYS:
             named += values
     return [name for name in named if isinstance(name, str) and ":" in name]
 

@@ -18,17 +18,6 @@ from codedfedl.learning.features import FEATURE_KINDS, Tiles
 from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
-__all__ = [
-    "DataConfig",
-    "FeaturesConfig",
-    "FederationConfig",
-    "FleetConfig",
-    "ModelConfig",
-    "SchemeConfig",
-    "Section",
-    "TrainingConfig",
-]
-
 MAX_ROUNDS = 10_000_000
 
 

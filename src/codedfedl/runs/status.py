@@ -13,8 +13,6 @@ from typing import Any, Literal
 from codedfedl.errors import InputError
 from codedfedl.io.files import read_json, replacing
 
-__all__ = ["Status", "StatusFile", "reason"]
-
 SECONDS_BETWEEN_UPDATES = 1.0
 _BUG = "this is a bug: "
 

@@ -26,20 +26,6 @@ from codedfedl.runs.tables import CellRun, planned_share, stated_facts, write_ta
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.units import SeedUnit
 
-__all__ = [
-    "CALIBRATION_POINTS",
-    "Stored",
-    "bring_back",
-    "client_columns",
-    "final_metrics",
-    "part_of",
-    "restore",
-    "result_arrays",
-    "snapshot",
-    "stored_records",
-    "write_units",
-]
-
 CALIBRATION_POINTS = 2000  # Training points that probabilities are calibrated on.
 
 

@@ -20,17 +20,6 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream
 
-__all__ = [
-    "Batch",
-    "Parts",
-    "Problem",
-    "SimulatedClient",
-    "Streamed",
-    "embedded",
-    "task_of",
-    "too_large",
-]
-
 STREAMED_POINTS = 8192  # Streamed features exist for about so many points at a time.
 MAX_MEMORY_SHARE = 0.5  # Features that would take more of the memory are streamed.
 

@@ -41,8 +41,6 @@ from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
 from codedfedl.simulation.quadratics import Objectives
 
-__all__ = ["Contender", "Listener", "Setting", "Simulation", "entries"]
-
 SETUPS_AT_ONCE = 8  # The parity of so many settings is in memory at one time.
 MAX_ROUNDS_TOGETHER = 32  # Metrics are computed together for at most so many rounds …
 MAX_SECONDS_TOGETHER = 1.0  # … and no longer than this.

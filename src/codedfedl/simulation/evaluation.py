@@ -29,7 +29,6 @@ from codedfedl.simulation.fast import side_by_side
 if TYPE_CHECKING:
     from codedfedl.simulation.engine import Setting
 
-__all__ = ["Measuring", "Scores", "stacked_predictions"]
 
 MIN_SCORED_NUMBERS = 1 << 20  # Fewer features of test points are scored in no time.
 POINTS_AT_ONCE = 2048  # The predictions of so many points stay in the cache.

@@ -40,8 +40,6 @@ from codedfedl.simulation.pool import (
 from codedfedl.simulation.progress import Progress, ProgressReporter, Watch, end_of, no_progress
 from codedfedl.simulation.units import SeedUnit, datasets, deal, encoders, entries_of, fleets, units
 
-__all__ = ["is_done", "simulate", "simulate_all"]
-
 CHECKPOINT_FORMAT = 6
 SECONDS_BETWEEN_SAVES = 2.0  # Of the whole checkpoint to the disk.
 SECONDS_BETWEEN_CHECKPOINTS = 5.0  # Of a unit that is being played.

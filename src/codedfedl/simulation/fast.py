@@ -34,8 +34,6 @@ from codedfedl.simulation.client_data import Batch, SimulatedClient
 from codedfedl.simulation.networks import summed_gradient
 from codedfedl.simulation.quadratics import Grams, gram_of
 
-__all__ = ["FastSums", "Question", "side_by_side", "times"]
-
 MAX_DISTINCT_LOADS = 32  # A setting with more distinct loads has no Gram matrices of its own.
 CLIENTS_AT_ONCE = 64  # The gradients of so many clients exist at a time.
 PANEL_MULTIPLICATIONS = 1_000_000  # OpenBLAS multiplies so much as it is, without copying blocks.

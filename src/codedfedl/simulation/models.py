@@ -23,8 +23,6 @@ from codedfedl.schemes import scheme_class
 from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of
 from codedfedl.simulation.units import SeedUnit, deal, entries_of, learner_of
 
-__all__ = ["check_model", "privacy_facts", "write_models", "write_privacy"]
-
 _HOLDS = (
     "against those named by each run; where a helper adds the noise, server and helper do not "
     "collude; a simulation, whose noise comes from the seed: anyone who knows the seed knows the "

@@ -30,17 +30,6 @@ from codedfedl.errors import InputError
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.simulation.progress import Progress, on_host
 
-__all__ = [
-    "Message",
-    "Order",
-    "Pool",
-    "Worker",
-    "limited",
-    "on_dask",
-    "on_processes",
-    "usable_threads",
-]
-
 SECONDS_BETWEEN_MESSAGES = 0.5  # Of a worker, but for what is to be kept.
 SECONDS_BETWEEN_LOOKS = 0.05  # For messages that have come.
 SECONDS_TO_CONNECT = 10

@@ -6,18 +6,6 @@ from dataclasses import dataclass, replace
 from codedfedl.core.record import Record
 from codedfedl.tracking import finite
 
-__all__ = [
-    "Played",
-    "Progress",
-    "ProgressReporter",
-    "Watch",
-    "end_of",
-    "is_end",
-    "no_progress",
-    "on_host",
-    "unit_of",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Played:

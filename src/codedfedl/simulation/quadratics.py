@@ -13,8 +13,6 @@ from codedfedl.core.task import Task
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.client_data import Batch
 
-__all__ = ["MIN_GRAMS", "Grams", "Objective", "Objectives", "gram_of"]
-
 MIN_GRAMS = 64
 """Gram matrices that are kept, or more if there is one for every setting and mini-batch."""
 

@@ -24,8 +24,6 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start
 from codedfedl.runs.journal import Exchange, Journal, Members
 
-__all__ = ["ROUNDING", "Replay", "replay"]
-
 ROUNDING = 1e-4
 """How far two models may lie apart, relative to the largest entry, and still be the same."""
 

@@ -23,8 +23,6 @@ from codedfedl.simulation.client_data import embedded, task_of
 from codedfedl.simulation.engine import Simulation, entries
 from codedfedl.simulation.models import privacy_facts
 
-__all__ = ["Dealt", "Trained", "deal_to", "places_of", "train"]
-
 _CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's size, and least per client
 
 Known = Devices | DelayParameters

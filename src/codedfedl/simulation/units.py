@@ -30,20 +30,6 @@ from codedfedl.schemes import make_scheme, scheme_for
 from codedfedl.simulation.client_data import Parts, Problem, embedded, task_of
 from codedfedl.simulation.engine import Contender
 
-__all__ = [
-    "Clients",
-    "SeedUnit",
-    "datasets",
-    "deal",
-    "encoders",
-    "entries_of",
-    "fleets",
-    "learner_of",
-    "prepare",
-    "refuse_own_scale",
-    "units",
-]
-
 SETTINGS_AT_ONCE = 16  # Each may keep Gram matrices.
 
 Clients = Devices | DelayParameters | MeasuredDelays

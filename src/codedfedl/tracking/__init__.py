@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 
-__all__ = ["TRACKERS", "Broadcast", "Series", "Tracker", "finite", "flat", "listed", "open_tracker"]
-
 
 @dataclass(frozen=True)
 class Series:

@@ -9,8 +9,6 @@ from mlflow.entities import Metric, Param, RunTag
 
 from codedfedl.tracking import Series, flat
 
-__all__ = ["MLflow"]
-
 _BATCH_METRICS = 500  # MLflow takes a thousand metrics in a message.
 _MAX_VALUE_CHARACTERS = 6000  # MLflow refuses longer values of a parameter.
 

@@ -14,8 +14,6 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from codedfedl.errors import InputError
 from codedfedl.tracking import Series, listed
 
-__all__ = ["TensorBoard"]
-
 
 class TensorBoard:
     """Writes event files to a folder, by default ``tensorboard`` in the run directory."""

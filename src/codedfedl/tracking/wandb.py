@@ -8,8 +8,6 @@ import wandb
 
 from codedfedl.tracking import Series
 
-__all__ = ["WeightsAndBiases"]
-
 
 class WeightsAndBiases:
     """Logs to a project, by default ``codedfedl``; ``WANDB_MODE=offline`` keeps it on the disk.
