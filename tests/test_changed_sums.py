@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codedfedl.core.client import Embedded, work_from, work_to
-from codedfedl.core.gradient_delta import Anchor, GradientDelta
+from codedfedl.core.masked import Anchor, GradientDelta
 from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.local import write_shards

@@ -167,8 +167,8 @@ class TestFile:
     @pytest.mark.parametrize(
         ("scheme", "message"),
         [
-            ("sketch-solve", "sketch-solve: clients that embed until .* use coded"),
-            ("coded-newton", "coded-newton plans with a Fleet.* use coded"),
+            ("sketch-solve", "sketch-solve: embedding until a deadline needs a Fleet.* fit --out"),
+            ("coded-newton", "coded-newton needs a Fleet.* give a fleet file"),
         ],
     )
     def test_work_at_ones_own_pace_needs_a_fleet(

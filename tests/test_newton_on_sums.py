@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from codedfedl import Fleet, InputError
 from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.gradient_delta import Anchor, GradientDelta
+from codedfedl.core.masked import Anchor, GradientDelta
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.planning.in_time import in_time, with_helper

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, clipped
 from codedfedl.core.protocol import Ask, Inbox
-from codedfedl.core.waiting import EveryoneUntil, arrivals
+from codedfedl.core.waiting import Everyone, arrivals
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import paper_fleet
@@ -330,9 +330,9 @@ class TestAccount:
 
 def test_a_round_ends_when_everybody_has_answered_or_at_the_deadline() -> None:
     seconds, asked = np.array([3.0, 5.0, 40.0]), np.ones(3, dtype=bool)
-    arrived, length = arrivals(EveryoneUntil(100.0), seconds, asked)
+    arrived, length = arrivals(Everyone(100.0), seconds, asked)
     assert (arrived.tolist(), length) == ([True] * 3, 40.0)
-    arrived, length = arrivals(EveryoneUntil(10.0), seconds, asked)
+    arrived, length = arrivals(Everyone(10.0), seconds, asked)
     assert (arrived.tolist(), length) == ([True, True, False], 10.0)
 
 

@@ -12,7 +12,7 @@ from codedfedl.arrays import Array
 from codedfedl.core.client import WindowGradient
 from codedfedl.core.protocol import EACH, SUM, Ask, Combine
 from codedfedl.core.task import Task
-from codedfedl.core.waiting import Everyone, EveryoneUntil, Wait
+from codedfedl.core.waiting import Everyone, Wait
 from codedfedl.data import load_dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.features import Identity
@@ -50,7 +50,7 @@ def played(asked: Ask, rounds: int) -> tuple[Timeline, list[Arrivals]]:
 @pytest.mark.parametrize("least", [1, 4])
 def test_the_clock_of_windows_against_plain_events(least: int) -> None:
     """Every client by itself: it is free or busy, and finishes points one after another."""
-    timeline, rounds = played(ask(EveryoneUntil(WINDOW + LINK), least=least), 60)
+    timeline, rounds = played(ask(Everyone(WINDOW + LINK), least=least), 60)
     draws = timeline.clock.chance.draws
     now, busy = 0.0, {}  # when each client's answer arrives, and the round that it answers
     for round_, given in enumerate(rounds):
@@ -98,7 +98,7 @@ def test_a_round_in_which_nobody_finishes_lasts_a_window() -> None:
 
 def test_whoever_drops_late_work_never_hears_of_it() -> None:
     """A secure sum: clients begin anew in every round, and the slowest is never done."""
-    _, rounds = played(ask(EveryoneUntil(WINDOW + LINK), keep_late=False), 60)
+    _, rounds = played(ask(Everyone(WINDOW + LINK), keep_late=False), 60)
     assert not any(given.arrived[5] for given in rounds)
     assert all(job.round == given.round for given in rounds for job in given.done)
 
@@ -158,7 +158,7 @@ class _Windows(Scheme):
 
     def ask(self, state: State) -> Ask | None:
         work = WindowGradient(0, state.round, state.task.points[0], seconds=0.5)
-        wait = EveryoneUntil(2.0)
+        wait = Everyone(2.0)
         return None if state.finished else Ask(work, wait, combine=self.combine, keep_late=True)
 
     def receive(self, state: State, inbox: Inbox) -> State:

@@ -8,7 +8,6 @@ from codedfedl import Fleet, InputError, MeasuredDelays
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.delays import Chances, DelayModel
 from codedfedl.fleet.measured import MixedDelays
-from codedfedl.fleet.windows import finish_probability, points_done
 from tests.strategies import fleets, times
 
 
@@ -16,9 +15,10 @@ def test_points_done_have_the_exact_distribution() -> None:
     """60 shares of 20,000 draws at 1e-6 false alarms together."""
     rng = np.random.default_rng(1)
     rate, alpha = np.array([0.3, 2.0, 40.0]), np.array([0.5, 2.0, 5.0])
-    drawn = np.array([points_done(rng, rate, alpha, 7.0) for _ in range(20_000)])
+    fleet = Fleet(points=9, rate=rate, alpha=alpha, packet_time=1, erasure=0)
+    drawn = fleet.points_within(7.0, fleet.draw(20_000, rng))
     counts = np.arange(1, 21)[:, None] * np.maximum(1, np.floor(7 * rate / 20))
-    expected = finish_probability(counts, 7.0, rate, alpha)
+    expected = -np.expm1(-alpha * np.maximum(7 * rate / counts - 1, 0))  # P(E ≤ 7μ/k − 1)
     shares = (drawn >= counts[:, None]).mean(1)
     spread = np.sqrt(np.maximum(expected * (1 - expected), 1e-9) / 20_000)
     assert (np.abs(shares - expected) <= norm.isf(1e-6 / 60 / 2) * spread + 1e-9).all()

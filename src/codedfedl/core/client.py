@@ -5,31 +5,32 @@ own data; the simulator calls it too, or does the same for many clients and mode
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, IntArray
+from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.embedded import Counts, Embed, FirstGradient
 from codedfedl.core.encoding import BlockParity, Gram, Parity
-from codedfedl.core.gradient_delta import GradientDelta
 from codedfedl.core.gradients import (
     DrawnGradient,
     Embedded,
+    FirstGradient,
     Gradient,
     WeightedGradient,
     WindowGradient,
 )
-from codedfedl.core.masked import Masked
+from codedfedl.core.masked import GradientDelta, Masked
 from codedfedl.core.task import Task
-from codedfedl.core.work import Answer, Client, Work
+from codedfedl.core.work import Answer, Client, OnEmbedded, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
+from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
+from codedfedl.learning.strata import count_strata, strata
 
 __all__ = [
     "WORK",
@@ -62,8 +63,8 @@ class Prepare(Work):
     exact: ClassVar[bool] = False
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return nothing: what counts is that it is done."""
-        return Answer(client.points, {})
+        """Return nothing: what counts is how many points are done."""
+        return Answer(load, {})
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return no cost beyond embedding."""
@@ -72,6 +73,48 @@ class Prepare(Work):
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return nothing."""
         return {}
+
+
+@dataclass(frozen=True)
+class Embed(OnEmbedded, Prepare):
+    """Embed as many points as there is time for, and send nothing."""
+
+    kind: ClassVar[str] = "embed"
+
+    def points_by(
+        self, deadline: float, task: Task, fleet: Fleet, slowness: FloatArray, done: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Return the points that the deadline leaves time for."""
+        seconds = costs.seconds_to_embed(task.feature_macs, task.workload, fleet, slowness)
+        points = costs.embedded_by(deadline + done * seconds, seconds, task.held)
+        return points, np.maximum(points - done, 0.0) * seconds
+
+
+@dataclass(frozen=True)
+class Counts(Work):
+    """How many points of each class a client holds: of all its points, whoever asks."""
+
+    kind: ClassVar[str] = "counts"
+    discloses: ClassVar[Disclosure | None] = Disclosure.COUNTS
+    needs_model: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return the number of points in every stratum, shape (s,)."""
+        counts: FloatArray = np.asarray(
+            sum(count_strata(y) for _, y in client.first(client.points))
+        )
+        return Answer(client.points, {"counts": counts.astype(np.float32)})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return a few numbers to send, which take a packet."""
+        bits = 32.0 * strata(task.workload.labels)
+        return Cost(np.zeros(task.clients), np.full(task.clients, bits))
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return (s,)."""
+        return {"counts": (strata(task.workload.labels),)}
 
 
 @dataclass(frozen=True)
@@ -85,10 +128,6 @@ class LocalModel(Work):
 
     kind: ClassVar[str] = "local_model"
     discloses: ClassVar[Disclosure | None] = Disclosure.MODELS
-
-    def available(self, task: Task) -> IntArray:
-        """Return the points of the mini-batch."""
-        return np.asarray(task.points[self.batch])
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return ℓ·β after the steps."""
@@ -121,15 +160,7 @@ class LocalDirection(LocalModel):
     steps: Any  # of every client, or of one
 
     kind: ClassVar[str] = "local_direction"
-
-    def for_client(self, j: int) -> "LocalDirection":
-        """Return the steps of one client."""
-        return replace(self, steps=int(np.asarray(self.steps)[j]))
-
-    @property
-    def common(self) -> "LocalDirection":
-        """Without the steps."""
-        return replace(self, steps=0)
+    per_client: ClassVar[Mapping[str, Any]] = {"steps": 0}
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return ℓ·(β − β after the steps)/steps."""

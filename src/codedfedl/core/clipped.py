@@ -8,9 +8,9 @@ them.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +36,6 @@ def clipped(rows: Array, length: float) -> Array:
     lengths = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
     shorter = xp.minimum(xp.asarray(1.0, dtype=rows.dtype), length / xp.maximum(lengths, 1e-30))
     return xp.where(xp.isfinite(lengths), rows * shorter, xp.zeros_like(rows))
-
-
-def _of(values: npt.ArrayLike, j: int) -> float:
-    """Return client j's value, where clients have different ones."""
-    array = np.asarray(values, dtype=np.float64)
-    return float(array if array.ndim == 0 else array[j])
 
 
 def _drawn(points: Points, rate: float, rng: np.random.Generator) -> Points:
@@ -90,26 +84,13 @@ class PrivateSum(OnEmbedded):
 
     needs_model: ClassVar[bool] = True
     exact: ClassVar[bool] = False
+    per_client: ClassVar[Mapping[str, Any]] = {"chances": 0.0, "cap": 0.0, "rates": 1.0}
     name: ClassVar[str]
-
-    def for_client(self, j: int) -> Self:
-        """Return one client's part."""
-        return replace(
-            self,
-            chances=_of(self.chances, j),
-            cap=_of(self.cap, j),
-            rates=_of(self.rates, j),
-        )
 
     @property
     def rate(self) -> float:
         """Sampling rate of one client."""
         return float(self.rates)  # type: ignore[arg-type]
-
-    @property
-    def common(self) -> Self:
-        """The part that is the same for all clients, without each client's own values."""
-        return replace(self, chances=0.0, cap=0.0, rates=1.0)
 
     def sensitivity(self, numbers: int) -> float:
         """Return the most that one record can move an answer of this many numbers.

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray
 from codedfedl.core.record import SHOWN_ROUNDS, Record
 
 __all__ = [
@@ -179,21 +178,17 @@ def round_columns(records: Sequence[Record]) -> dict[str, Any]:
 def timeline_columns(records: Sequence[Record], clients: npt.NDArray[Any]) -> dict[str, Any]:
     """Return when each client's answer came in the first rounds, a row per client and round."""
     shown = [record for record in records if not record.is_setup][:SHOWN_ROUNDS]
+    unknown = np.full(len(clients), np.nan)
+    times = [unknown if record.arrival_times is None else record.arrival_times for record in shown]
+
+    def each(values: list[float], dtype: type = np.float64) -> npt.NDArray[Any]:
+        return np.repeat(np.array(values, dtype=dtype), len(clients))
+
     return {
-        "round": np.repeat([record.round + 1 for record in shown], len(clients)).astype(np.int64),
+        "round": each([record.round + 1 for record in shown], np.int64),
         "client": np.tile(clients, len(shown)),
-        "round_seconds": np.repeat([record.seconds for record in shown], len(clients)).astype(
-            float
-        ),
-        "deadline_s": np.repeat([record.deadline for record in shown], len(clients)).astype(float),
-        "seconds": _joined([_times(record, len(clients)) for record in shown], np.float64),
-        "arrived": _joined([record.arrived for record in shown], np.bool_),
+        "round_seconds": each([record.seconds for record in shown]),
+        "deadline_s": each([record.deadline for record in shown]),
+        "seconds": np.array(times, dtype=np.float64).ravel(),
+        "arrived": np.array([record.arrived for record in shown], dtype=np.bool_).ravel(),
     }
-
-
-def _times(record: Record, clients: int) -> FloatArray:
-    return np.full(clients, np.nan) if record.arrival_times is None else record.arrival_times
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-    return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)

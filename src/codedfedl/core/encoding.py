@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,22 @@ class Gram(Work):
         return {"hessian": (q, q), "moment": shape}
 
 
+class Mixed(Work):
+    """Points mixed by a code, sent once."""
+
+    discloses: ClassVar[Disclosure | None] = Disclosure.MIXED
+    needs_model: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+
+    @classmethod
+    def received(cls, **fields: Any) -> Self:
+        """Return the work from its fields as decoded from JSON."""
+        return cls(**fields | {"code": Code(**fields["code"])})
+
+
 @dataclass(frozen=True, eq=False)
-class Parity(Work):
+class Parity(Mixed):
     """Parity of every mini-batch, weighted for a plan, to be added up over clients (section 3.2).
 
     Parameters
@@ -70,22 +84,7 @@ class Parity(Work):
     code: Code = GAUSSIAN
 
     kind: ClassVar[str] = "parity"
-    discloses: ClassVar[Disclosure | None] = Disclosure.MIXED
-    needs_model: ClassVar[bool] = False
-    once: ClassVar[bool] = True
-    exact: ClassVar[bool] = False
-
-    def for_client(self, j: int) -> "Parity":
-        """Return the weights of one client."""
-        loads, chances = np.asarray(self.loads), np.asarray(self.return_probabilities)
-        return replace(
-            self, loads=loads[:, j].tolist(), return_probabilities=chances[:, j].tolist()
-        )
-
-    @property
-    def common(self) -> "Parity":
-        """Without the weights, which are each client's own."""
-        return replace(self, loads=[], return_probabilities=[])
+    per_client: ClassVar[Mapping[str, Any]] = {"loads": [], "return_probabilities": []}
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return G·W·X̂ and G·W·Y for every mini-batch."""
@@ -116,14 +115,9 @@ class Parity(Work):
         sizes = {f"features{b}": (int(u), q) for b, u in enumerate(self.rows)}
         return sizes | {f"targets{b}": (int(u), c) for b, u in enumerate(self.rows)}
 
-    @classmethod
-    def received(cls, **fields: Any) -> "Parity":
-        """Return the work from its fields as decoded from JSON."""
-        return cls(**fields | {"code": Code(**fields["code"])})
-
 
 @dataclass(frozen=True)
-class BlockParity(OnEmbedded):
+class BlockParity(OnEmbedded, Mixed):
     """A client's own parity, unweighted, over the points embedded by the time it must send.
 
     A client with k of its ℓ points embedded sends ⌊k/⌈mixing/s⌉⌋ rows, where every point enters s
@@ -137,10 +131,6 @@ class BlockParity(OnEmbedded):
     bits: int = 16
 
     kind: ClassVar[str] = "block_parity"
-    discloses: ClassVar[Disclosure | None] = Disclosure.MIXED
-    needs_model: ClassVar[bool] = False
-    once: ClassVar[bool] = True
-    exact: ClassVar[bool] = False
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return S·X̂ and S·Y of the first `load` points."""
@@ -207,11 +197,6 @@ class BlockParity(OnEmbedded):
         (q, c), rows = task.model_shape, self._rows(points)
         return {"features0": (rows, q), "targets0": (rows, c)} if rows else {}
 
-    @classmethod
-    def received(cls, **fields: Any) -> "BlockParity":
-        """Return the work from its fields as decoded from JSON."""
-        return cls(**fields | {"code": Code(**fields["code"])})
-
 
 @dataclass(frozen=True, eq=False)
 class MoreParity(BlockParity):
@@ -228,15 +213,7 @@ class MoreParity(BlockParity):
     after: npt.ArrayLike = 0
 
     kind: ClassVar[str] = "more_parity"
-
-    def for_client(self, j: int) -> "MoreParity":
-        """Return the work of one client, with the points that its own earlier parity covers."""
-        return replace(self, after=int(np.asarray(self.after)[j]))
-
-    @property
-    def common(self) -> "MoreParity":
-        """The work without what differs between clients."""
-        return replace(self, after=0)
+    per_client: ClassVar[Mapping[str, Any]] = {"after": 0}
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return S·X̂ and S·Y of the points after the earlier ones."""

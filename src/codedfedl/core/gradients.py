@@ -6,10 +6,11 @@ Each kind says over which points, and with which weights; the sum Σ w_i·∇ℓ
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, IntArray, asarray_like
 from codedfedl.core.task import Task
@@ -22,6 +23,7 @@ from codedfedl.learning.learner import Learner
 __all__ = [
     "DrawnGradient",
     "Embedded",
+    "FirstGradient",
     "Gradient",
     "PointGradient",
     "Terms",
@@ -88,10 +90,6 @@ class Gradient(PointGradient):
 
     kind: ClassVar[str] = "gradient"
 
-    def available(self, task: Task) -> IntArray:
-        """Return the points of the mini-batch."""
-        return np.asarray(task.points[self.batch])
-
     def weight_of(self, client: int) -> float:
         """Return what a client multiplies its gradient by."""
         return 1.0
@@ -109,15 +107,7 @@ class WeightedGradient(Gradient):
     weights: npt.ArrayLike
 
     kind: ClassVar[str] = "weighted_gradient"
-
-    def for_client(self, j: int) -> "WeightedGradient":
-        """Return the weight of one client."""
-        return replace(self, weights=float(np.asarray(self.weights)[j]))
-
-    @property
-    def common(self) -> "WeightedGradient":
-        """Without the weight."""
-        return replace(self, weights=0.0)
+    per_client: ClassVar[Mapping[str, Any]] = {"weights": 0.0}
 
     def weight_of(self, client: int) -> float:
         """Return the weight of a client."""
@@ -153,19 +143,7 @@ class DrawnGradient(PointGradient):
     class_weights: npt.ArrayLike | None = None
 
     kind: ClassVar[str] = "drawn_gradient"
-
-    def available(self, task: Task) -> IntArray:
-        """Return the points of the mini-batch."""
-        return np.asarray(task.points[self.batch])
-
-    def for_client(self, j: int) -> Self:
-        """Return the weight of one client."""
-        return replace(self, client_weights=float(np.asarray(self.client_weights)[j]))
-
-    @property
-    def common(self) -> Self:
-        """Without the client's weight."""
-        return replace(self, client_weights=0.0)
+    per_client: ClassVar[Mapping[str, Any]] = {"client_weights": 0.0}
 
     def terms(self, client: Client, load: int) -> Iterator[Terms]:
         """Yield the points after the start, and those at the beginning of the circle."""
@@ -236,21 +214,7 @@ class Embedded(PointGradient):
     represents: npt.ArrayLike | None = None
 
     kind: ClassVar[str] = "embedded"
-
-    def for_client(self, j: int) -> Self:
-        """Return what is asked of one client."""
-        least, represents = np.asarray(self.least), self.represents
-        return replace(
-            self,
-            least=int(least[j]) if least.ndim else self.least,
-            represents=None if represents is None else float(np.asarray(represents)[j]),
-        )
-
-    @property
-    def common(self) -> Self:
-        """Without what is asked of each client."""
-        least = 1 if np.ndim(self.least) else self.least
-        return replace(self, least=least, represents=None)
+    per_client: ClassVar[Mapping[str, Any]] = {"least": 1, "represents": None}
 
     def terms(self, client: Client, load: int) -> Iterator[Terms]:
         """Yield k points, each with the same weight, which is ℓ/k by default."""
@@ -272,3 +236,34 @@ class Embedded(PointGradient):
             grown = np.asarray(answered == 0)
         loads = np.where(grown, embedded, np.minimum(answered, embedded))
         return np.where(loads >= np.minimum(self.least, held), loads, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstGradient(Embedded):
+    """The gradient at a model of zeros, -XᵀY: of classes, a sum of features for each.
+
+    It takes q multiply-accumulates a point instead of 2·q·c. With it comes Σ‖x‖²‖y‖², which says
+    how much of the sums is chance.
+    """
+
+    kind: ClassVar[str] = "first_gradient"
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return the weight times the gradient, and the sum of the squared lengths of its terms."""
+        total, squares = 0.0, 0.0
+        for features, targets, weight, _ in self.terms(client, load):
+            xp = array_namespace(features)
+            total = total - weight * (features.T @ targets)
+            lengths = xp.sum(features * features, axis=1) * xp.sum(targets * targets, axis=1)
+            squares += float(xp.sum(lengths))
+        sent = asarray_like(np.array([squares], dtype=np.float32), model)
+        return Answer(load, {"gradient": total, "squares": sent})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return q multiply-accumulates a point, or q·c for the targets of a regression."""
+        whole = super().cost(task, loads)
+        return replace(whole, macs=whole.macs / (2 * task.workload.labels))
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return the model's shape, and that of one number."""
+        return {"gradient": task.model_shape, "squares": (1,)}

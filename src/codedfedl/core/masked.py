@@ -2,15 +2,20 @@
 
 Nobody sees more than the sum of all answers; `privacy` implements this. Without noise, this
 guarantees nothing for a single record: see `docs/privacy.md`.
+
+A server that reuses the clients' last gradients needs only their sum. It may not see a single one,
+so it keeps the sum and adds the changes (`GradientDelta`). Differences are between integers:
+whatever a client sent before, the sum contains exactly its last gradient.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, sqrt
+from typing import Any, Self
 
 import numpy as np
 
-from codedfedl.arrays import Array, IntArray, asarray_like, to_host
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Answer, Client, Window, Work
@@ -18,9 +23,10 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
 
-__all__ = ["Masked", "masked", "refuse_unbounded"]
+__all__ = ["Anchor", "GradientDelta", "Masked", "masked", "refuse_unbounded"]
 
-_ROOM = 8.0  # headroom over the bound of a sum, for residuals above 1
+HEADROOM = 8.0
+"""How many times its bound a sum may be: residuals may be above 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,27 +46,16 @@ class Masked(Work):
 
     kind = "masked"
 
-    @property
-    def needs_model(self) -> bool:  # type: ignore[override]
-        """As in the wrapped work."""
-        return self.work.needs_model
+    def __post_init__(self) -> None:
+        for name in ("needs_model", "embeds", "once", "exact"):  # as in the wrapped work
+            object.__setattr__(self, name, getattr(self.work, name))
 
-    @property
-    def embeds(self) -> bool:  # type: ignore[override]
-        """As in the wrapped work."""
-        return self.work.embeds
-
-    @property
-    def once(self) -> bool:  # type: ignore[override]
-        """As in the wrapped work."""
-        return self.work.once
-
-    def for_client(self, j: int) -> "Masked":
+    def for_client(self, j: int) -> Self:
         """Return client j's part."""
         return replace(self, work=self.work.for_client(j))
 
     @property
-    def common(self) -> "Masked":
+    def common(self) -> Self:
         """The part that is the same for all clients."""
         return replace(self, work=self.work.common)
 
@@ -78,11 +73,6 @@ class Masked(Work):
     def window(self) -> Window | None:
         """As in the wrapped work."""
         return self.work.window
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        """As in the wrapped work."""
-        return self.work.exact
 
     @property
     def batch(self) -> int | None:
@@ -127,6 +117,112 @@ class Masked(Work):
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """The model, of shape (q, c), and the number of points that a client's last answer is for.
+
+    Attributes
+    ----------
+    round
+        The round that it answers.
+    gradient : array of shape (q, c), optional
+        The answer itself, where a device has kept it.
+    """
+
+    model: FloatArray
+    points: int
+    round: int = 0
+    gradient: FloatArray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GradientDelta(Masked):
+    """The change of a gradient since the last counted answer; the whole gradient if there is none.
+
+    Parameters
+    ----------
+    counted
+        The last counted answer of each client. A client cannot know which one that was, since its
+        message may have arrived too late, so every ask states it.
+
+    Notes
+    -----
+    A device keeps the gradients that it has sent until one of them is counted, and is told the
+    round of that one (`federate.secure.vault`). The simulator keeps nothing and recomputes the old
+    gradient. The c numbers beside the gradient are 1/q of a packet, and are not charged.
+    """
+
+    counted: Mapping[int, Anchor]
+
+    kind = "gradient_delta"
+
+    def for_client(self, j: int) -> Self:
+        """Return what one client is told."""
+        counted = {j: self.counted[j]} if j in self.counted else {}
+        return replace(super().for_client(j), counted=counted)
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return the wrapped work's loads, at most those asked for."""
+        return np.minimum(asked, self.work.load(asked, embedded, answered, held))
+
+    def answer(self, client: Client, load: int, model: Array) -> Answer:
+        """Return the change of the gradient, and its curvature along the step, in integers.
+
+        The curvature is (β − a)ᵀ(g(β) − g(a)) per label, shape (c,); 0 if the points differ.
+        """
+        numbers = FixedPoint(self.scale)
+        now = to_host(self.work.answer(client, load, model).arrays["gradient"])
+        change, curvature = numbers.encode(now), np.zeros(now.shape[1])
+        for last in self.counted.values():
+            before = last.gradient
+            if before is None:
+                before = self._again(client, last, model)
+            change = change - numbers.encode(before)
+            if last.points == load:
+                moved = to_host(model).astype(np.float64) - last.model
+                curvature = (moved * (now.astype(np.float64) - before)).sum(0)
+        return Answer(load, {"gradient": change, "curvature": numbers.encode(curvature)})
+
+    def _again(self, client: Client, last: Anchor, like: Array) -> FloatArray:
+        """Recompute the gradient of an earlier answer, on the model's device."""
+        where = asarray_like(last.model.astype(np.float32), like)
+        return to_host(self.work.answer(client, last.points, where).arrays["gradient"])
+
+    def whole(self, change: Residues) -> Residues:
+        """Return the gradient that a change leads to, in integers."""
+        numbers = FixedPoint(self.scale)
+        for last in self.counted.values():
+            assert last.gradient is not None
+            change = change + numbers.encode(last.gradient)
+        return change
+
+    def as_sent(self) -> dict[str, Any]:
+        """Return the fields to send: a client is told the round, and has the rest."""
+        answers = [[last.round, last.points] for last in self.counted.values()]
+        return {"work": self.work, "scale": self.scale, "counted": answers}
+
+    @property
+    def common(self) -> Self:
+        """The part that is the same for all clients."""
+        return replace(super().common, counted={})
+
+    @classmethod
+    def received(cls, **fields: Any) -> Self:
+        """Return the work from its fields as decoded from JSON, before the client fills them in."""
+        nothing = np.empty((0, 0))
+        answers = enumerate(fields.pop("counted"))
+        counted = {k: Anchor(nothing, int(points), int(round_)) for k, (round_, points) in answers}
+        if len(counted) > 1:
+            raise InputError(f"counted names {len(counted)} answers: a client has one last answer")
+        return cls(**fields, counted=counted)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return the model's shape, and (c,)."""
+        return {"gradient": task.model_shape, "curvature": (task.workload.labels,)}
+
+
 def refuse_unbounded(largest_square: float) -> None:
     """Refuse features whose sums cannot be known to fit into integers."""
     if largest_square == inf:
@@ -144,7 +240,7 @@ def masked(work: Work, task: Task) -> Masked:
     """
     refuse_unbounded(task.largest_square)
     length, points = sqrt(task.largest_square), float(task.held.sum())
-    largest = _ROOM * max(length, 1.0) * max(length, 1.0) * points
+    largest = HEADROOM * max(length, 1.0) ** 2 * points
     if isinstance(work, Parity):
-        largest = _ROOM * max(length, 1.0) * sqrt(points)
+        largest = HEADROOM * max(length, 1.0) * sqrt(points)
     return Masked(work, FixedPoint.for_sums(largest, task.clients).scale)

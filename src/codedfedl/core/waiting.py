@@ -1,6 +1,6 @@
 """How long a server waits, and whose answers count."""
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Protocol
@@ -11,7 +11,6 @@ from codedfedl.arrays import FloatArray, Mask
 
 __all__ = [
     "Everyone",
-    "EveryoneUntil",
     "Fastest",
     "Next",
     "Until",
@@ -43,9 +42,9 @@ class Wait(Protocol):
 
 @dataclass(frozen=True)
 class Everyone:
-    """Until all clients asked have answered."""
+    """Until all clients asked have answered, or a deadline in seconds."""
 
-    deadline: ClassVar[float] = inf
+    deadline: float = inf
 
     def enough(self, fresh: int, late: int, expected: int) -> bool:
         """Return whether all have answered."""
@@ -87,17 +86,6 @@ class Until:
         return False
 
 
-@dataclass(frozen=True)
-class EveryoneUntil:
-    """Until all who were asked have answered, or a deadline in seconds."""
-
-    deadline: float
-
-    def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Return whether all have answered."""
-        return fresh >= expected
-
-
 def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]:
     """Say whose answer counts as arrived, and how long the server waits.
 
@@ -118,22 +106,10 @@ def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]
         now = int(new[count - 1]) if count else 0
         return wait.enough(now, count - now, expected)
 
-    needed = _smallest(enough, len(order))
+    needed = bisect_left(range(len(order) + 1), True, key=enough)  # one more if none is enough
     arrived = np.zeros(len(seconds), dtype=bool)
     arrived[order[:needed]] = True
     last = float(seconds[order[min(needed, len(order)) - 1]]) if len(order) and needed else 0.0
     if last <= deadline and (needed <= len(order) or deadline == inf):
         return arrived, last
     return arrived & (seconds <= deadline), deadline
-
-
-def _smallest(enough: Callable[[int], bool], most: int) -> int:
-    """Return the smallest number of answers that is enough; more than `most` if none is."""
-    low, high = 0, most + 1
-    while low < high:
-        middle = (low + high) // 2
-        if middle > most or enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low

@@ -6,7 +6,7 @@ clients as JSON, so they are numbers, strings and lists. Those of the package ar
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -147,6 +147,10 @@ class Work(ABC):
     """Whether answers are noiseless sums: two over almost the same points then reveal single ones.
     Not so where nothing is sent."""
 
+    per_client: ClassVar[Mapping[str, Any]] = {}
+    """Fields with an entry for each client along the last axis, and what is in their place where
+    the work is described without any client's."""
+
     @abstractmethod
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return what a client sends for its first `load` points."""
@@ -156,17 +160,19 @@ class Work(ABC):
         """Return what it costs every client, without embedding."""
 
     def available(self, task: Task) -> IntArray:
-        """Return how many points each client has for it, shape (n,): all, by default."""
-        return task.held
+        """Return how many points each client has for it: of its `batch`, or all, shape (n,)."""
+        batch = getattr(self, "batch", None)
+        return task.held if batch is None else np.asarray(task.points[batch])
 
-    def for_client(self, j: int) -> "Work":
+    def for_client(self, j: int) -> Self:
         """Return client j's part, where clients are asked for different things."""
-        return self
+        parts = {name: _entry(getattr(self, name), j) for name in self.per_client}
+        return replace(self, **parts) if parts else self  # type: ignore[type-var]
 
     @property
-    def common(self) -> "Work":
+    def common(self) -> Self:
         """The part that is the same for all clients, without what `for_client` sets."""
-        return self
+        return replace(self, **self.per_client) if self.per_client else self  # type: ignore[type-var]
 
     @property
     def plain(self) -> "Work":
@@ -221,6 +227,11 @@ class Work(ABC):
     def received(cls, **fields: Any) -> Self:
         """Return the work from its fields as decoded from JSON."""
         return cls(**fields)
+
+
+def _entry(values: Any, j: int) -> Any:
+    """Return client j's entry, as a plain value; one value is every client's."""
+    return values if np.ndim(values) == 0 else np.asarray(values)[..., j].tolist()
 
 
 class OnEmbedded(Work):

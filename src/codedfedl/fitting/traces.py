@@ -8,7 +8,7 @@ probabilities follow from what was measured. The points of a client that is real
 represented by parity, where there is some.
 """
 
-from collections.abc import Mapping
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
+from codedfedl.fleet.columns import freeze, numbers
 from codedfedl.fleet.measured import rows_by_client
 
 __all__ = ["MINORITY_SLOWDOWN", "Traces", "read_traces", "slow_minority", "without_minority"]
@@ -31,17 +32,22 @@ _PARTS = ("down", "compute", "up")
 _REQUIRED = ("client", "load")
 _OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited")
 _CLOCK_TOLERANCE = 0.01  # of a total, by which parts measured by another clock may exceed it
-_ABOVE_0 = "must be finite and above 0; leave it empty if it was not measured"
-_DURATION = "must be finite and at least 0; leave it empty if it was not measured"
-_WHOLE = "must be a whole number from 0; leave it empty if it was not counted"
-_MUST = {
-    "load": "must be finite and above 0: the points that the client was asked to process",
+# The least and the largest value, and the sentence that says so.
+_LARGEST = sys.float_info.max
+_ABOVE_0 = (5e-324, _LARGEST, "must be finite and above 0; leave it empty if it was not measured")
+_DURATION = (0.0, _LARGEST, "must be finite and at least 0; leave it empty if it was not measured")
+_COUNT = (0.0, _LARGEST, "must be a whole number from 0; leave it empty if it was not counted")
+_RANGES = {
+    "load": (
+        *_ABOVE_0[:2],
+        "must be finite and above 0: the points that the client was asked to process",
+    ),
     "down": _DURATION,
     "compute": _ABOVE_0,
     "up": _DURATION,
-    "total": "must be above 0; write inf or nothing if no reply arrived",
-    "retries_down": _WHOLE,
-    "retries_up": _WHOLE,
+    "total": (5e-324, np.inf, "must be above 0; write inf or nothing if no reply arrived"),
+    "retries_down": _COUNT,
+    "retries_up": _COUNT,
     "waited": _ABOVE_0,
 }
 
@@ -95,25 +101,13 @@ class Traces:
         retries_up: npt.ArrayLike | None = None,
         waited: npt.ArrayLike | None = None,
     ) -> None:
-        names = np.array(client)
+        arguments, names = locals(), np.array(client)
         if names.ndim != 1 or not len(names):
             raise InputError(f"client has shape {names.shape}: give one name per measurement")
         if total is None and any(part is None for part in (down, compute, up)):
             raise InputError("there is no 'total': give it, or all of 'down', 'compute' and 'up'")
-        given: Mapping[str, npt.ArrayLike | None] = {
-            "load": load,
-            "down": down,
-            "compute": compute,
-            "up": up,
-            "total": total,
-            "retries_down": retries_down,
-            "retries_up": retries_up,
-            "waited": waited,
-        }
-        columns = {name: _checked(name, values, len(names)) for name, values in given.items()}
-        for name, array in {"client": names, **columns}.items():
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+        columns = {name: _checked(name, arguments[name], len(names)) for name in _RANGES}
+        freeze(self, {"client": names, **columns})
         self._check_rows()
 
     def __len__(self) -> int:
@@ -186,41 +180,25 @@ def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:
     """Return a column of valid numbers, NaN where nothing was measured."""
     if values is None:
         return np.full(size, np.nan)
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is not numeric: give one number per measurement") from None
-    if array.ndim == 0:
-        array = np.full(size, array)
-    if array.shape != (size,):
-        raise InputError(
-            f"{name} has shape {array.shape} where there are {size} measurements: give one number "
-            "for each"
-        )
-    wrong = ~_valid(name, array)
+    array = numbers(name, values, size, "measurement")
+    least, largest, must = _RANGES[name]
+    valid = (least <= array) & (array <= largest)
+    if must is _COUNT[2]:
+        valid &= array == np.floor(array)
+    wrong = ~valid if name == "load" else ~valid & ~np.isnan(array)
     if wrong.any():
         row = int(np.argmax(wrong))
         value = "empty" if np.isnan(array[row]) else f"{array[row]:g}"
-        raise InputError(f"row {row + 1}: {name} is {value}: {_MUST[name]}")
+        raise InputError(f"row {row + 1}: {name} is {value}: {must}")
     return array
-
-
-def _valid(name: str, array: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return which values are in the valid range of a column."""
-    if name == "load":
-        return (array > 0) & np.isfinite(array)
-    if name == "total":
-        return np.isnan(array) | (array > 0)
-    low = array > 0 if name in ("compute", "waited") else array >= 0
-    whole = not name.startswith("retries") or array == np.floor(array)
-    return np.isnan(array) | (low & np.isfinite(array) & whole)
 
 
 def slow_minority(traces: Traces) -> dict[str, float]:
     """Return the clients that stand out, and how many times as long as all others they take."""
     names, rows = rows_by_client(traces.client)
     seconds = _for_equal_work(traces)
-    each = np.array([np.median(came) if len(came := _finite(seconds[r])) else 0.0 for r in rows])
+    finite = [seconds[r][np.isfinite(seconds[r])] for r in rows]
+    each = np.array([np.median(times) if len(times) else 0.0 for times in finite])
     order = np.argsort(-each)
     slowest = order[: len(names) // _CLIENTS_PER_MINORITY]
     others = float(each[order[len(slowest) :]].max(initial=0.0))
@@ -250,7 +228,3 @@ def _for_equal_work(traces: Traces) -> FloatArray:
     """Return how long each measurement would have taken with the median load."""
     compute = np.nan_to_num(traces.compute, nan=0.0)
     return np.asarray(traces.seconds + compute * (np.median(traces.load) / traces.load - 1))
-
-
-def _finite(seconds: FloatArray) -> FloatArray:
-    return seconds[np.isfinite(seconds)]

@@ -13,7 +13,7 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.io.notebook import html_table
 
-__all__ = ["Columns", "checked_points", "client_names"]
+__all__ = ["Columns", "checked_points", "client_names", "freeze", "numbers"]
 
 
 # The least value that is allowed, the least that is too large, and the sentence that says so.
@@ -54,9 +54,7 @@ class Columns:
         sizes = [len(v) for v in (*given.values(), arguments["client"]) if np.ndim(v) == 1]
         client = client_names(arguments["client"], sizes[0] if sizes else 1)
         checked = {name: _checked(name, values, client) for name, values in given.items()}
-        for name, array in {"client": client, **checked}.items():
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+        freeze(self, {"client": client, **checked})
 
     def __len__(self) -> int:
         """Return the number of clients."""
@@ -109,6 +107,29 @@ class Columns:
         return ["client", *required], [name for name in names if name in defaults]
 
 
+def freeze(columns: object, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Make arrays the attributes of a frozen object; nobody may write into them."""
+    for name, array in arrays.items():
+        array.flags.writeable = False
+        object.__setattr__(columns, name, array)
+
+
+def numbers(name: str, values: npt.ArrayLike, size: int, what: str) -> FloatArray:
+    """Return a number for each of `size` clients or measurements; a single one is for all."""
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is not numeric: give one number per {what}") from None
+    if array.ndim == 0:
+        array = np.full(size, array)
+    if array.shape != (size,):
+        raise InputError(
+            f"{name} has shape {array.shape} where there are {size} {what}s: give one number per "
+            f"{what}"
+        )
+    return array
+
+
 def client_names(names: npt.ArrayLike | None, size: int) -> npt.NDArray[Any]:
     """Return the names of `size` clients, which must differ; 0, 1, … where none are given."""
     if size == 0:
@@ -138,17 +159,7 @@ def checked_points(points: npt.ArrayLike, client: npt.NDArray[Any]) -> FloatArra
 
 
 def _checked(name: str, values: npt.ArrayLike, client: npt.NDArray[Any]) -> FloatArray:
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is not numeric: give one number per client") from None
-    if array.ndim == 0:
-        array = np.full(len(client), array)
-    if array.shape != client.shape:
-        raise InputError(
-            f"{name} has shape {array.shape} where there are {len(client)} clients: "
-            "give one number per client"
-        )
+    array = numbers(name, values, len(client), "client")
     least, limit, _ = _RANGES[name]
     outside = ~((array >= least) & (array < limit))  # NaN is outside
     if outside.any():

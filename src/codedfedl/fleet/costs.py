@@ -60,8 +60,7 @@ class Cost:
         self, delays: DelayModel, workload: Workload, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the time of the computation and of the upload."""
-        macs, packets = self.macs, self.packets(workload)
-        return delays.bulk(macs, packets, rng, per_point=workload.point_macs)
+        return delays.bulk(self.macs / workload.point_macs, self.packets(workload), rng)
 
 
 def packet(workload: Workload, loads: npt.ArrayLike) -> Cost:

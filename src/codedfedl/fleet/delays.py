@@ -17,7 +17,6 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.fleet.round_time import asymmetric_cdf, symmetric_cdf
-from codedfedl.fleet.windows import points_within
 
 __all__ = [
     "FOREVER",
@@ -115,23 +114,17 @@ class DelayModel(ABC):
         return self.seconds(loads, self.draw(rounds, rng))
 
     def bulk(
-        self,
-        work: npt.ArrayLike,
-        packets: npt.ArrayLike,
-        rng: np.random.Generator,
-        *,
-        per_point: float = 1.0,
+        self, work: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the seconds of computing and of uploading for a step outside the rounds.
 
         Parameters
         ----------
         work
-            What is computed, shape (n,). It is done once, without a model download.
+            What is computed, in gradients of a point, shape (n,). It is done once, without a
+            model download.
         packets
             Packets to upload, each of the size of a model, shape (n,).
-        per_point
-            How much work the gradient of one point is; by default, work is counted in points.
 
         Returns
         -------
@@ -264,20 +257,15 @@ class DelayParameters(Columns, DelayModel):
         return total
 
     def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
-        """⌊w·μ/(1 + E)⌋ points."""
-        return points_within(window, self.rate, self.alpha, chance.draws["slowness"])
+        """⌊w·μ/(1 + E)⌋ points, with one draw of E ~ Exp(rate α) a round."""
+        most = np.asarray(window, dtype=np.float64) * self.rate
+        return np.asarray(most / (1 + chance.draws["slowness"] / self.alpha)).astype(np.int64)
 
     def bulk(
-        self,
-        work: npt.ArrayLike,
-        packets: npt.ArrayLike,
-        rng: np.random.Generator,
-        *,
-        per_point: float = 1.0,
+        self, work: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
         """Draw a step outside the rounds, to which overhead and availability do not apply."""
-        # The rate in units of work: one division, one rounding.
-        compute = np.asarray(work, dtype=np.float64) / (per_point * self.rate)
+        compute = np.asarray(work, dtype=np.float64) / self.rate
         compute = compute * (1 + rng.standard_exponential(len(self)) / self.alpha)
         return compute, self.upload(packets, rng)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
-from codedfedl.fleet.delays import DelayParameters
+from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.io.notebook import drawn
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "Fleet",
     "Workload",
     "check_drawn",
+    "fleet_of",
     "read_clients",
     "read_fleet",
 ]
@@ -212,6 +213,26 @@ class Devices(Columns):
     def fleet(self, workload: Workload, points: npt.ArrayLike) -> Fleet:
         """Return the fleet that these devices are for a workload, with `points` per round."""
         return Fleet.of(self.parameters(workload), points)
+
+
+def fleet_of(delays: DelayModel, points: npt.ArrayLike, needed_for: str) -> Fleet:
+    """Return delays that follow the paper's formula as a fleet; refuse others.
+
+    Parameters
+    ----------
+    points
+        Of each client, where the delays do not know them.
+    needed_for
+        What needs a fleet: the subject of the error.
+    """
+    if isinstance(delays, Fleet):
+        return delays
+    if delays.parameters is None:
+        raise InputError(
+            f"{needed_for} needs a Fleet: measured delays say how long rounds take, not how long "
+            "other steps do; give a fleet file, such as `codedfedl fit --out` writes"
+        )
+    return Fleet.of(delays.parameters, points)
 
 
 def check_drawn(clients: int, seed: int) -> None:

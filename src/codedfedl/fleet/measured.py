@@ -1,6 +1,6 @@
 """Delays that follow no formula: measured ones, alone or beside clients that follow the formula."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fleet.columns import checked_points, client_names
+from codedfedl.fleet.columns import checked_points, client_names, freeze
 from codedfedl.fleet.delays import Chances, DelayModel, DelayParameters, points_of
 
 __all__ = [
@@ -62,9 +62,7 @@ class MeasuredDelays(DelayModel):
             raise InputError(
                 "per_point and fixed differ in length: give both for every measurement"
             )
-        for name, array in {"client": names, **checked}.items():
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+        freeze(self, {"client": names, **checked})
         held = None if points is None else checked_points(points, names)
         object.__setattr__(self, "points", held)
 
@@ -145,12 +143,7 @@ class MeasuredDelays(DelayModel):
         return np.asarray(most).astype(np.int64)
 
     def bulk(
-        self,
-        work: npt.ArrayLike,
-        packets: npt.ArrayLike,
-        rng: np.random.Generator,
-        *,
-        per_point: float = 1.0,
+        self, work: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the seconds of computing and of uploading for a step outside the rounds.
 
@@ -160,8 +153,7 @@ class MeasuredDelays(DelayModel):
         estimate. A client that never replied takes for ever.
         """
         clients, chosen = np.arange(len(self.client)), self._with_reply(rng)
-        points = np.asarray(work, dtype=np.float64) / per_point
-        compute = _each_takes(self.per_point[clients, chosen], points)
+        compute = _each_takes(self.per_point[clients, chosen], work)
         return compute, _each_takes(self.fixed[clients, chosen], packets)
 
     def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
@@ -210,34 +202,30 @@ class MixedDelays(DelayModel):
     @property
     def availability(self) -> FloatArray:
         """Probability that a reply ever arrives, shape (n,)."""
-        return self._by_model(self.formula.availability, self.measured.availability)
+        return self._each(lambda _, model: model.availability)
 
-    def slowed(self, factor: npt.ArrayLike) -> "MixedDelays":
-        """Return clients for which everything takes `factor` times as long, shape (n,)."""
-        return MixedDelays(self.formula.slowed(factor), self.measured.slowed(factor), self.follows)
-
-    def _by_model(self, formula: FloatArray, measured: FloatArray) -> FloatArray:
-        return np.where(self.follows, formula, measured)
+    def _each(self, quantity: Callable[[str, DelayModel], Any]) -> npt.NDArray[Any]:
+        """Return a quantity of each client's own model; clients are along its last axis."""
+        models = (("formula", self.formula), ("measured", self.measured))
+        formula, measured = (quantity(name, model) for name, model in models)
+        return np.asarray(np.where(self.follows, formula, measured))
 
     def take(self, clients: IntArray | slice) -> "MixedDelays":
         """Return the same model for some of the clients."""
         formula, measured = self.formula.take(clients), self.measured.take(clients)
         return MixedDelays(formula, measured, self.follows[clients])
 
+    def slowed(self, factor: npt.ArrayLike) -> "MixedDelays":
+        """Return clients for which everything takes `factor` times as long, shape (n,)."""
+        return MixedDelays(self.formula.slowed(factor), self.measured.slowed(factor), self.follows)
+
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         """P(T ≤ t) for loads and times that broadcast to shape (…, n)."""
-        loads, t = (np.asarray(values, dtype=np.float64) for values in (loads, t))
-        n = (len(self.follows),)
-        loads, t = np.broadcast_arrays(*(np.broadcast_to(v, v.shape or n) for v in (loads, t)))
-        result = np.empty(loads.shape)
-        for model, part in ((self.formula, self.follows), (self.measured, ~self.follows)):
-            who = np.flatnonzero(part)
-            result[..., who] = model.take(who).cdf(loads[..., who], t[..., who])
-        return result
+        return self._each(lambda _, model: model.cdf(loads, t))
 
     def mean(self, loads: npt.ArrayLike) -> FloatArray:
         """Return the mean of T, by each client's own model, shape (…, n)."""
-        return self._by_model(self.formula.mean(loads), self.measured.mean(loads))
+        return self._each(lambda _, model: model.mean(loads))
 
     def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
         """Make the random draws of both models for all clients, whichever a client follows."""
@@ -246,34 +234,22 @@ class MixedDelays(DelayModel):
 
     def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
         """T for the loads and chances, shape (…, n); ∞ if no reply arrives."""
-        return self._by_model(
-            self.formula.seconds(loads, chance.draws["formula"]),
-            self.measured.seconds(loads, chance.draws["measured"]),
-        )
+        return self._each(lambda name, model: model.seconds(loads, chance.draws[name]))
 
     def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
         """Points finished in a window, by each client's own model."""
-        formula = self.formula.points_within(window, chance.draws["formula"])
-        measured = self.measured.points_within(window, chance.draws["measured"])
-        return np.where(self.follows, formula, measured)
+        return self._each(lambda name, model: model.points_within(window, chance.draws[name]))
 
     def bulk(
-        self,
-        work: npt.ArrayLike,
-        packets: npt.ArrayLike,
-        rng: np.random.Generator,
-        *,
-        per_point: float = 1.0,
+        self, work: npt.ArrayLike, packets: npt.ArrayLike, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the seconds of computing and of uploading, by each client's own model."""
-        formula = self.formula.bulk(work, packets, rng, per_point=per_point)
-        measured = self.measured.bulk(work, packets, rng, per_point=per_point)
-        return self._by_model(formula[0], measured[0]), self._by_model(formula[1], measured[1])
+        compute, upload = self._each(lambda _, model: model.bulk(work, packets, rng))
+        return compute, upload
 
     def upload(self, packets: npt.ArrayLike, rng: np.random.Generator) -> FloatArray:
         """Draw the seconds of uploading packets, by each client's own model."""
-        formula = self.formula.upload(packets, rng)
-        return self._by_model(formula, self.measured.upload(packets, rng))
+        return self._each(lambda _, model: model.upload(packets, rng))
 
     def mean_parts(self, loads: FloatArray, chances: Chances) -> dict[str, FloatArray]:
         """Return where the time of the clients that follow the formula went; NaN for others."""

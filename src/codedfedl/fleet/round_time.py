@@ -143,14 +143,16 @@ def _long(
     missed, late, moment = _tails(spare, beta, outer, inner, head, attempts)
     # The attempts on the outer link that leave time for all that count on the inner one.
     steps = outer.log_p + beta * outer.tau
+    growth = np.maximum(steps, 0.0)
     most = inner.useful * inner.log_p
     left = spare - outer.tau - inner.useful * inner.tau
-    sums = _geometric(most - beta * left, steps, head)
+    sums = _geometric(most - beta * left + growth * (head - 1), steps, head)
     missed += np.exp(most) * -np.expm1(head * outer.log_p) / -np.expm1(outer.log_p)
     late += sums[0]
     moment += sums[0] * (left - outer.tau * sums[1])
     # The second term of the difference, for all attempts.
-    whole, retries = _geometric(-beta * (spare - outer.tau), steps, attempts)
+    first = -beta * (spare - outer.tau)
+    whole, retries = _geometric(first + growth * (attempts - 1), steps, attempts)
     difference = late - whole
     ratio = inner.log_p + beta * inner.tau
     scale = -np.expm1(inner.log_p) * np.exp(-inner.log_p) / -np.expm1(-ratio)
@@ -172,7 +174,7 @@ def _short(
     count: IntArray,
 ) -> FloatArray:
     """Sum the four parts over the attempts, some clients at a time."""
-    columns = np.stack([time, compute, *outer, *_InnerLink.of(compute, alpha, inner)])
+    columns = np.stack([time, compute, alpha, *outer, *inner])
     sums = np.zeros((4, len(time)))
     for part in _blocks(count, _SHORT_BLOCK):
         sums[:, part] = _summed(columns[:, part], count[part])
@@ -190,61 +192,36 @@ def _blocks(count: IntArray, size: int) -> Iterator[slice]:
         first = final
 
 
-class _InnerLink(NamedTuple):
-    """The inner link and the processor, with what does not depend on the outer link's attempts."""
-
-    tau: FloatArray
-    log_p: FloatArray
-    useful: FloatArray
-    delivered: FloatArray  # 1 − p
-    inverse: FloatArray  # one over the seconds that the load takes at least
-    alpha: FloatArray
-    log_ratio: FloatArray  # of one attempt's late mass to that of the one before
-    decay: FloatArray  # 1 − exp(−|log_ratio|)
-    langevin: FloatArray  # of log_ratio
-
-    @classmethod
-    def of(cls, compute: FloatArray, alpha: FloatArray, link: _Link) -> "_InnerLink":
-        inverse = 1 / compute
-        # Beyond e^±1000 one term is all of the sum.
-        log_ratio = np.clip(link.log_p + alpha * link.tau * inverse, -1e3, 1e3)
-        decay = -np.expm1(-np.maximum(np.abs(log_ratio), 1e-300))
-        delivered = -np.expm1(link.log_p)
-        return cls(*link, delivered, inverse, alpha, log_ratio, decay, langevin(log_ratio, decay))
-
-    def parts(self, time: FloatArray, compute: FloatArray) -> tuple[FloatArray, ...]:
-        """Return the four parts in closed form, for what the outer link leaves of the time."""
-        attempts = np.minimum(transmissions_within(time - compute, self.tau), self.useful)
-        counted = np.maximum(attempts, 1.0)
-        decay = -np.expm1(-counted * np.maximum(np.abs(self.log_ratio), 1e-300))
-        retries = np.where(self.log_ratio > 0, counted - 1, 0.0)  # the largest term
-        slack = np.maximum((time - (1 + retries) * self.tau) * self.inverse - 1, 0.0)
-        largest = self.delivered * np.exp(retries * self.log_p - self.alpha * slack)
-        sendable = attempts >= 1
-        late = np.where(sendable, largest * (decay / self.decay), 0.0)
-        sent = np.where(sendable, -np.expm1(counted * self.log_p), 0.0)
-        whole = counted * langevin(counted * self.log_ratio, decay)
-        mean_retries = (counted - 1 + whole - self.langevin) / 2  # under the late mass
-        spare = np.maximum(time - self.tau * (1 + mean_retries), 0.0)
-        return np.maximum(sent - late, 0.0), sent, late, late * spare
-
-
 def _summed(columns: FloatArray, count: IntArray) -> FloatArray:
     """Sum the four parts over `count` attempts of the outer link, shape (4, n)."""
     who = np.repeat(np.arange(len(count)), count)
     retry = (np.arange(len(who)) - (np.cumsum(count) - count)[who]).astype(np.float64)
-    time, compute, tau, log_p, _, *inner = columns[:, who]
+    time, compute, alpha, tau, log_p, _, inner_tau, inner_log_p, useful = columns[:, who]
+    left = time - (retry + 1) * tau  # for the inner link and the processor
+    attempts = np.minimum(transmissions_within(left - compute, inner_tau), useful)
+    counted = np.maximum(attempts, 1.0)
+    # Beyond e^±1000 one term is all of the sum.
+    step = np.clip(inner_log_p + alpha * inner_tau / compute, -1e3, 1e3)
+    later = np.where(step > 0, counted - 1, 0.0)  # retries of the largest term
+    slack = np.maximum((left - (1 + later) * inner_tau) / compute - 1, 0.0)
+    total, retries = _geometric(later * inner_log_p - alpha * slack, step, counted)
+    sendable, delivered = attempts >= 1, -np.expm1(inner_log_p)
+    late = np.where(sendable, delivered * total, 0.0)
+    sent = np.where(sendable, -np.expm1(counted * inner_log_p), 0.0)
+    moment = late * np.maximum(left - inner_tau * (1 + retries), 0.0)
     chance = -np.expm1(log_p) * np.exp(retry * log_p)
-    parts = _InnerLink(*inner).parts(time - (retry + 1) * tau, compute)
+    parts = (np.maximum(sent - late, 0.0), sent, late, moment)
     return np.stack([np.bincount(who, chance * part, len(count)) for part in parts])
 
 
-def _geometric(first: FloatArray, step: FloatArray, terms: FloatArray) -> FloatArray:
-    """Return Σ_{j<K} exp(first + j·step) and the mean of j under its terms, shape (2, n)."""
+def _geometric(largest: FloatArray, step: FloatArray, terms: FloatArray) -> FloatArray:
+    """Return Σ_{j<K} exp(first + j·step) and the mean of j under its terms, shape (2, n).
+
+    `largest` is the exponent of the largest term: of the first or, where they grow, of the last.
+    """
     size = np.maximum(np.abs(step), 1e-300)
     whole, single = -np.expm1(-terms * size), -np.expm1(-size)
-    largest = np.exp(np.minimum(first + np.maximum(step, 0.0) * (terms - 1), 0.0))
-    total = np.where(terms > 0, largest * whole / single, 0.0)
+    total = np.where(terms > 0, np.exp(np.minimum(largest, 0.0)) * whole / single, 0.0)
     whole = np.where(terms > 0, whole, 1.0)
     spread = terms * langevin(terms * step, whole) - langevin(step, single)
     return np.stack([total, (np.maximum(terms, 1.0) - 1 + spread) / 2])

@@ -24,7 +24,7 @@ from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import Fleet, fleet_of
 from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.least_squares import Quadratic
@@ -189,11 +189,7 @@ class Coded(Scheme):
         server, name = self._server(points), self.info.name
         if server is None:
             return plan(fleet, self.redundancy, points=points, deadline=deadline)
-        if not isinstance(fleet, Fleet):
-            raise InputError(
-                f"{name}.server_rate is {self.server_rate:g}, which needs a Fleet: measured "
-                "delays have no node for the server; leave it out"
-            )
+        fleet = fleet_of(fleet, points, f"{name}.server_rate is {self.server_rate:g}, which")
         chosen = plan(fleet, points=points, server=server)
         if chosen.parity_rows == 0:
             raise InputError(
@@ -203,11 +199,7 @@ class Coded(Scheme):
         return chosen
 
     def _for_hours(self, task: Task, fleet: DelayModel, points: IntArray) -> HoursPlan:
-        if not isinstance(fleet, Fleet):
-            raise InputError(
-                f"{self.info.name}.planned is 'hours', which needs a Fleet: measured delays do "
-                "not say how long the set-up takes; use 'rule'"
-            )
+        known = fleet_of(fleet, points, f"{self.info.name}.planned is 'hours', which")
         rounds = task.rounds / 2
         if self.optimiser == "nesterov":  # accelerated: the square root, up to a factor
             rounds = 3 * rounds**0.5
@@ -219,7 +211,7 @@ class Coded(Scheme):
             task.schedule.step,
             LEAST_MIXING if self.code == "sparse" else 0,
         )
-        return cheapest_plan(Fleet.of(fleet, points), training, self.excess)
+        return cheapest_plan(Fleet.of(known, points), training, self.excess)
 
     def ask(self, state: CodedState) -> Ask | None:
         """Ask for parity first, then for gradients until the deadline."""

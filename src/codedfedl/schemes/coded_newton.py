@@ -37,7 +37,7 @@ from codedfedl.core.waiting import Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings, check_replan
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import Fleet, fleet_of
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketch import Sketch, damping
@@ -154,11 +154,7 @@ class CodedNewton(Scheme):
     ) -> PlannedNewton:
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
         warn_of_thin_rows(self.info.name, self.mixing)
-        if not isinstance(fleet, Fleet):
-            raise InputError(
-                "coded-newton plans with a Fleet: measured delays do not say how long embedding "
-                "takes; give a fleet file, or use coded"
-            )
+        fleet = fleet_of(fleet, task.points[0], self.info.name)
         settings = self._within(limits)
         earlier = None if limits is None else limits.first_deadline
         first = replace(settings, deadline=_first(settings.deadline, earlier))

@@ -26,10 +26,9 @@ from codedfedl.core.protocol import (
 )
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Until
-from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import fleet_of
 from codedfedl.planning.cold_start import plan_embedding
 from codedfedl.schemes.settings import check_positive
 
@@ -91,12 +90,8 @@ class EmbeddedLoads(Scheme):
         """Plan the set-up."""
         seconds = self.setup_deadline or (None if limits is None else limits.setup_deadline)
         if seconds is None:
-            if not isinstance(fleet, Fleet):
-                raise InputError(
-                    f"{self.info.name} plans with a Fleet: measured delays do not say how long "
-                    "embedding takes; give a fleet file, or setup_deadline"
-                )
-            each = seconds_to_embed(task.feature_macs, task.workload, fleet)
+            known = fleet_of(fleet, task.points[0], f"{self.info.name} without setup_deadline")
+            each = seconds_to_embed(task.feature_macs, task.workload, known)
             seconds = plan_embedding(each, task.held, task.workload.features, self.excess)
         planned = self.setup_deadline is None and limits is None
         return replace(self.first_state(task, model, seconds), planned=planned)

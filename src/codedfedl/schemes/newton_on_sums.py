@@ -3,7 +3,7 @@
 A step needs Σ g_j(a_j) + (H̃_j + ρ_j)(β − a_j). The server knows all of this but the gradients: it
 has the parity, and it knows which clients were counted in which round, hence every a_j. So it keeps
 the sum of the gradients, and each client adds the change of its own since it was last counted
-(`core.gradient_delta`). Differences from the plain scheme:
+(`core.masked`). Differences from the plain scheme:
 
 - A late answer is lost, since its mask is bound to one round. So rounds have the length at which
   the most points per second are answered for, and no client is asked for more points than it
@@ -19,8 +19,7 @@ import numpy as np
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.client import Embedded
-from codedfedl.core.gradient_delta import Anchor, GradientDelta
-from codedfedl.core.masked import masked
+from codedfedl.core.masked import Anchor, GradientDelta, masked
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.waiting import Wait
 from codedfedl.fleet.devices import Fleet

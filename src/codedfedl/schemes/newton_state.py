@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
-from codedfedl.core.gradient_delta import Anchor
+from codedfedl.core.masked import Anchor
 from codedfedl.core.protocol import Reply
 from codedfedl.errors import InputError
 from codedfedl.learning.sketch import Sketch

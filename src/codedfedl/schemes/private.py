@@ -19,10 +19,10 @@ from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
-from codedfedl.core.waiting import EveryoneUntil
+from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.devices import Fleet, fleet_of
 from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
 from codedfedl.planning.noisy_descent import RESIDUAL
@@ -164,11 +164,7 @@ class Private(Scheme):
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> PrivateState:
         """Plan, and write down all that will be released."""
-        if not isinstance(fleet, Fleet):
-            raise InputError(
-                "private plans with a Fleet: measured delays do not say how long embedding takes; "
-                "give a fleet file"
-            )
+        fleet = fleet_of(fleet, task.points[0], self.info.name)
         if task.clients < LEAST_SUMMED:
             raise InputError(
                 f"private has {task.clients} client: a sum would be its own answer; have "
@@ -209,11 +205,11 @@ class Private(Scheme):
         assert plan is not None
         assert account is not None
         if not state.set_up:
-            return Ask(Embed(), EveryoneUntil(plan.setup_deadline), setup=True)
+            return Ask(Embed(), Everyone(plan.setup_deadline), setup=True)
         if state.finished:
             return None
         numbers, budget = self._budget.numbers(state.task, plan), self._budget
-        wait, longest = EveryoneUntil(plan.deadline), budget.longest(state.task) or inf
+        wait, longest = Everyone(plan.deadline), budget.longest(state.task) or inf
         sigma = account.releases[0 if state.direction is None else 1].sigma
         helpers, clients = budget.split(sigma * numbers.scale, account.shares)
         work: PrivateSum = ClippedMoments(plan.chances, plan.cap, numbers.scale)

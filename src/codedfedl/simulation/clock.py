@@ -21,20 +21,17 @@ from codedfedl.core.protocol import Ask, Task
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP
 from codedfedl.core.waiting import Until, arrivals
 from codedfedl.core.work import Window, Work
-from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.delays import DelayModel, DelayParameters
-from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.devices import Fleet, fleet_of
 from codedfedl.random import stream
 
-__all__ = ["NEEDS_A_FLEET", "Arrivals", "Assignment", "Clock", "Draws", "Timeline"]
+__all__ = ["OWN_PACE", "Arrivals", "Assignment", "Clock", "Draws", "Timeline"]
 
-NEEDS_A_FLEET = (
-    "clients that embed until a deadline need a fleet: measured delays do not say how fast they "
-    "embed, mix and send; give a fleet file, such as `codedfedl fit --out` writes, or use coded"
-)
+OWN_PACE = "embedding until a deadline"
+"""What measured delays cannot play."""
 _EMBED, _SLOWNESS, _LOSSES, _OTHER, _MORE_PACKETS, _WITH_MODEL = 0, 3, 4, 5, 6, 7
 _STEP_OF_KIND = {"parity": 1, "gram": 2}  # Streams of work without a model; others share one.
 
@@ -56,10 +53,7 @@ class Clock:
     @cached_property
     def fleet(self) -> Fleet:
         """The fleet, where the delays are the formula's."""
-        if not isinstance(self.model, DelayParameters):
-            raise InputError(NEEDS_A_FLEET)
-        model = self.model
-        return model if isinstance(model, Fleet) else Fleet.of(model, self.task.points[0])
+        return fleet_of(self.model, self.task.points[0], OWN_PACE)
 
     @cached_property
     def slowness(self) -> FloatArray:

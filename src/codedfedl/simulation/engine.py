@@ -24,13 +24,14 @@ from codedfedl.core.protocol import (
 )
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
-from codedfedl.fleet.delays import DelayModel, DelayParameters
+from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.devices import fleet_of
 from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.client_data import Problem, SimulatedClient
 from codedfedl.simulation.clock import (
-    NEEDS_A_FLEET,
+    OWN_PACE,
     Arrivals,
     Assignment,
     Clock,
@@ -77,9 +78,8 @@ class Contender:
         if ask is not None:
             check_ask(self.scheme, ask)
             is_secure(self.scheme, ask)  # refuses what a secure sum hides
-        formula = isinstance(self.actual, DelayParameters)
-        if ask is not None and has_own_pace(ask.work) and not formula:
-            raise InputError(f"{self.scheme.info.name}: {NEEDS_A_FLEET}")
+        if ask is not None and has_own_pace(ask.work):
+            fleet_of(self.actual, self.task.points[0], f"{self.scheme.info.name}: {OWN_PACE}")
 
 
 def entries(task: Task, fleet: DelayModel, schemes: Mapping[str, Scheme]) -> list[Contender]:

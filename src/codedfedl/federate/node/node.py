@@ -25,8 +25,7 @@ import numpy.typing as npt
 from codedfedl import __version__
 from codedfedl.core.client import work_from
 from codedfedl.core.clipped import PrivateSum
-from codedfedl.core.gradient_delta import GradientDelta
-from codedfedl.core.masked import Masked
+from codedfedl.core.masked import GradientDelta, Masked
 from codedfedl.core.work import Work
 from codedfedl.data.shards import Scaling, Shard
 from codedfedl.errors import InputError

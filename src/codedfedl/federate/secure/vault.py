@@ -19,8 +19,7 @@ import numpy.typing as npt
 from codedfedl.core.client import work_to
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.encoding import BlockParity, Parity
-from codedfedl.core.gradient_delta import Anchor, GradientDelta
-from codedfedl.core.masked import Masked
+from codedfedl.core.masked import Anchor, GradientDelta, Masked
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.job import MASKED, ask_digest, in_one_row
