@@ -94,8 +94,8 @@ def test_no_pickle_is_in_the_file(tmp_path: Path) -> None:
         (lambda p: _again(p, format=np.array(99)), f"has the format 99 .* reads format {FORMAT}"),
         (lambda p: _again(p, weights=np.ones((7, 3))), "weights has shape .* has 80 features"),
         (lambda p: _again(p, weights=np.ones((80, 3), int)), "not floating point"),
-        (lambda p: _again(p, facts=np.array("{}")), "inputs is None, not a whole number"),
-        (lambda p: _again(p, facts=np.array("no json")), "facts is not JSON"),
+        (lambda p: _again(p, facts=np.array("{}")), "features is missing"),
+        (lambda p: _again(p, facts=np.array("no json")), "facts is 'no json', which no model has"),
     ],
 )
 def test_what_is_no_model_is_refused(spoil: Any, said: str, tmp_path: Path) -> None:

@@ -1,57 +1,128 @@
 """What a model file says of its model, checked: it may be anybody's."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 
 from codedfedl.errors import InputError
 from codedfedl.io.names import shortened
 
-__all__ = ["Facts", "checked_arrays", "read_facts"]
+__all__ = ["DrawnMap", "Facts", "StoredEncoder", "StoredNetwork", "checked_arrays", "read_facts"]
 
 _AGAIN = "copy it again, or train it again"
-_MOST = 2**31 - 1  # of inputs, features and seeds
-_TILES = ("image", "patch", "stride", "pool")
+
+_Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+_Operations = Annotated[int, Field(ge=0, le=2**62)]
+_Positive = Annotated[FiniteFloat, Field(gt=0)]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The facts of a model, as in `Model`; `features` are the settings of its feature map.
+class _Stored(BaseModel):
+    """Values of exactly these types: in a file, 1 is not true, and '8' is not 8."""
 
-    `network` are those of a network that was trained on them; None means least squares.
-    """
+    model_config = ConfigDict(strict=True, frozen=True)
 
-    features: Mapping[str, Any]
-    network: Mapping[str, Any] | None
-    inputs: int
+
+class _StoredTiles(_Stored):
+    model_config = ConfigDict(extra="forbid")
+
+    image: tuple[_Count, _Count, _Count] | None = None
+    patch: _Count | None = None
+    stride: _Count | None = None
+    pool: _Count | None = None
+
+
+class DrawnMap(_Stored):
+    """The settings of a feature map that is drawn from a seed."""
+
+    kind: str
+    n_components: _Count
+    sigma: _Positive
+    seed: _Seed
+    tiles: _StoredTiles
+
+
+class StoredEncoder(_Stored):
+    """What is known of an encoder, which is not in the file."""
+
+    kind: Literal["encoder"]
+    source: str
+    text: bool
+    normalise: bool
+    operations: _Operations | None
+    digest: str
+    fingerprint: list[FiniteFloat]
+
+
+class StoredNetwork(_Stored):
+    """The settings of a network."""
+
+    module: str
+    outputs: _Count
+    objective: str
+    image: tuple[_Count, _Count, _Count] | None = None
+    operations: _Operations | None = None
+    fingerprint: list[FiniteFloat]
+
+
+def _kind_of_map(features: Any) -> str:
+    is_encoder = isinstance(features, Mapping) and features.get("kind") == "encoder"
+    return "encoder" if is_encoder else "drawn"
+
+
+_Map = Annotated[
+    Annotated[DrawnMap, Tag("drawn")] | Annotated[StoredEncoder, Tag("encoder")],
+    Discriminator(_kind_of_map),
+]
+
+
+class Facts(_Stored):
+    """The facts of a model, as in `Model`; without a network it is linear in the features."""
+
+    features: _Map
+    network: StoredNetwork | None = None
+    inputs: _Count
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    temperature: float | None
-    card: Mapping[str, Any]
+    temperature: _Positive | None = None
+    card: dict[str, Any] = {}
+
+
+_FACTS, _CARD = TypeAdapter(Facts), TypeAdapter(dict[str, Any])
 
 
 def read_facts(facts: npt.NDArray[Any], card: npt.NDArray[Any] | None) -> Facts:
     """Return the facts of a model from two texts in JSON."""
-    known = _table("facts", _parsed("facts", str(facts)))
-    inputs = _whole("inputs", known.get("inputs"), 1)
-    columns = _names("columns", known.get("columns"))
-    if len(columns) not in (0, inputs):
-        raise InputError(f"columns names {len(columns)} of {inputs} inputs: {_AGAIN}")
-    warmth = known.get("temperature")
-    return Facts(
-        features=_map(known.get("features")),
-        network=_network("network", known["network"]) if "network" in known else None,
-        inputs=inputs,
-        columns=columns,
-        labels=_names("labels", known.get("labels")),
-        temperature=None if warmth is None else _positive("temperature", warmth),
-        card={} if card is None else _table("card", _parsed("card", str(card))),
-    )
+    known: Facts = _parsed("facts", _FACTS, facts)
+    if len(known.columns) not in (0, known.inputs):
+        raise InputError(f"columns names {len(known.columns)} of {known.inputs} inputs: {_AGAIN}")
+    held = {} if card is None else _parsed("card", _CARD, card)
+    return known.model_copy(update={"card": held})
+
+
+def _parsed(name: str, kind: TypeAdapter[Any], text: npt.NDArray[Any]) -> Any:
+    """Return what a text holds, or say which value is not one that `save_model` writes."""
+    try:
+        return kind.validate_json(str(text))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    parts = [str(part) for part in first["loc"] if part not in ("drawn", "encoder")]
+    where = ".".join(parts) or name
+    if first["type"] == "missing":
+        raise InputError(f"{where} is missing: {_AGAIN}")
+    raise InputError(f"{where} is {shortened(first['input'])}, which no model has: {_AGAIN}")
 
 
 def checked_arrays(
@@ -67,20 +138,16 @@ def checked_arrays(
     if "weights" not in arrays:
         raise InputError(f"it lacks weights: {_AGAIN}")
     weights = arrays["weights"]
-    if outputs is None:
-        if weights.dtype.kind != "f" or weights.ndim != 2 or not weights.shape[1]:
-            raise InputError(
-                f"weights holds {weights.dtype} of shape {weights.shape}, not floating point with "
-                "a column for each output: train it again"
-            )
-        outputs = int(weights.shape[1])
-    elif weights.dtype.kind != "f" or weights.ndim != 1:
+    axes, wanted = 2, "floating point with a column for each output"
+    if outputs is not None:
+        axes, wanted = 1, "a network's parameters one after another"
+    if weights.dtype.kind != "f" or weights.ndim != axes or not weights.shape[-1]:
         raise InputError(
-            f"weights holds {weights.dtype} of shape {weights.shape}, not a network's parameters "
-            "one after another: train it again"
+            f"weights holds {weights.dtype} of shape {weights.shape}, not {wanted}: train it again"
         )
+    width = weights.shape[-1] if outputs is None else outputs
     sizes = dict.fromkeys(("low", "span", "center"), inputs)
-    sizes |= dict.fromkeys(("classes", "offset", "scale"), outputs)
+    sizes |= dict.fromkeys(("classes", "offset", "scale"), width)
     for name in sizes.keys() & arrays.keys():
         array, kinds = arrays[name], "biufUS" if name == "classes" else "biuf"
         if array.shape != (sizes[name],) or array.dtype.kind not in kinds:
@@ -93,107 +160,3 @@ def checked_arrays(
     if "span" in arrays and not (arrays["span"] > 0).all():
         raise InputError(f"span is not above 0: {_AGAIN}")
     return dict(arrays)
-
-
-def _map(given: Any) -> dict[str, Any]:
-    """Return the settings of a feature map, with values of the right types."""
-    how = _table("features", given)
-    if how.get("kind") == "encoder":
-        names = ("source", "text", "normalise", "operations", "digest", "fingerprint")
-        if missing := [name for name in names if name not in how]:
-            raise InputError(f"features lacks {missing[0]}: {_AGAIN}")
-        kinds = {"source": str, "digest": str, "text": bool, "normalise": bool}
-        for name, kind in kinds.items():
-            if not isinstance(how[name], kind):
-                raise InputError(f"features.{name} is {shortened(how[name])}: {_AGAIN}")
-        if how["operations"] is not None:
-            _whole("features.operations", how["operations"], 0, 2**62)
-        _numbers("features.fingerprint", how["fingerprint"])
-        return how
-    tiles = _table("features.tiles", how.get("tiles"))
-    for name in tiles:
-        if name not in _TILES:
-            raise InputError(f"features.tiles has the unknown {shortened(name)}: {_AGAIN}")
-        sides = tiles[name] if isinstance(tiles[name], list) else [tiles[name]]
-        if name == "image" and tiles[name] is not None and len(sides) != 3:
-            raise InputError(f"features.tiles.image is {shortened(sides)}: {_AGAIN}")
-        if name != "image" and isinstance(tiles[name], list):
-            raise InputError(f"features.tiles.{name} is {shortened(sides)}: {_AGAIN}")
-        for side in sides if tiles[name] is not None else []:
-            _whole(f"features.tiles.{name}", side, 1)
-    return {
-        "kind": _text("features.kind", how.get("kind")),
-        "n_components": _whole("features.n_components", how.get("n_components"), 1),
-        "sigma": _positive("features.sigma", how.get("sigma")),
-        "seed": _whole("features.seed", how.get("seed"), 0, 2**32 - 1),
-        "tiles": tiles,
-    }
-
-
-def _network(name: str, given: Any) -> dict[str, Any]:
-    """Return the settings of a network, with values of the right types."""
-    how = _table(name, given)
-    image, operations = how.get("image"), how.get("operations")
-    if image is not None:
-        if not isinstance(image, list) or len(image) != 3:
-            raise InputError(f"{name}.image is {shortened(image)}: {_AGAIN}")
-        image = [_whole(f"{name}.image", side, 1) for side in image]
-    if operations is not None:
-        operations = _whole(f"{name}.operations", operations, 1, 2**62)
-    _numbers(f"{name}.fingerprint", how.get("fingerprint"))
-    return {
-        "module": _text(f"{name}.module", how.get("module")),
-        "objective": _text(f"{name}.objective", how.get("objective")),
-        "outputs": _whole(f"{name}.outputs", how.get("outputs"), 1),
-        "image": image,
-        "operations": operations,
-        "fingerprint": how["fingerprint"],
-    }
-
-
-def _parsed(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise InputError(f"{name} is not JSON: {_AGAIN}") from None
-
-
-def _table(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InputError(f"{name} is {shortened(value)}, not a table: {_AGAIN}")
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{name} is {shortened(value)}, not a text: {_AGAIN}")
-    return value
-
-
-def _names(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise InputError(f"{name} is {shortened(value)}, not a list of names: {_AGAIN}")
-    return tuple(_text(name, entry) for entry in value)
-
-
-def _whole(name: str, value: Any, least: int, most: int = _MOST) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise InputError(
-            f"{name} is {shortened(value)}, not a whole number from {least} to {most}: {_AGAIN}"
-        )
-    return value
-
-
-def _positive(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not isfinite(value) or value <= 0:
-        raise InputError(f"{name} is {shortened(value)}, not a number above 0: {_AGAIN}")
-    return float(value)
-
-
-def _numbers(name: str, value: Any) -> None:
-    try:
-        finite = bool(np.isfinite(np.array(value, dtype=np.float64)).all())
-    except (TypeError, ValueError, OverflowError):
-        finite = False
-    if not finite:
-        raise InputError(f"{name} is {shortened(value)}, not numbers: {_AGAIN}")

@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl import __version__
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.io.archives import array_names, read_arrays
 from codedfedl.io.files import replacing
@@ -25,10 +25,17 @@ from codedfedl.learning.features import (
     map_settings,
     same_map,
 )
+from codedfedl.learning.modules import MODULES
 from codedfedl.learning.torch_network import TorchNetwork
-from codedfedl.models.facts import checked_arrays, read_facts
+from codedfedl.models.facts import (
+    DrawnMap,
+    StoredEncoder,
+    StoredNetwork,
+    checked_arrays,
+    read_facts,
+)
 from codedfedl.models.model import Model
-from codedfedl.models.networks import network_settings, stored_network
+from codedfedl.random import stream
 
 __all__ = ["FORMAT", "load_model", "save_model"]
 
@@ -37,6 +44,9 @@ _KIND = "codedfedl model"
 _MOST_TEXT = 1 << 28  # bytes; a character has four
 _FACTS = ("inputs", "columns", "labels", "temperature", "card")
 _OPTIONAL = ("classes", "low", "span", "center", "offset", "scale")
+_NETWORK = ("module", "outputs", "objective", "image", "operations")
+MAX_INPUTS = 1 << 24
+"""Numbers of a point: a file may be anybody's, and a network is run on three points of it."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -64,7 +74,9 @@ def save_model(model: Model, path: str | Path) -> None:
         "temperature": model.temperature,
     }
     if isinstance(model.learner, TorchNetwork):
-        facts["network"] = network_settings(model.learner, model.weights)
+        settings = {name: getattr(model.learner, name) for name in _NETWORK}
+        outputs = _network_fingerprint(model.learner, model.weights).tolist()
+        facts["network"] = settings | {"fingerprint": outputs}
     optional = {name: getattr(model, name) for name in _OPTIONAL}
     if model.classes is not None and all(isinstance(name, str) for name in model.classes):
         optional["classes"] = model.classes.astype(np.str_)
@@ -109,40 +121,75 @@ def load_model(path: str | Path, encoder: Any = None, *, trust: bool = False) ->
         held = read_arrays(path, ("weights", *_OPTIONAL))
         if facts.network is None:
             return Model(features=features, **known, **checked_arrays(held, facts.inputs))
-        arrays = checked_arrays(held, facts.inputs, facts.network["outputs"])
+        arrays = checked_arrays(held, facts.inputs, facts.network.outputs)
         size = features.size(facts.inputs)
-        network = stored_network(facts.network, size, arrays["weights"], trust=trust)
+        network = _network(facts.network, size, arrays["weights"], trust=trust)
         return Model(features=features, learner=network, **known, **arrays)
     except InputError as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
-def _features(how: Mapping[str, Any], encoder: Any, inputs: int, *, trust: bool) -> FeatureMap:
+def _features(
+    how: DrawnMap | StoredEncoder, encoder: Any, inputs: int, *, trust: bool
+) -> FeatureMap:
     """Return the feature map that a file describes, with the encoder that the user gives."""
-    if how["kind"] != "encoder":
+    if isinstance(how, DrawnMap):
         if encoder is not None:
-            raise InputError(f"the model has {how['kind']} features: leave the encoder out")
-        if ":" in how["kind"] and not trust:
-            raise InputError(
-                f"the model names the feature map {how['kind']}, whose module would be imported: "
-                "read it, and if you trust it, use load_model(path, trust=True), or --trust"
-            )
-        tiles = Tiles(**how["tiles"])
-        return feature_map(how["kind"], how["n_components"], how["sigma"], how["seed"], tiles)
+            raise InputError(f"the model has {how.kind} features: leave the encoder out")
+        _check_trust(f"the feature map {how.kind}, whose module", trust or ":" not in how.kind)
+        tiles = Tiles(**how.tiles.model_dump())
+        return feature_map(how.kind, how.n_components, how.sigma, how.seed, tiles)
     if encoder is None:
         raise InputError(
-            f"the model needs the encoder {how['source']!r}, which is not in the file: give it "
+            f"the model needs the encoder {how.source!r}, which is not in the file: give it "
             "with load_model(path, encoder=…), or --encoder"
         )
-    settings = {name: how[name] for name in ("text", "normalise", "operations")}
-    known = encoder_of(encoder, **settings)
-    wanted = np.array(how["fingerprint"], dtype=np.float64)
-    if known.digest != how["digest"] or not same_map(fingerprint(known, inputs), wanted):
+    known = encoder_of(encoder, text=how.text, normalise=how.normalise, operations=how.operations)
+    wanted = np.array(how.fingerprint)
+    if known.digest != how.digest or not same_map(fingerprint(known, inputs), wanted):
         raise InputError(
             f"the encoder {known.source!r} is not the one that the model was trained on, "
-            f"{how['source']!r}: its {'file' if how['digest'] else 'output'} differs"
+            f"{how.source!r}: its {'file' if how.digest else 'output'} differs"
         )
     return known
+
+
+def _check_trust(what: str, trusted: bool) -> None:
+    """Refuse to import what a file names, unless its user trusts it."""
+    if not trusted:
+        raise InputError(
+            f"the model names {what} would be imported: read it, and if you trust it, use "
+            "load_model(path, trust=True), or --trust"
+        )
+
+
+def _network(how: StoredNetwork, inputs: int, weights: FloatArray, *, trust: bool) -> TorchNetwork:
+    """Return the network that a file describes, if it is the one that these parameters are of."""
+    built_in = how.module in MODULES
+    _check_trust(f"the module {how.module}, which", trust or built_in)
+    if inputs > MAX_INPUTS:
+        raise InputError(f"inputs is {inputs:,}: a network has at most {MAX_INPUTS:,}")
+    network = TorchNetwork(inputs=inputs, **{name: getattr(how, name) for name in _NETWORK})
+    count = network.counted_parameters if built_in else network.parameters
+    if weights.shape != (count,):
+        raise InputError(
+            f"weights has shape {weights.shape} where the module {how.module!r} has {count} "
+            "parameters: use the module that it was trained with"
+        )
+    if not same_map(_network_fingerprint(network, weights), np.array(how.fingerprint)):
+        raise InputError(
+            f"the module {how.module!r} is not the one that the model was trained with: its "
+            "outputs differ; use that version of it"
+        )
+    return network
+
+
+def _network_fingerprint(network: TorchNetwork, weights: FloatArray) -> FloatArray:
+    """Return the number of parameters, and the outputs for three fixed points with random signs."""
+    points = stream(0, "subset", network.inputs).random((3, network.inputs))
+    scores = np.asarray(network.scores(weights, points), dtype=np.float64)
+    signs = 1 - 2 * stream(0, "subset", network.inputs, 1).integers(0, 2, (scores.shape[1], 4))
+    return np.append(network.parameters, scores @ signs)
 
 
 def _read_texts(path: Path) -> Arrays:

@@ -1,5 +1,7 @@
 """A model as an ONNX graph: from points to scores, for whatever runs such graphs."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,16 @@ import numpy.typing as npt
 from codedfedl.errors import InputError
 from codedfedl.io.files import replacing
 from codedfedl.learning.features import Encoder, Identity, Patches, RandomFourier, Structured
+from codedfedl.learning.modules import import_torch
 from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models.model import Model
-from codedfedl.models.onnx_layers import network_scores
 
 __all__ = ["export_onnx"]
 
 _OPSET = 13  # of 2020, which every runtime of today knows
 _IR = 8
+
+Array = npt.NDArray[Any]
 
 
 class _Graph:
@@ -67,7 +71,7 @@ def export_onnx(model: Model, path: str | Path) -> None:
     scale = np.ones(width) if model.scale is None else model.scale
     offset = np.zeros(width) if model.offset is None else model.offset
     if isinstance(model.learner, TorchNetwork):
-        network = network_scores(graph, features, model.learner, weights)
+        network = _network_scores(graph, features, model.learner, weights)
         product = graph.apply("Mul", network, graph.constant(scale))
     else:
         product = graph.apply("MatMul", features, graph.constant(weights * scale))
@@ -97,8 +101,6 @@ def _tensor(name: str, kind: int, *width: int) -> Any:
 
 
 def _metadata(model: Model) -> dict[str, str]:
-    import json
-
     classes = [] if model.classes is None else model.classes.tolist()
     return {"classes": json.dumps(classes), "card": json.dumps(dict(model.card))}
 
@@ -125,7 +127,7 @@ def _normalised(graph: _Graph, points: str) -> str:
     return graph.apply("Div", points, graph.apply("Max", length, least))
 
 
-def _waves(graph: _Graph, points: str, omega: npt.NDArray[Any], delta: npt.NDArray[Any]) -> str:
+def _waves(graph: _Graph, points: str, omega: Array, delta: Array) -> str:
     product = graph.apply("MatMul", points, graph.constant(omega))
     return graph.apply("Cos", graph.apply("Add", product, graph.constant(delta)))
 
@@ -142,3 +144,135 @@ def _patches(graph: _Graph, points: str, features: Patches, inputs: int) -> str:
     pooled = graph.apply("MatMul", graph.constant(scale * tiling.averages()), moved)
     flat = graph.constant(np.array([-1, features.size(inputs)]))
     return graph.apply("Reshape", pooled, flat)
+
+
+def _network_scores(graph: _Graph, points: str, network: TorchNetwork, weights: Array) -> str:
+    """Add the layers of a network with these parameters; return the name of its outputs."""
+    layers = network.layers
+    if layers is None:
+        raise InputError(
+            f"the module {network.module!r} is not a torch.nn.Sequential of layers that have an "
+            "ONNX form: give its parameters to the module, and use torch.onnx.export"
+        )
+    torch = import_torch()
+    remaining = iter(network.split(weights.astype(np.float32)))
+    probe, value = torch.zeros(1, network.inputs), points
+    for layer in layers:
+        parts = [next(remaining) for _ in layer.parameters()]
+        with torch.no_grad():
+            probe = layer(probe)
+        add: Callable[..., str] = _LAYERS.get(type(layer).__name__, _refused)
+        value = add(graph, value, layer, parts, [-1, *probe.shape[1:]])
+    return value
+
+
+def _refused(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    raise InputError(f"the layer {layer} has no ONNX form here: use torch.onnx.export")
+
+
+def _linear(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    return graph.apply("Gemm", value, *map(graph.constant, parts), transB=1)
+
+
+def _convolution(
+    graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]
+) -> str:
+    window = _window(layer) | {"dilations": _pair(layer.dilation)}
+    return graph.apply("Conv", value, *map(graph.constant, parts), **window)
+
+
+def _reshaped(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    return graph.apply("Reshape", value, graph.constant(np.array(shape)))
+
+
+def _images(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    image = graph.apply("Reshape", value, graph.constant(np.array([-1, *layer.image])))
+    return graph.apply("Transpose", image, perm=[0, 3, 1, 2])
+
+
+def _pool(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    kind = type(layer).__name__
+    if kind == "AdaptiveAvgPool2d" and shape[2:] == [1, 1]:
+        return graph.apply("GlobalAveragePool", value)
+    if getattr(layer, "ceil_mode", True) or getattr(layer, "divisor_override", None):
+        return _refused(graph, value, layer, parts, shape)
+    window = _window(layer)
+    if kind == "MaxPool2d":
+        return graph.apply("MaxPool", value, **window, dilations=_pair(layer.dilation))
+    counted = int(layer.count_include_pad)
+    return graph.apply("AveragePool", value, **window, count_include_pad=counted)
+
+
+def _group_norm(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    """Normalise groups as instances, then scale each channel."""
+    groups = layer.num_groups
+    grouped = graph.apply("Reshape", value, graph.constant(np.array([0, groups, -1])))
+    scale = [graph.constant(np.full(groups, number)) for number in (1.0, 0.0)]
+    normed = graph.apply("InstanceNormalization", grouped, *scale, epsilon=layer.eps)
+    value = graph.apply("Reshape", normed, graph.constant(np.array(shape)))
+    sides = (1,) * (len(shape) - 2)
+    for step, array in zip(("Mul", "Add"), parts, strict=False):
+        value = graph.apply(step, value, graph.constant(array.reshape(-1, *sides)))
+    return value
+
+
+def _window(layer: Any) -> dict[str, Any]:
+    stride = layer.kernel_size if layer.stride is None else layer.stride
+    return {
+        "kernel_shape": _pair(layer.kernel_size),
+        "strides": _pair(stride),
+        "pads": 2 * _pair(layer.padding),
+    }
+
+
+def _pair(setting: Any) -> list[int]:
+    return [setting, setting] if isinstance(setting, int) else list(setting)
+
+
+def _gelu(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    if layer.approximate != "none":
+        return _refused(graph, value, layer, parts, shape)
+    erf = graph.apply("Erf", graph.apply("Mul", value, graph.constant(0.5**0.5)))
+    half = graph.apply("Mul", value, graph.constant(0.5))
+    return graph.apply("Mul", half, graph.apply("Add", erf, graph.constant(1.0)))
+
+
+def _silu(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    return graph.apply("Mul", value, graph.apply("Sigmoid", value))
+
+
+def _softplus(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    beta = graph.constant(float(layer.beta))
+    return graph.apply("Div", graph.apply("Softplus", graph.apply("Mul", value, beta)), beta)
+
+
+def _elementwise(kind: str, **names: str) -> Callable[..., str]:
+    """Return how an activation of ONNX is added, with settings by their names in PyTorch."""
+
+    def add(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+        settings = {key: float(getattr(layer, name)) for key, name in names.items()}
+        return graph.apply(kind, value, output=None, **settings)
+
+    return add
+
+
+_LAYERS: dict[str, Callable[..., str]] = {
+    "Linear": _linear,
+    "Conv2d": _convolution,
+    "GroupNorm": _group_norm,
+    "Flatten": _reshaped,
+    "Unflatten": _reshaped,
+    "Images": _images,
+    "AvgPool2d": _pool,
+    "MaxPool2d": _pool,
+    "AdaptiveAvgPool2d": _pool,
+    "ReLU": _elementwise("Relu"),
+    "Tanh": _elementwise("Tanh"),
+    "Sigmoid": _elementwise("Sigmoid"),
+    "Identity": _elementwise("Identity"),
+    "LeakyReLU": _elementwise("LeakyRelu", alpha="negative_slope"),
+    "ELU": _elementwise("Elu", alpha="alpha"),
+    "GELU": _gelu,
+    "SiLU": _silu,
+    "Softplus": _softplus,
+}
