@@ -298,7 +298,7 @@ class TestTables:
             (["1", "inf", "2"], "line 3: label is 'inf': write a finite number"),
             (["0", "9" * 20], "number the classes"),
             (["0", "1", "-1"], "label -1 among 3 points"),
-            ([], "no points or no features"),
+            ([], "no points or no inputs"),
         ],
     )
     def test_bad_labels(self, tmp_path: Path, labels: list[str], message: str) -> None:
@@ -310,7 +310,7 @@ class TestTables:
         [
             ("x,lable\n1,0\n", "no label column 'label': did you mean 'lable'"),
             ("x,x,label\n1,1,0\n", "the column 'x' twice"),
-            ("label\n1\n", "no points or no features"),
+            ("label\n1\n", "no points or no inputs"),
             ("x,label\n1,0\nred,1\n", "line 3: x is 'red': write a finite number"),
             ("x,label\n1,0\n,1\n", "line 3: x is empty: write a finite number"),
             ("x,label\n1e308,0\n-1e308,0\n1,0\n", "row 0, column 0"),

@@ -1,7 +1,6 @@
 """The user's own data: arrays in `.npz` files, tables in `.csv` and `.parquet` files."""
 
 from collections.abc import Sequence
-from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,22 +12,19 @@ from codedfedl.arrays import FloatArray
 from codedfedl.data.dataset import check_finite, real_numbers, texts
 from codedfedl.errors import InputError
 from codedfedl.io.archives import array_names, read_arrays
-from codedfedl.io.names import listed, nearest, shortened
-from codedfedl.io.tables import check_columns, load_table
+from codedfedl.io.names import listed, nearest
+from codedfedl.io.tables import (
+    cell_refusal,
+    check_columns,
+    load_table,
+    number_column,
+    parsed_numbers,
+)
 
-__all__ = [
-    "TABLES",
-    "Image",
-    "Points",
-    "input_columns",
-    "label_column",
-    "label_names",
-    "number_columns",
-    "read_npz",
-    "read_points",
-]
+__all__ = ["FILES", "TABLES", "Image", "Points", "read_file", "read_table_points"]
 
 TABLES = (".csv", ".parquet")
+FILES = (*TABLES, ".npz")
 _ARRAYS = ("inputs", "labels", "test_inputs", "test_labels")
 _MOST_BYTES = 1 << 33  # of texts
 
@@ -37,11 +33,58 @@ Image = tuple[int, int, int]
 """Height, width and channels."""
 
 
-def read_npz(path: Path, *, text: bool = False) -> tuple[dict[str, Array], Image | None]:
-    """Return the arrays of a file: finite inputs of shape (n, d), and as many labels.
+class Points(NamedTuple):
+    """Points as in a file, and their labels if it has any.
 
-    Inputs of shape (n, height, width) or (n, height, width, channels) are images, whose shape is
-    returned too. With `text` they are texts, shape (n, 1).
+    Attributes
+    ----------
+    inputs : array of shape (n, d)
+        Numbers; or texts, shape (n, 1).
+    labels : array of shape (n,) or (n, c)
+    columns, label_columns
+        Names of the input columns and of the label columns of a table.
+    image
+        The shape of images, whose pixels are the inputs.
+    test
+        The file's own test points, and their labels.
+    scaled
+        Whether inputs are scaled as by `load_dataset`, not raw as in the file.
+    """
+
+    inputs: Array
+    labels: Array | None
+    columns: tuple[str, ...] = ()
+    label_columns: tuple[str, ...] = ()
+    image: Image | None = None
+    test: tuple[Array, Array] | None = None
+    scaled: bool = False
+
+
+def read_file(
+    path: Path, label: str | Sequence[str] | None = None, text: str | None = None
+) -> Points:
+    """Read points with their labels from a file of any kind.
+
+    Parameters
+    ----------
+    label
+        The label column of a table, or several, separated by commas; ``label`` by default.
+    text
+        The column of a table that holds texts, which are all of a point: no other is read. For an
+        ``.npz`` file any name says that its inputs are texts.
+    """
+    if path.suffix == ".npz":
+        return _read_npz(path, text=text is not None)
+    given = label.split(",") if isinstance(label, str) else label or ["label"]
+    names = list(dict.fromkeys(name.strip() for name in given))
+    columns = [] if text is None else [text]
+    return read_table_points(path, names, columns, text=text is not None)
+
+
+def _read_npz(path: Path, *, text: bool) -> Points:
+    """Return finite inputs of shape (n, d), or texts of shape (n, 1), and as many labels.
+
+    Inputs of shape (n, height, width) or (n, height, width, channels) are images.
     """
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
@@ -62,7 +105,8 @@ def read_npz(path: Path, *, text: bool = False) -> tuple[dict[str, Array], Image
                 f"{path}: {inputs} has {len(arrays[inputs])} rows and {labels} has shape "
                 f"{arrays[labels].shape}: give every point one label"
             )
-    return arrays, image
+    test = (arrays["test_inputs"], arrays["test_labels"]) if "test_labels" in arrays else None
+    return Points(arrays["inputs"], arrays["labels"], image=image, test=test)
 
 
 def _image(inputs: Array) -> Image | None:
@@ -83,57 +127,65 @@ def _rows(name: str, values: Array) -> Array:
     return rows
 
 
-class Points(NamedTuple):
-    """The inputs of a table, shape (n, d), its labels, shape (n,) or (n, c), and their names."""
+def read_table_points(
+    path: Path,
+    labels: Sequence[str],
+    columns: Sequence[str] = (),
+    *,
+    text: bool = False,
+    trained: bool = False,
+) -> Points:
+    """Read the points of a table.
 
-    inputs: Array
-    labels: Array
-    columns: tuple[str, ...]
-    label_columns: tuple[str, ...]
-
-
-def label_names(label: str | Sequence[str] | None) -> list[str]:
-    """Return the names of the label columns: ``label`` by default."""
-    given = label.split(",") if isinstance(label, str) else label or ["label"]
-    return list(dict.fromkeys(name.strip() for name in given))
-
-
-def read_points(path: Path, label: str | Sequence[str] | None, text: str | None = None) -> Points:
-    """Read the points of a table and their labels; `text` names the column that is all of a point.
-
-    With it, the other columns are not read.
+    Parameters
+    ----------
+    labels
+        The label columns.
+    columns
+        The inputs, in this order; by default all columns but the labels.
+    text
+        Whether the first of them holds texts, which are all of a point.
+    trained
+        Whether a model was trained on these columns: then the labels may be missing.
     """
-    names = label_names(label)
     table = load_table(path)
-    columns = table.column_names
+    there = table.column_names
+    what, why = ("column of texts" if text else "column"), ""
+    if trained:
+        what, why = "column", ", which the model was trained on"
+    else:
+        _check_present(path, labels, there, "label column")
+    _check_present(path, columns, there, what, why)
+    check_columns(path, there, (), there)  # none twice
+    inputs = list(columns) or [name for name in there if name not in labels]
+    if table.num_rows == 0 or not inputs:
+        raise InputError(f"{path} has no points or no inputs: add a line per point")
+    points = (
+        _text_column(path, inputs[0], table[inputs[0]])
+        if text
+        else _number_columns(path, table, inputs)
+    )
+    wanted: Array | None = None
+    if len(labels) == 1 and labels[0] in there:
+        wanted = _label_column(path, labels[0], table[labels[0]])
+    elif all(name in there for name in labels):
+        wanted = _number_columns(path, table, labels)
+    return Points(points, wanted, tuple(inputs), tuple(labels))
+
+
+def _check_present(
+    path: Path, names: Sequence[str], there: Sequence[str], what: str, why: str = ""
+) -> None:
     for name in names:
-        if name not in columns:
-            raise InputError(f"{path} has no label column {name!r}: {nearest(name, columns)}")
-    check_columns(path, columns, names, columns)
-    features = [name for name in columns if name not in names] if text is None else [text]
-    if table.num_rows == 0 or not features:
-        raise InputError(f"{path} has no points or no features: add a line per point")
-    inputs = input_columns(path, table, features, text=text is not None)
-    single = len(names) == 1
-    labels = label_column(path, table, names[0]) if single else number_columns(path, table, names)
-    return Points(inputs, labels, tuple(features), tuple(names))
+        if name not in there:
+            raise InputError(f"{path} has no {what} {name!r}{why}: {nearest(name, there)}")
 
 
-def input_columns(path: Path, table: pa.Table, names: Sequence[str], *, text: bool) -> Array:
-    """Return the inputs, shape (n, d): numbers, or the texts of the one column, shape (n, 1)."""
-    return _text_column(path, table, names[0]) if text else number_columns(path, table, names)
-
-
-def _text_column(path: Path, table: pa.Table, name: str) -> npt.NDArray[np.str_]:
-    if name not in table.column_names:
-        raise InputError(
-            f"{path} has no column of texts {name!r}: {nearest(name, table.column_names)}"
-        )
-    column = table[name]
+def _text_column(path: Path, name: str, column: pa.ChunkedArray) -> npt.NDArray[np.str_]:
     cells = ["" if cell is None else str(cell) for cell in column.to_pylist()]
     empty = np.array([not cell.strip() for cell in cells])
     if empty.any():
-        raise _refusal(path, name, column, empty, "a text, or leave the point out")
+        raise cell_refusal(path, name, column, empty, "a text, or leave the point out")
     if (needed := 4 * len(cells) * max(map(len, cells))) > _MOST_BYTES:
         raise InputError(
             f"{path}: {name} would take {needed:,} bytes of memory, since every text is given the "
@@ -142,32 +194,24 @@ def _text_column(path: Path, table: pa.Table, name: str) -> npt.NDArray[np.str_]
     return np.array(cells)[:, None]
 
 
-def number_columns(path: Path, table: pa.Table, names: Sequence[str]) -> FloatArray:
+def _number_columns(path: Path, table: pa.Table, names: Sequence[str]) -> FloatArray:
     """Return some columns side by side, shape (n, d), refusing cells that are not numbers."""
-    return np.column_stack([_number_column(path, name, table[name]) for name in names])
+    return np.column_stack([number_column(path, name, table[name], finite=True) for name in names])
 
 
-def _number_column(path: Path, name: str, column: pa.ChunkedArray) -> FloatArray:
-    numbers = _parsed(column)
-    if not np.isfinite(numbers).all():
-        raise _refusal(path, name, column, ~np.isfinite(numbers), "a finite number")
-    return numbers
-
-
-def label_column(path: Path, table: pa.Table, name: str) -> Array:
+def _label_column(path: Path, name: str, column: pa.ChunkedArray) -> Array:
     """Return whole numbers, decimal numbers or words; a CSV file's cells say which they are."""
-    column = table[name]
     cells = column.to_pylist()
     empty = np.array([cell is None or cell == "" for cell in cells])
     if empty.any():
-        raise _refusal(path, name, column, empty, "a label")
+        raise cell_refusal(path, name, column, empty, "a label")
     if isinstance(cells[0], str):
-        no_number = np.isnan(_parsed(column))
-        if path.suffix == ".parquet" or no_number.all():
+        words = np.isnan(parsed_numbers(column)[0])
+        if path.suffix == ".parquet" or words.all():
             return np.array([cell.strip() for cell in cells])
-        if no_number.any():
-            raise _refusal(path, name, column, no_number, "a number, or all labels as words")
-    numbers = _number_column(path, name, column)
+        if words.any():
+            raise cell_refusal(path, name, column, words, "a number, or all labels as words")
+    numbers = number_column(path, name, column, finite=True)
     if not all(_is_whole(cell) for cell in cells):
         return numbers
     return numbers.clip(-(2.0**62), 2.0**62).astype(np.int64)
@@ -175,30 +219,3 @@ def label_column(path: Path, table: pa.Table, name: str) -> Array:
 
 def _is_whole(cell: object) -> bool:
     return cell.strip().lstrip("+-").isdigit() if isinstance(cell, str) else isinstance(cell, int)
-
-
-def _parsed(column: pa.ChunkedArray) -> FloatArray:
-    """Return a column's numbers, with NaN for cells that are not numbers."""
-    try:
-        if not column.null_count:
-            return np.asarray(column.cast(pa.float64()).to_numpy())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        pass  # Python reads a few more, such as those with a space before
-    return np.array([_number(cell) for cell in column.to_pylist()])
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return nan
-
-
-def _refusal(
-    path: Path, name: str, column: pa.ChunkedArray, wrong: npt.NDArray[np.bool_], remedy: str
-) -> InputError:
-    row = int(np.argmax(wrong))
-    cell = column[row].as_py()
-    where = f"line {row + 2}" if path.suffix == ".csv" else f"row {row + 1}"
-    what = "is empty" if cell in (None, "") else f"is {shortened(cell)}"
-    return InputError(f"{path}, {where}: {name} {what}: write {remedy}")

@@ -3,31 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.data.dataset import Dataset, Origin, check_finite, real_numbers, scaled
-from codedfedl.data.files import (
-    TABLES,
-    Image,
-    input_columns,
-    label_column,
-    label_names,
-    number_columns,
-    read_npz,
-    read_points,
-)
+from codedfedl.data.files import FILES, TABLES, Image, Points, read_file, read_table_points
 from codedfedl.data.idx import IDX_NAMES, load_idx
 from codedfedl.data.shards import Bounds, Sides, bounds_of
 from codedfedl.errors import InputError
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.names import nearest
-from codedfedl.io.tables import load_table
 
-__all__ = ["DATASET_NAMES", "Unlabelled", "load_dataset", "read_unlabelled"]
+__all__ = ["DATASET_NAMES", "load_dataset", "read_unlabelled"]
 
 DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
 
@@ -87,7 +77,7 @@ def load_dataset(
     suffix = Path(name).suffix
     if label is not None and suffix not in TABLES:
         raise InputError(f"label is {label!r}, but only a .csv or .parquet table has label columns")
-    if text is not None and suffix not in (*TABLES, ".npz"):
+    if text is not None and suffix not in FILES:
         raise InputError(
             f"data.text is {text!r}, but only a .csv, .parquet or .npz file has texts: leave it out"
         )
@@ -99,57 +89,65 @@ def load_dataset(
         )
     if name in IDX_NAMES:
         return load_idx(str(name), directory)
-    if name == "digits":
-        return _of_pixels(_split("digits", *_digits(), test_share, seed, image=(8, 8, 1)))
-    if name == "digits-halves":
-        upper, lower = np.split(_digits()[0], 2, axis=1)
-        return _of_pixels(_split(name, upper, lower, test_share, seed, image=(4, 8, 1)))
-    if suffix == ".npz":
-        return _load_npz(Path(name), test_share, seed, bounds, text=text is not None)
-    if suffix in TABLES:
-        points = read_points(Path(name), label, text)
-        origin = Origin(points.columns, points.label_columns)
-        stem = Path(name).stem
-        return _split(stem, points.inputs, points.labels, test_share, seed, bounds, origin=origin)
-    raise InputError(
-        f"the data set {str(name)!r} is neither a file that ends in .npz, .csv or .parquet nor a "
+    if name in DATASET_NAMES:
+        return _digits(str(name), test_share, seed)
+    if suffix in FILES:
+        points = read_file(Path(name), label, text)
+        return _dataset(Path(name).stem, points, test_share, seed, bounds)
+    raise _unknown("data set", name)
+
+
+def _unknown(what: str, name: str | Path) -> InputError:
+    return InputError(
+        f"the {what} {str(name)!r} is neither a file that ends in .npz, .csv or .parquet nor a "
         f"known name: {nearest(str(name), DATASET_NAMES)}"
     )
 
 
-def _digits() -> tuple[Array, Array]:
+def _digits(name: str, test_share: float, seed: int) -> Dataset:
+    """Return the digits, or their halves; the files hold integer pixels of at most a byte."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     inputs, labels = load_digits(return_X_y=True)
-    return inputs / _WHITEST, labels
+    inputs, image = inputs / _WHITEST, (8, 8, 1)
+    if name == "digits-halves":
+        (inputs, labels), image = np.split(inputs, 2, axis=1), (4, 8, 1)
+    points = Points(inputs, labels, image=image)
+    digits = _dataset(name, points, test_share, seed)
+    return replace(digits, bits=8, origin=digits.origin.of_pixels(inputs.shape[1], _WHITEST))
 
 
-def _of_pixels(digits: Dataset) -> Dataset:
-    """Record that the files hold integer pixels of at most a byte."""
-    return replace(digits, bits=8, origin=digits.origin.of_pixels(digits.inputs.shape[1], _WHITEST))
-
-
-def _load_npz(
-    path: Path, test_share: float, seed: int, bounds: Bounds | None, *, text: bool
+def _dataset(
+    name: str, points: Points, test_share: float, seed: int, bounds: Bounds | None = None
 ) -> Dataset:
-    arrays, image = read_npz(path, text=text)
-    inputs, labels = arrays["inputs"], arrays["labels"]
-    if "test_inputs" not in arrays:
-        return _split(path.stem, inputs, labels, test_share, seed, bounds, image)
-    test_inputs, test_labels = arrays["test_inputs"], arrays["test_labels"]
-    if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
-        raise InputError(
-            f"{path}: labels and test_labels differ in kind: write both in the same way"
-        )
-    numbers, classes, words = _numbered(path.stem, np.concatenate([labels, test_labels]))
-    labels, test_labels = numbers[: len(labels)], numbers[len(labels) :]
-    origin = Origin(classes=words)
-    if inputs.shape[1] == test_inputs.shape[1]:  # `Dataset` refuses the rest
-        origin = _with_scale(origin, inputs, bounds, image)
-        inputs, test_inputs = (
-            scaled(part, origin.low, origin.span) for part in (inputs, test_inputs)
-        )
-    return Dataset(path.stem, inputs, labels, test_inputs, test_labels, classes, image, origin)
+    """Split off test points where the file has none, number classes, and scale the inputs."""
+    inputs, labels = points.inputs, points.labels
+    assert labels is not None
+    if points.test is None:
+        numbers, classes, words = _numbered(name, labels)
+        strata = np.zeros(len(labels), int) if classes is None else numbers
+        test = _test_rows(strata, test_share, seed)
+        if not test.any():
+            raise InputError(
+                f"test_share is {test_share}, which leaves none of the {len(labels)} points of "
+                f"{name} for testing: raise it, or add points"
+            )
+        parts, numbered = (inputs[~test], inputs[test]), (numbers[~test], numbers[test])
+    else:
+        parts, test_labels = (inputs, points.test[0]), points.test[1]
+        if _kind(labels) != _kind(test_labels) or labels.shape[1:] != test_labels.shape[1:]:
+            raise InputError(
+                f"{name}: labels and test_labels differ in kind: write both in the same way"
+            )
+        numbers, classes, words = _numbered(name, np.concatenate([labels, test_labels]))
+        numbered = numbers[: len(labels)], numbers[len(labels) :]
+    origin = Origin(points.columns, points.label_columns, words)
+    if parts[0].shape[1] == parts[1].shape[1]:  # `Dataset` refuses the rest
+        origin = _with_scale(origin, parts[0], bounds, points.image)
+        parts = tuple(scaled(part, origin.low, origin.span) for part in parts)
+    return Dataset(
+        name, parts[0], numbered[0], parts[1], numbered[1], classes, points.image, origin
+    )
 
 
 def _kind(labels: Array) -> str:
@@ -174,31 +172,6 @@ def _numbered(name: str, labels: Array) -> tuple[Array, int | None, tuple[str, .
                 "0, 1, …, or write decimal numbers for regression"
             )
     return labels.astype(np.int64), int(labels.max()) + 1, ()
-
-
-def _split(
-    name: str,
-    inputs: Array,
-    labels: Array,
-    test_share: float,
-    seed: int,
-    bounds: Bounds | None = None,
-    image: Image | None = None,
-    origin: Origin | None = None,
-) -> Dataset:
-    numbers, classes, words = _numbered(name, labels)
-    test = _test_rows(np.zeros(len(labels), int) if classes is None else numbers, test_share, seed)
-    if not test.any():
-        raise InputError(
-            f"test_share is {test_share}, which leaves none of the {len(labels)} points of {name} "
-            "for testing: raise it, or add points"
-        )
-    origin = _with_scale(replace(origin or Origin(), classes=words), inputs[~test], bounds, image)
-    train_inputs, test_inputs = (
-        scaled(inputs[rows], origin.low, origin.span) for rows in (~test, test)
-    )
-    train, tested = numbers[~test], numbers[test]
-    return Dataset(name, train_inputs, train, test_inputs, tested, classes, image, origin)
 
 
 def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool_]:
@@ -237,20 +210,6 @@ def _unit_scale(inputs: Array, image: Image | None) -> tuple[FloatArray | None, 
         return low, np.where(high > low, high - low, 1)  # a constant column becomes 0
 
 
-class Unlabelled(NamedTuple):
-    """Points as in a file, and their labels if it has any.
-
-    Attributes
-    ----------
-    scaled
-        Whether they are scaled as by `load_dataset`, not raw as in the file.
-    """
-
-    inputs: Array
-    labels: Array | None
-    scaled: bool = False
-
-
 def read_unlabelled(
     data: str | Path,
     columns: Sequence[str],
@@ -258,7 +217,7 @@ def read_unlabelled(
     directory: str | Path | None = None,
     *,
     text: bool = False,
-) -> Unlabelled:
+) -> Points:
     """Read points from a table, an ``.npz`` file, or the test points of a built-in data set.
 
     Parameters
@@ -274,19 +233,16 @@ def read_unlabelled(
     """
     if data in DATASET_NAMES:
         dataset = load_dataset(data, directory)
-        return Unlabelled(dataset.test_inputs, dataset.test_labels, scaled=True)
+        return Points(dataset.test_inputs, dataset.test_labels, scaled=True)
     path = Path(data)
     if path.suffix == ".npz":
         return _npz(path)
     if path.suffix in TABLES:
-        return _table(path, columns, labels or label_names(None), text)
-    raise InputError(
-        f"the data {str(data)!r} are neither a file that ends in .npz, .csv or .parquet nor a "
-        f"known name: {nearest(str(data), DATASET_NAMES)}"
-    )
+        return read_table_points(path, labels or ["label"], columns, text=text, trained=True)
+    raise _unknown("data", data)
 
 
-def _npz(path: Path) -> Unlabelled:
+def _npz(path: Path) -> Points:
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
     arrays = read_arrays(path, ("inputs", "labels"))
@@ -298,24 +254,4 @@ def _npz(path: Path) -> Unlabelled:
             f"{path}: inputs has {len(inputs)} rows and labels has shape {labels.shape}: give "
             "every point one label, or leave the labels out"
         )
-    return Unlabelled(inputs, labels)
-
-
-def _table(path: Path, columns: Sequence[str], labels: Sequence[str], text: bool) -> Unlabelled:
-    table = load_table(path)
-    there = table.column_names
-    for name in columns:
-        if name not in there:
-            raise InputError(
-                f"{path} has no column {name!r}, which the model was trained on: "
-                f"{nearest(name, there)}"
-            )
-    inputs = list(columns) or [name for name in there if name not in labels]
-    if table.num_rows == 0 or not inputs:
-        raise InputError(f"{path} has no points or no inputs: add a line per point")
-    points = input_columns(path, table, inputs, text=text)
-    if any(name not in there for name in labels):
-        return Unlabelled(points, None)
-    if len(labels) == 1:
-        return Unlabelled(points, label_column(path, table, labels[0]))
-    return Unlabelled(points, number_columns(path, table, labels))
+    return Points(inputs, labels)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
 from codedfedl.data.dataset import scaled, targets_of, texts
-from codedfedl.data.files import TABLES, read_npz, read_points
+from codedfedl.data.files import FILES, read_file
 from codedfedl.errors import InputError
 
 __all__ = [
@@ -122,11 +122,9 @@ def read_shard(path: str | Path, label: str | None = None, text: str | None = No
         ``.npz`` file.
     """
     path = Path(path)
-    if path.suffix == ".npz":
-        arrays, _ = read_npz(path, text=text is not None)
-        return Shard(arrays["inputs"], arrays["labels"])
-    if path.suffix in TABLES:
-        points = read_points(path, label, text)
+    if path.suffix in FILES:
+        points = read_file(path, label, text)
+        assert points.labels is not None
         return Shard(points.inputs, points.labels)
     if not path.is_dir():
         raise InputError(

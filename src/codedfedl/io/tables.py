@@ -21,9 +21,12 @@ from codedfedl.io.files import TABLE_SUFFIXES, check_destination, check_room, re
 from codedfedl.io.names import listed, nearest, shortened
 
 __all__ = [
+    "cell_refusal",
     "check_columns",
     "column_names",
     "load_table",
+    "number_column",
+    "parsed_numbers",
     "read_table",
     "repeated",
     "write_table",
@@ -80,7 +83,7 @@ def read_table(
         if name == "client":
             columns[name] = _names(path, table[name])
         else:
-            columns[name] = _numbers(path, name, table[name], name in blank)
+            columns[name] = number_column(path, name, table[name], blank=name in blank)
     return columns
 
 
@@ -227,32 +230,61 @@ def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return numbers if np.array_equal(numbers.astype(str), names) else names
 
 
-def _numbers(
-    path: Path, name: str, column: pa.ChunkedArray, blank: bool
+def number_column(
+    path: Path, name: str, column: pa.ChunkedArray, *, blank: bool = False, finite: bool = False
 ) -> npt.NDArray[np.float64]:
-    try:
-        if pa.types.is_string(column.type):
-            column = pc.utf8_trim_whitespace(column)
-        if blank and pa.types.is_string(column.type):
-            column = pc.if_else(pc.equal(column, ""), None, column)
-        if column.null_count and not blank:
-            raise pa.ArrowInvalid("empty cell")
-        return np.asarray(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        cells = enumerate(column.to_pylist())
-        row, cell = next((i, c) for i, c in cells if not (_is_number(c) or (blank and c is None)))
-        where = _where(path, row)
-        what = "is empty" if cell in (None, "") else f"is {shortened(cell)}"
-        how = "a number" if "," not in str(cell) else "a number with a point, such as 1.5"
-        raise InputError(f"{path}, {where}: {name} {what}: write {how}") from None
+    """Return a column's numbers, or say which cell holds none.
+
+    Parameters
+    ----------
+    blank
+        Whether a cell may be empty, which is NaN.
+    finite
+        Whether NaN and infinity are refused too.
+    """
+    numbers, wrong = parsed_numbers(column)
+    if blank and wrong.any():
+        wrong &= [bool(str(cell or "").strip()) for cell in column.to_pylist()]
+    if finite:
+        wrong |= ~np.isfinite(numbers)
+    if wrong.any():
+        comma = "," in str(column[int(np.argmax(wrong))].as_py())
+        wanted = "a finite number" if finite else "a number"
+        remedy = f"{wanted} with a point, such as 1.5" if comma else wanted
+        raise cell_refusal(path, name, column, wrong, remedy)
+    return numbers
 
 
-def _is_number(cell: object) -> bool:
-    """Say whether Arrow reads a cell as a number: no spaces, no underscores."""
+def parsed_numbers(
+    column: pa.ChunkedArray,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return a column's numbers, and which cells hold none; these are NaN."""
+    if pa.types.is_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.if_else(pc.equal(column, ""), None, column)
     try:
-        return bool(pc.cast(pa.scalar(cell), pa.float64()).is_valid)
+        numbers = pc.cast(column, pa.float64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False
+        numbers = pa.array([_number(cell) for cell in column.to_pylist()], pa.float64())
+    return np.array(numbers, dtype=np.float64), np.array(numbers.is_null())
+
+
+def _number(cell: Any) -> float | None:
+    """Return the number in a cell, as Python reads it; 1_000 is a number."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return None
+
+
+def cell_refusal(
+    path: Path, name: str, column: pa.ChunkedArray, wrong: npt.NDArray[np.bool_], remedy: str
+) -> InputError:
+    """Return an error that names the first of the wrong cells, and what to write instead."""
+    row = int(np.argmax(wrong))
+    cell = column[row].as_py()
+    what = "is empty" if cell in (None, "") else f"is {shortened(cell)}"
+    return InputError(f"{path}, {_where(path, row)}: {name} {what}: write {remedy}")
 
 
 def cell_delimiter(path: Path) -> str:
