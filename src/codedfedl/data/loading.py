@@ -144,7 +144,8 @@ def _dataset(
     origin = Origin(points.columns, points.label_columns, words)
     if parts[0].shape[1] == parts[1].shape[1]:  # `Dataset` refuses the rest
         origin = _with_scale(origin, parts[0], bounds, points.image)
-        parts = tuple(scaled(part, origin.low, origin.span) for part in parts)
+        low, span = origin.low, origin.span
+        parts = scaled(parts[0], low, span), scaled(parts[1], low, span)
     return Dataset(
         name, parts[0], numbered[0], parts[1], numbered[1], classes, points.image, origin
     )
