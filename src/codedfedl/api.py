@@ -18,8 +18,6 @@ from codedfedl.simulation.experiment import simulate as play
 from codedfedl.simulation.progress import Progress, Watch
 from codedfedl.tracking import Broadcast, Tracker
 
-__all__ = ["read_experiment", "simulate", "tracked"]
-
 
 def read_experiment(name: str | Path, *, trust: bool = False) -> Experiment:
     """Read an experiment from a TOML file, or return a built-in one by its name.

@@ -8,8 +8,6 @@ from array_api_compat import array_namespace, device, is_cupy_array, is_numpy_ar
 
 from codedfedl.errors import InputError
 
-__all__ = ["Array", "FloatArray", "IntArray", "Mask", "asarray_like", "to_device", "to_host"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

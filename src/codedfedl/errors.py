@@ -1,7 +1,5 @@
 """The one error that a user's input can cause."""
 
-__all__ = ["InputError"]
-
 
 class InputError(ValueError):
     """Input that cannot be used: its message names the field, the value and the remedy."""

@@ -49,8 +49,6 @@ from codedfedl.random import stream
 from codedfedl.schemes import Scheme, scheme_class
 from codedfedl.simulation.single import deal_to, train
 
-__all__ = ["CodedFedLClassifier", "CodedFedLRegressor"]
-
 SCORED_POINTS = 2000
 """Training points on which every round is scored."""
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-__all__ = ["stream"]
-
 _PURPOSES = (
     *("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit"),
     *("server", "scheme", "model"),  # new ones come last: a stream is known by its place

@@ -17,8 +17,6 @@ from codedfedl.audit.messages import Contributions, Mixed, Summed, contributions
 from codedfedl.audit.records import Records, planted
 from codedfedl.simulation.client_data import Problem
 
-__all__ = ["KnowsAllElse", "KnowsThePopulation"]
-
 _ROUNDING_ERROR = 1e-5  # Sums in single precision have about this relative error.
 _RIDGE_SHARE = 1e-6  # A covariance gets this share of its mean eigenvalue as a ridge.
 _PRODUCT_RIDGE_SHARE = 0.05  # So does one that is estimated and assumed to be a product.

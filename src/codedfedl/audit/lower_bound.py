@@ -18,8 +18,6 @@ from codedfedl.simulation.client_data import Problem
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Contender, Setting, Simulation
 
-__all__ = ["LEAST_CANARIES", "LEAST_NON_MEMBERS", "RECORDS", "Attacked", "Audit", "audit"]
-
 LEAST_CANARIES = 1000
 LEAST_NON_MEMBERS = 10_000
 RECORDS = 36_000

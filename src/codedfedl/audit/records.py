@@ -10,8 +10,6 @@ from codedfedl.arrays import Array, FloatArray, IntArray, Mask, asarray_like, to
 from codedfedl.errors import InputError
 from codedfedl.simulation.client_data import Batch, Problem
 
-__all__ = ["Records", "crafted", "first_slots", "planted", "random_slots", "real"]
-
 Slots = tuple[IntArray, IntArray, IntArray]
 """Client, mini-batch, and place among the client's points of that mini-batch."""
 

@@ -22,8 +22,6 @@ from codedfedl.cli.sweep import sweep_command
 from codedfedl.errors import InputError
 from codedfedl.io.names import printable
 
-__all__ = ["app", "main"]
-
 _COMMANDS = {
     "Start here": {"demo": demo_command},
     "Plan a fleet": {"plan": plan_command, "fit": fit_command, "fleet": fleet_command},

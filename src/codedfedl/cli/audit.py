@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from codedfedl.simulation.client_data import Problem
     from codedfedl.simulation.engine import Contender
 
-__all__ = ["audit_command"]
 
 _CAPTION = (
     "Lower bounds hold at 95%; zero-out adjacency, against anyone who sees what the server received"

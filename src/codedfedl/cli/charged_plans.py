@@ -18,7 +18,6 @@ from codedfedl.report.fleet_tables import duration
 if TYPE_CHECKING:
     from codedfedl.cli.plan import WorkOptions
 
-__all__ = ["charged_views", "plan_cold_start", "plan_feature_map", "plan_for_rounds"]
 
 SHOWN_CLIENTS = 12
 MIN_PATCH_SIDE = 16

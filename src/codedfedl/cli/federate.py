@@ -17,7 +17,6 @@ from codedfedl.errors import InputError
 if TYPE_CHECKING:
     from codedfedl.federate.flower.superlink import Superlink
 
-__all__ = ["federate_app"]
 
 SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
 

@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     from codedfedl.runs.config import Experiment
     from codedfedl.runs.directory import RunDirectory
 
-__all__ = [
-    "SecurityOptions",
-    "TrainingOptions",
-    "local_command",
-    "local_experiment",
-    "local_results",
-]
-
 
 @dataclass(frozen=True)
 class TrainingOptions:

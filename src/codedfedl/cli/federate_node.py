@@ -12,8 +12,6 @@ from codedfedl.cli.output import exit_on_signals, json_number, say, show
 from codedfedl.errors import InputError
 from codedfedl.federate.node.config import Access, NodeConfig
 
-__all__ = ["helper_command", "ledger_command", "node_command"]
-
 _HELPER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "helper"
 
 

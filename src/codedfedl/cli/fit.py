@@ -5,8 +5,6 @@ from pathlib import Path
 from codedfedl.cli.options import Json, documented
 from codedfedl.cli.output import check_outputs, progress, say, show, wrote
 
-__all__ = ["fit_command"]
-
 
 @documented
 def fit_command(

@@ -7,8 +7,6 @@ from statistics import median
 from codedfedl.cli.options import Json, documented
 from codedfedl.cli.output import check_outputs, progress, show, wrote
 
-__all__ = ["fleet_command"]
-
 _QUANTITIES = ("mac_rate", "bit_rate", "bit_rate_up", "availability")
 
 

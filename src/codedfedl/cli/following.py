@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from codedfedl.federate.deploy.local import LocalFederation
     from codedfedl.federate.flower.superlink import Superlink
 
-__all__ = [
-    "LOCAL",
-    "continue_hint",
-    "engine_check",
-    "finish",
-    "follow_local",
-    "follow_run",
-    "how_to_follow",
-    "run_and_follow",
-    "served",
-    "server_check",
-    "submit",
-    "watch",
-]
 
 LOCAL = "local"
 """The folder in a run directory in which `federate local` keeps its processes' files."""

@@ -14,26 +14,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-__all__ = [
-    "Authority",
-    "Count",
-    "Data",
-    "Device",
-    "ExperimentName",
-    "Json",
-    "Overrides",
-    "Port",
-    "Resume",
-    "RunOptions",
-    "SchemeName",
-    "Serve",
-    "Track",
-    "Trust",
-    "documented",
-    "known_experiments",
-    "known_schemes",
-]
-
 _REPEATED = list[str] | None
 _SECTION = re.compile(r"^(?:Parameters|Attributes)\n-+\n", re.MULTILINE)
 _ENTRY = re.compile(r"(\w+)(?: : (.+))?")
@@ -63,7 +43,7 @@ def known_schemes(prefix: str) -> list[str]:
     return sorted(name for name in names if name.startswith(prefix))
 
 
-def known_devices(prefix: str) -> list[str]:
+def _known_devices(prefix: str) -> list[str]:
     """Complete the name of a device, in a shell."""
     return [name for name in ("cpu", "cuda", "cupy", "torch") if name.startswith(prefix)]
 
@@ -77,7 +57,7 @@ Data = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option(help="cpu, or cuda, torch or cupy if installed.", autocompletion=known_devices),
+    typer.Option(help="cpu, or cuda, torch or cupy if installed.", autocompletion=_known_devices),
 ]
 Overrides = Annotated[
     tuple[str, ...],

@@ -20,23 +20,6 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import FIGURE_SUFFIXES, TABLE_SUFFIXES, check_destination
 from codedfedl.io.names import printable
 
-__all__ = [
-    "Printing",
-    "blaming",
-    "check_outputs",
-    "exit_on_signals",
-    "json_number",
-    "messages",
-    "print_json",
-    "print_views",
-    "progress",
-    "results",
-    "say",
-    "show",
-    "with_resume_hint",
-    "wrote",
-]
-
 _PIPED_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
 _LONG_SECONDS = 1.0
 """From this time on, a step says how long it took where no terminal shows it."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Clients = Fleet | MeasuredDelays
 
-__all__ = ["OutputOptions", "ParityOptions", "WorkOptions", "plan_command"]
-
 
 @dataclass(frozen=True)
 class ParityOptions:

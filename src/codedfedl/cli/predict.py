@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["export_command", "predict_command"]
 
 SHOWN_POINTS = 10
 

@@ -12,8 +12,6 @@ from codedfedl.io.files import FIGURE_SUFFIXES, check_destination
 if TYPE_CHECKING:
     from codedfedl.report.results import Outcome
 
-__all__ = ["report_command"]
-
 
 @documented
 def report_command(

@@ -7,9 +7,6 @@ from codedfedl.cli.options import Data, Device, Json, documented
 from codedfedl.cli.output import print_json, print_views, results, say, with_resume_hint
 from codedfedl.errors import InputError
 
-__all__ = ["reproduce_command"]
-
-
 Item = Literal[
     "fig1", "fig2", "fig3", "table1", "all",
     "coldstart", "robustness", "quality", "settings", "frontier", "private",

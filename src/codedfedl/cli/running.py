@@ -24,8 +24,6 @@ from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.progress import Progress, Watch
 from codedfedl.tracking import open_tracker
 
-__all__ = ["chosen_experiment", "run_experiment", "watched"]
-
 ROUNDS_BETWEEN_UPDATES = 5
 """Rounds after which a bar moves."""
 

@@ -21,8 +21,6 @@ from codedfedl.errors import InputError
 if TYPE_CHECKING:
     from codedfedl.report.results import Outcome
 
-__all__ = ["demo_command", "simulate_command"]
-
 
 @documented
 def simulate_command(

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from codedfedl.report.results import Outcome
     from codedfedl.runs.config import Experiment
 
-__all__ = ["sweep_command"]
-
 
 @documented
 def sweep_command(

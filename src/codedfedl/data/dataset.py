@@ -11,18 +11,6 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 
-__all__ = [
-    "Dataset",
-    "Origin",
-    "Rows",
-    "chance_of",
-    "check_finite",
-    "real_numbers",
-    "scaled",
-    "targets_of",
-    "texts",
-]
-
 
 class Rows(ABC):
     """A matrix of float32, shape (n, d), of which only the rows asked for ever exist.

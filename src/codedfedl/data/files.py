@@ -21,8 +21,6 @@ from codedfedl.io.tables import (
     parsed_numbers,
 )
 
-__all__ = ["FILES", "TABLES", "Image", "Points", "read_file", "read_table_points"]
-
 TABLES = (".csv", ".parquet")
 FILES = (*TABLES, ".npz")
 _ARRAYS = ("inputs", "labels", "test_inputs", "test_labels")

@@ -18,8 +18,6 @@ from codedfedl.data.dataset import Dataset, Origin
 from codedfedl.errors import InputError
 from codedfedl.io.files import cache_folder, check_room
 
-__all__ = ["CHECKSUMS", "IDX_NAMES", "MIRRORS", "download", "find_files", "load_idx", "read_idx"]
-
 MIRRORS = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/",),
     "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),

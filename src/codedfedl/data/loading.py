@@ -17,8 +17,6 @@ from codedfedl.errors import InputError
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.names import nearest
 
-__all__ = ["DATASET_NAMES", "load_dataset", "read_unlabelled"]
-
 DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
 
 _WHITEST = 16.0  # pixel of a digit

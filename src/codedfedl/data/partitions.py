@@ -12,15 +12,6 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.random import stream
 
-__all__ = [
-    "PARTITIONS",
-    "client_names",
-    "mini_batches",
-    "partition",
-    "processing_order",
-    "shards_by_name",
-]
-
 PARTITIONS = ("sorted", "iid", "dirichlet")
 
 

@@ -18,20 +18,6 @@ from codedfedl.data.dataset import scaled, targets_of, texts
 from codedfedl.data.files import FILES, read_file
 from codedfedl.errors import InputError
 
-__all__ = [
-    "UNSCALED",
-    "Bounds",
-    "Moments",
-    "Scaling",
-    "Shard",
-    "Sides",
-    "agreed_scaling",
-    "bounds_of",
-    "load_shard",
-    "moments",
-    "read_shard",
-]
-
 _ROWS_AT_ONCE = 4096
 ROWS_SUMMED_AT_ONCE = 1 << 16
 

@@ -18,8 +18,6 @@ from numpy.lib import format as npy
 from codedfedl.errors import InputError
 from codedfedl.io.files import check_room
 
-__all__ = ["array_names", "read_arrays"]
-
 _REMEDY = "it may be truncated: copy it again, or write it again with numpy.savez"
 _SUFFIX = ".npy"
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

@@ -4,8 +4,6 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-__all__ = ["TABLE", "belongs_to", "listens", "own_or_superuser"]
-
 TABLE = Path("/proc/net/tcp")
 """Where Linux lists connections; other systems have no such file."""
 

@@ -12,26 +12,6 @@ from typing import IO, Any, BinaryIO
 
 from codedfedl.errors import InputError
 
-__all__ = [
-    "FIGURE_SUFFIXES",
-    "TABLE_SUFFIXES",
-    "Files",
-    "HashedFile",
-    "cache_folder",
-    "check_destination",
-    "check_room",
-    "digest",
-    "durable",
-    "lock",
-    "make_folder",
-    "memory",
-    "read_json",
-    "replacing",
-    "synced",
-    "write_durably",
-    "write_json",
-]
-
 TABLE_SUFFIXES = (".csv", ".parquet")
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 

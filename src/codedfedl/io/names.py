@@ -10,8 +10,6 @@ from typing import Any
 
 from codedfedl.errors import InputError
 
-__all__ = ["listed", "member_of", "nearest", "printable", "shortened"]
-
 MAX_NAMES = 20  # in a sentence
 MAX_NAME_CHARACTERS = 40
 MAX_NAMES_COMPARED = 1000

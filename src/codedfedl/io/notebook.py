@@ -11,7 +11,6 @@ import numpy as np
 if TYPE_CHECKING:
     from codedfedl.report.figures import Picture
 
-__all__ = ["drawn", "html_table"]
 
 MAX_ROWS = 20
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from codedfedl.errors import InputError
 
-__all__ = ["read_plain_pickle"]
-
 MAX_BYTES = 2**28
 _DTYPE = "numpy dtype"
 _SCALARS = ("numpy.core.multiarray scalar", "numpy._core.multiarray scalar")

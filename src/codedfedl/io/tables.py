@@ -20,18 +20,6 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import TABLE_SUFFIXES, check_destination, check_room, replacing
 from codedfedl.io.names import listed, nearest, shortened
 
-__all__ = [
-    "cell_refusal",
-    "check_columns",
-    "column_names",
-    "load_table",
-    "number_column",
-    "parsed_numbers",
-    "read_table",
-    "repeated",
-    "write_table",
-]
-
 MAX_HEADER_BYTES = 1 << 24  # a million columns
 BYTES_READ_AT_ONCE = 1 << 20
 _DELIMITERS = (",", ";", "\t")
@@ -142,10 +130,10 @@ def load_table(path: Path) -> pa.Table:
         # As text, so that a cell that is no number can be named with its line.
         text = dict.fromkeys(column_names(path), pa.string())
         cells = _cells(path)
-        refuse_nul(path)
+        _refuse_nul(path)
         as_text = pa.csv.ConvertOptions(column_types=text)
         table = pa.csv.read_csv(path, parse_options=cells, convert_options=as_text)
-        return table if cells.delimiter == "," else with_decimal_points(table)
+        return table if cells.delimiter == "," else _with_decimal_points(table)
 
 
 def _read_parquet(path: Path) -> pa.Table:
@@ -179,7 +167,7 @@ def _unpacked_bytes(column: pa.ChunkedArray) -> int:
 
 
 def _cells(path: Path) -> pa.csv.ParseOptions:
-    return pa.csv.ParseOptions(delimiter=cell_delimiter(path))
+    return pa.csv.ParseOptions(delimiter=_cell_delimiter(path))
 
 
 def check_columns(
@@ -287,7 +275,7 @@ def cell_refusal(
     return InputError(f"{path}, {_where(path, row)}: {name} {what}: write {remedy}")
 
 
-def cell_delimiter(path: Path) -> str:
+def _cell_delimiter(path: Path) -> str:
     """Return what stands between the cells of a CSV file's header: a comma, semicolon or tab."""
     with path.open("rb") as file:
         first = file.readline(MAX_HEADER_BYTES + 1)
@@ -305,7 +293,7 @@ def cell_delimiter(path: Path) -> str:
     return max(_DELIMITERS, key=bare.count)  # the first of equals: a comma
 
 
-def refuse_nul(path: Path) -> None:
+def _refuse_nul(path: Path) -> None:
     """Refuse a file of bytes that no text has: it is not a CSV file, or is in UTF-16."""
     with path.open("rb") as file:
         while part := file.read(BYTES_READ_AT_ONCE):
@@ -315,7 +303,7 @@ def refuse_nul(path: Path) -> None:
                 )
 
 
-def with_decimal_points(table: pa.Table) -> pa.Table:
+def _with_decimal_points(table: pa.Table) -> pa.Table:
     """Turn ``1,5`` into ``1.5`` in every column of text that holds nothing but such numbers.
 
     For files without commas between cells. A column with thousands separators, such as

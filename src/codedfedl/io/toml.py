@@ -8,8 +8,6 @@ from typing import Any
 
 from codedfedl.errors import InputError
 
-__all__ = ["MAX_TOML_BYTES", "parse_toml", "read_toml"]
-
 MAX_TOML_BYTES = 1 << 20
 """Enough for the points of ten thousand named nodes."""
 

@@ -27,14 +27,6 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.prefetch import prefetch
 
-__all__ = [
-    "CODES",
-    "GAUSSIAN",
-    "LEAST_MIXING",
-    "Code",
-    "warn_of_thin_rows",
-]
-
 LEAST_MIXING = 10
 """Points behind every parity row, unless fewer are asked for."""
 

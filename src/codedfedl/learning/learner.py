@@ -18,8 +18,6 @@ from codedfedl.errors import InputError
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import step
 
-__all__ = ["Learner", "LeastSquares", "batch_rows"]
-
 
 class Learner(ABC):
     """A model that is fitted by its gradients: a frozen dataclass, the same on every machine.

@@ -11,8 +11,6 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
 
-__all__ = ["Quadratic", "gradient"]
-
 _ROWS_AT_ONCE = 4096
 
 

@@ -4,8 +4,6 @@ from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array
 
-__all__ = ["accuracy", "r_squared", "telling_excess"]
-
 EXPLAINED_FACTOR = 0.1  # An excess is relative to a tenth of what the optimum explains, if less.
 MIN_EXCESS_SHARE = 1e-3  # Data that explain nothing still allow this share of an excess.
 

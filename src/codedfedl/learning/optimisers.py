@@ -16,19 +16,6 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import member_of, nearest
 from codedfedl.learning.transforms import Adaptive, Trace, Transform
 
-__all__ = [
-    "OPTIMISERS",
-    "BlockKrylov",
-    "Chain",
-    "GradientDescent",
-    "Nesterov",
-    "Optimiser",
-    "Schedule",
-    "Step",
-    "optimiser",
-    "step",
-]
-
 _DEPENDENT = 1e-6  # of a direction that is new: less is rounding
 _SETTLED = 1e-6  # of all that the objective was lowered by
 _ENLARGED = 100.0  # times the first step: the targets are then small beside the predictions

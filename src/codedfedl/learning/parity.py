@@ -7,8 +7,6 @@ import numpy as np
 from codedfedl.arrays import Array, FloatArray
 from codedfedl.learning.codes import GAUSSIAN, Code
 
-__all__ = ["ParityRows", "encode", "evenness", "point_weights"]
-
 
 @dataclass(frozen=True, eq=False)
 class ParityRows:

@@ -18,8 +18,6 @@ from codedfedl.arrays import Array, FloatArray, asarray_like, to_host
 from codedfedl.errors import InputError
 from codedfedl.learning.codes import Code
 
-__all__ = ["MAX_CURVATURE_RATIO", "Sketch", "damping"]
-
 RELATIVE_RIDGES = np.geomspace(1e-6, 1.0, 49)  # These shares of the largest eigenvalue are tried.
 ROWS_AT_ONCE = 1024  # Squares of so many rows are in memory at one time.
 FRESH_CODE = Code("sparse", 8)  # It mixes parity once more, to show how far a sketch is off.

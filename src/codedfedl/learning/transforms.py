@@ -9,8 +9,6 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import Array
 from codedfedl.errors import InputError
 
-__all__ = ["Adaptive", "Clip", "Trace", "Transform"]
-
 
 class Transform(ABC):
     """A rule that turns a gradient into another direction, with a memory."""

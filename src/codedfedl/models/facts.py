@@ -19,8 +19,6 @@ from pydantic import (
 from codedfedl.errors import InputError
 from codedfedl.io.names import shortened
 
-__all__ = ["DrawnMap", "Facts", "StoredEncoder", "StoredNetwork", "checked_arrays", "read_facts"]
-
 _AGAIN = "copy it again, or train it again"
 
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]

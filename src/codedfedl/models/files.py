@@ -37,8 +37,6 @@ from codedfedl.models.facts import (
 from codedfedl.models.model import Model
 from codedfedl.random import stream
 
-__all__ = ["FORMAT", "load_model", "save_model"]
-
 FORMAT = 1
 _KIND = "codedfedl model"
 _MOST_TEXT = 1 << 28  # bytes; a character has four

@@ -16,8 +16,6 @@ from codedfedl.errors import InputError
 from codedfedl.learning.features import Encoder, FeatureMap
 from codedfedl.learning.learner import Learner, LeastSquares
 
-__all__ = ["Model"]
-
 _ROWS_AT_ONCE = 4096
 
 Array = npt.NDArray[Any]
@@ -164,7 +162,7 @@ class Model:
         given = np.asarray(labels).tolist()
         if unknown := [label for label in given if label not in places]:
             raise InputError(f"labels holds {unknown[0]!r}: the model's classes are {list(places)}")
-        temperature = fitted_temperature(
+        temperature = _fitted_temperature(
             self.scores(points), np.array([places[label] for label in given])
         )
         card = {**self.card, "calibrated_on": on, "temperature": temperature}
@@ -202,7 +200,7 @@ class Model:
         return f", images of {height}×{width} with {channels} channels"
 
 
-def fitted_temperature(scores: FloatArray, places: npt.NDArray[np.int64]) -> float:
+def _fitted_temperature(scores: FloatArray, places: npt.NDArray[np.int64]) -> float:
     """Return the temperature that maximises the likelihood of the classes at these places."""
     rows = np.arange(len(places))
 

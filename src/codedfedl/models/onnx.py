@@ -15,8 +15,6 @@ from codedfedl.learning.modules import import_torch
 from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models.model import Model
 
-__all__ = ["export_onnx"]
-
 _OPSET = 13  # of 2020, which every runtime of today knows
 _IR = 8
 

@@ -10,8 +10,6 @@ from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, asarray_like
 
-__all__ = ["FeatureMap", "Identity", "drawn_like", "floating", "hadamard"]
-
 
 class FeatureMap(Protocol):
     """A map from raw points, shape (n, d), to features, shape (n, q)."""

@@ -20,8 +20,6 @@ from codedfedl.learning.features.base import Identity
 from codedfedl.learning.features.network import count_operations, read_network
 from codedfedl.random import stream
 
-__all__ = ["Encoded", "Encoder", "Encodes", "encoder_of", "load_encoder", "names_encoder"]
-
 Encodes = Callable[[Any], Any]
 """From points of shape (n, d), or a list of n texts, to embeddings of shape (n, q)."""
 

@@ -11,8 +11,6 @@ from codedfedl.arrays import Array, FloatArray
 from codedfedl.errors import InputError
 from codedfedl.learning.features.base import drawn_like, floating, hadamard
 
-__all__ = ["LEAST_WIDTH", "RandomFourier", "Structured", "check_settings"]
-
 _ROWS_AT_ONCE = 512  # whose features stay in a core's cache
 _ROWS_AT_ONCE_ON_GPU = 1 << 14
 LEAST_WIDTH = 64

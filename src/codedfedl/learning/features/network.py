@@ -12,8 +12,6 @@ import numpy.typing as npt
 from codedfedl.errors import InputError
 from codedfedl.io.names import shortened
 
-__all__ = ["Network", "count_operations", "read_network"]
-
 Array = npt.NDArray[Any]
 
 _KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64}

@@ -12,8 +12,6 @@ from codedfedl.errors import InputError
 from codedfedl.learning.features.base import drawn_like, floating, hadamard
 from codedfedl.learning.features.fourier import LEAST_WIDTH, check_settings
 
-__all__ = ["Patches", "Tiles", "Tiling"]
-
 _PATCH, _POOL = 8, 6
 _NUMBERS_AT_ONCE = 1 << 19  # of all patches of some points: what stays in a core's cache
 _NUMBERS_AT_ONCE_ON_GPU = 1 << 26
