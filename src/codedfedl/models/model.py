@@ -162,7 +162,7 @@ class Model:
         given = np.asarray(labels).tolist()
         if unknown := [label for label in given if label not in places]:
             raise InputError(f"labels holds {unknown[0]!r}: the model's classes are {list(places)}")
-        temperature = _fitted_temperature(
+        temperature = fitted_temperature(
             self.scores(points), np.array([places[label] for label in given])
         )
         card = {**self.card, "calibrated_on": on, "temperature": temperature}
@@ -200,7 +200,7 @@ class Model:
         return f", images of {height}×{width} with {channels} channels"
 
 
-def _fitted_temperature(scores: FloatArray, places: npt.NDArray[np.int64]) -> float:
+def fitted_temperature(scores: FloatArray, places: npt.NDArray[np.int64]) -> float:
     """Return the temperature that maximises the likelihood of the classes at these places."""
     rows = np.arange(len(places))
 
