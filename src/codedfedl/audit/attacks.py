@@ -13,7 +13,14 @@ import numpy as np
 from scipy import linalg
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
-from codedfedl.audit.messages import Contributions, Mixed, Summed, contributions, factors, known_sum
+from codedfedl.audit.messages import (
+    Contributions,
+    ParityMessage,
+    SumMessage,
+    contributions,
+    factors,
+    known_sum,
+)
 from codedfedl.audit.records import Records, planted
 from codedfedl.simulation.client_data import Problem
 
@@ -45,9 +52,9 @@ class _Attack(ABC):
         sizes = [np.diff(batch.offsets) for batch in self.problem.batches]
         self.held: IntArray = np.sum(sizes, axis=0)
 
-    def observe(self, message: Summed | Mixed) -> None:
+    def observe(self, message: SumMessage | ParityMessage) -> None:
         """Update the scores from a message, if any record contributes to it."""
-        if isinstance(message, Mixed):
+        if isinstance(message, ParityMessage):
             which, weights = self._mixed_places(message)
             if len(which):
                 self._observe_parity(message, which, weights)
@@ -57,11 +64,11 @@ class _Attack(ABC):
             self._observe_sum(message, added)
 
     @abstractmethod
-    def _observe_sum(self, message: Summed, added: Contributions) -> None:
+    def _observe_sum(self, message: SumMessage, added: Contributions) -> None:
         """Score the records that contribute to a sum."""
 
     @abstractmethod
-    def _observe_parity(self, message: Mixed, which: IntArray, weights: FloatArray) -> None:
+    def _observe_parity(self, message: ParityMessage, which: IntArray, weights: FloatArray) -> None:
         """Score the records behind some parity rows, which have these weights."""
 
     def _add(self, which: IntArray, ratios: FloatArray) -> None:
@@ -72,7 +79,7 @@ class _Attack(ABC):
         """Return the scores after all messages."""
         return self.scores
 
-    def _mixed_places(self, message: Mixed) -> tuple[IntArray, FloatArray]:
+    def _mixed_places(self, message: ParityMessage) -> tuple[IntArray, FloatArray]:
         """Return which records are behind some parity, and their weights.
 
         A point that is certain to arrive on its own has weight 0, and is left out.
@@ -100,13 +107,13 @@ class KnowsAllElse(_Attack):
         nobody = np.zeros(len(self.records), dtype=bool)
         self.blank = planted(self.problem, self.records, nobody)
 
-    def _observe_sum(self, message: Summed, added: Contributions) -> None:
+    def _observe_sum(self, message: SumMessage, added: Contributions) -> None:
         left = message.values - known_sum(message, self.blank, self.seed)
         floor = _ROUNDING_ERROR * float(np.abs(message.values).max())
         variance = message.sigma**2 + floor**2
         self._add(added.which, _ratios_of_canaries(left, added, variance))
 
-    def _observe_parity(self, message: Mixed, which: IntArray, weights: FloatArray) -> None:
+    def _observe_parity(self, message: ParityMessage, which: IntArray, weights: FloatArray) -> None:
         joined = self._joined(which)
         batches = self.blank.batches
         numbers = range(len(batches)) if message.batch is None else [message.batch]
@@ -143,7 +150,7 @@ def _mixture(exponent: FloatArray, rate: FloatArray | float) -> FloatArray:
 
 
 def _ratios_of_parity(
-    message: Mixed, joined: FloatArray, weights: FloatArray, covariance: FloatArray
+    message: ParityMessage, joined: FloatArray, weights: FloatArray, covariance: FloatArray
 ) -> FloatArray:
     """Return log-likelihood ratios of records in parity rows, whose code is secret.
 
@@ -184,7 +191,7 @@ class KnowsThePopulation(_Attack):
         self._known_axes: dict[str, tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._known: tuple[FloatArray, FloatArray] | None = None
 
-    def _observe_sum(self, message: Summed, added: Contributions) -> None:
+    def _observe_sum(self, message: SumMessage, added: Contributions) -> None:
         clients = self.records.client[added.which]
         middle, spread = _expected(added, clients, message.loads)
         values, basis, squares = self._axes(message)
@@ -209,7 +216,7 @@ class KnowsThePopulation(_Attack):
         plain = self._plain / np.maximum(self._plain_count, 1)
         return np.asarray(self.scores + plain / max(float(plain.std()), 1e-300))
 
-    def _axes(self, message: Summed) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _axes(self, message: SumMessage) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return variances and principal axes of the left factors, within clients.
 
         Also each record's squared components along them. They are the same in all rounds of a kind.
@@ -222,7 +229,7 @@ class KnowsThePopulation(_Attack):
             self._known_axes[kind] = values, basis, (left @ basis) ** 2
         return self._known_axes[kind]
 
-    def _observe_parity(self, message: Mixed, which: IntArray, weights: FloatArray) -> None:
+    def _observe_parity(self, message: ParityMessage, which: IntArray, weights: FloatArray) -> None:
         within, means = self._population()
         mean = means[message.client]
         covariance = (message.weights**2).sum() * (within + np.outer(mean, mean))

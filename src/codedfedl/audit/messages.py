@@ -24,8 +24,8 @@ from codedfedl.simulation.engine import Setting
 
 __all__ = [
     "Contributions",
-    "Mixed",
-    "Summed",
+    "ParityMessage",
+    "SumMessage",
     "check_work",
     "contributions",
     "factors",
@@ -38,7 +38,7 @@ _SUMS = Gradient | Embedded | Gram | PrivateSum
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
+class SumMessage:
     """A sum over records, of one client or of several.
 
     Attributes
@@ -58,7 +58,7 @@ class Summed:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixed:
+class ParityMessage:
     """Parity of one client's points: rows of features and targets side by side.
 
     Attributes
@@ -115,7 +115,7 @@ def check_work(work: Work) -> None:
 
 def messages(
     setting: Setting, exchange: Arrivals, inbox: Inbox, problem: Problem, seed: int
-) -> Iterator[Summed | Mixed]:
+) -> Iterator[SumMessage | ParityMessage]:
     """Yield what the server received: only sums if it sees no more, otherwise every answer."""
     ask, question = exchange.ask, setting.driver.question
     if ask.noise is not None:
@@ -123,13 +123,13 @@ def messages(
         if isinstance(work, Masked):
             if inbox.sums:
                 values = _decoded(work.work, work.decoded(inbox.sums, np.zeros(0)))
-                yield Summed(work.work, loads, question, values)
+                yield SumMessage(work.work, loads, question, values)
             return
         assert isinstance(work, PrivateSum)
         steps = (ask.noise**2 + float(exchange.arrived.sum()) * work.noise**2) ** 0.5
         for name, total in inbox.sums.items():
             values, sigma = _decoded(work, {name: total}), steps / work.scale
-            yield Summed(replace(work, noise=0.0), loads, question, values, sigma)
+            yield SumMessage(replace(work, noise=0.0), loads, question, values, sigma)
         return
     if ask.combine is EACH:
         for reply in inbox.replies:
@@ -150,7 +150,7 @@ def _of_client(
     model: Array,
     arrays: Mapping[str, Array],
     task: Task,
-) -> Iterator[Summed | Mixed]:
+) -> Iterator[SumMessage | ParityMessage]:
     """Yield one client's answer."""
     if not arrays or isinstance(work, Counts):
         return
@@ -160,14 +160,14 @@ def _of_client(
         loads, chances = np.asarray(its_work.loads), np.asarray(its_work.return_probabilities)
         for b, (planned, chance) in enumerate(zip(loads, chances, strict=True)):
             weights = point_weights(int(task.points[b, client]), int(planned), float(chance))
-            yield Mixed(client, b, weights, work.code, _rows(arrays, b))
+            yield ParityMessage(client, b, weights, work.code, _rows(arrays, b))
     elif isinstance(work, BlockParity):
         alike = np.full(load, (task.held[client] / load) ** 0.5)
-        yield Mixed(client, None, alike, work.code, _rows(arrays, 0))
+        yield ParityMessage(client, None, alike, work.code, _rows(arrays, 0))
     else:
         loads = np.zeros(client + 1, dtype=np.int64)
         loads[client] = load
-        yield Summed(work, loads, model, _decoded(work, arrays))
+        yield SumMessage(work, loads, model, _decoded(work, arrays))
 
 
 def _rows(arrays: Mapping[str, Array], b: int) -> FloatArray:
@@ -187,7 +187,7 @@ def _decoded(work: Work, arrays: Mapping[str, Array]) -> FloatArray:
     return np.concatenate(ordered, axis=1).astype(np.float64)
 
 
-def known_sum(message: Summed, problem: Problem, seed: int) -> FloatArray:
+def known_sum(message: SumMessage, problem: Problem, seed: int) -> FloatArray:
     """Return what the message would be with these data, without noise."""
     total: FloatArray | None = None
     for j in np.flatnonzero(message.loads).tolist():
@@ -199,7 +199,7 @@ def known_sum(message: Summed, problem: Problem, seed: int) -> FloatArray:
     return total
 
 
-def contributions(message: Summed, records: Records, held: IntArray) -> Contributions:
+def contributions(message: SumMessage, records: Records, held: IntArray) -> Contributions:
     """Return what each record adds to a sum if it is included."""
     work, loads = message.work, np.zeros(len(held), dtype=np.int64)
     loads[: len(message.loads)] = message.loads
