@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
 from codedfedl.audit.lower_bound import Audit, audit
-from codedfedl.audit.messages import Mixed
+from codedfedl.audit.messages import ParityMessage
 from codedfedl.audit.records import crafted, first_slots, planted, random_slots, real
 from codedfedl.cli import app
 from codedfedl.core.clipped import PrivateSum
@@ -274,10 +274,10 @@ def test_points_of_weight_0_have_no_part_in_parity(
     problem = problem_of([[8, 8]])
     records = real(problem.batches, random_slots(problem.batches, 16, np.random.default_rng(0)))
     attack = attacker(problem, records, 0)
-    attack.observe(Mixed(0, 0, np.zeros(8), GAUSSIAN, np.zeros((4, 9))))
+    attack.observe(ParityMessage(0, 0, np.zeros(8), GAUSSIAN, np.zeros((4, 9))))
     assert not attack.touched.any()
     half = np.repeat([0.0, 1.0], 4)
-    attack.observe(Mixed(0, 0, half, GAUSSIAN, np.ones((4, 9))))
+    attack.observe(ParityMessage(0, 0, half, GAUSSIAN, np.ones((4, 9))))
     behind = (records.client == 0) & (records.index >= 4)
     np.testing.assert_array_equal(attack.touched, behind)
 
