@@ -464,7 +464,7 @@ def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
     """Whatever it asks for: nodes do the work, the server takes it and writes its records."""
     experiment, directory = experiment_of(scheme={"name": name}), RunDirectory(tmp_path / "run")
     said: list[str] = []
-    if name in ("centralised", "gradient-coding", "anytime"):
+    if name in ("centralised", "gradient-coding", "anytime", "paced"):
         with pytest.raises(InputError, match="which no.*: simulate it"):
             make_scheme(name, {}).check(limits=Limits(1.0, 1.0, 1, 1.0))
         return

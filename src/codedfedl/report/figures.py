@@ -43,6 +43,7 @@ _SCHEME_COLOURS = {
     "fednova": "#4f9fd0",
     "tifl": "#b8475f",
     "anytime": "#4c6b8a",
+    "paced": "#d1495b",
 }
 _SHADES = (0.0, 0.35, -0.3, 0.55, -0.5)  # towards white above 0, towards black below
 

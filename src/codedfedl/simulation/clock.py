@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -269,6 +270,10 @@ class Timeline:
         asked, expected = loads_of(ask, self.task), idle
         if ask.work.window is not None:  # nobody waits for a client that computes on
             loads, seconds, expected = self.draws.in_window(round_, ask.work.window, asked)
+            missing = np.maximum(self.held - self._embedded, 0) * ask.work.embeds
+            if missing.any():  # a window begins when the points are embedded
+                seconds = seconds + missing / self.clock.embedding_speed
+                self._embedded = np.where(idle, self.held.astype(float), self._embedded)
             self.processed = np.where(idle, loads, self.processed)
         else:
             answer = self._in_round if ask.work.needs_model else self._once
@@ -278,9 +283,9 @@ class Timeline:
         remaining = np.where(started, seconds, np.inf)
         for job in self._jobs.values():
             remaining[job.client] = job.finished - self.now
-        wait = ask.wait
-        if ask.work.window is not None and not (started & expected).any():
-            wait = Until(min(wait.deadline, ask.work.window.seconds))  # some may be done later
+        wait, endless = ask.wait, ask.wait.deadline == inf
+        if ask.work.window is not None and endless and not (started & expected).any():
+            wait = Until(ask.work.window.seconds)  # some may be done later
         came, length = arrivals(wait, remaining, started & expected)
         outcome = _outcome(wanted, remaining, came & started)
         part = self._setups if ask.setup else 0
