@@ -53,6 +53,7 @@ from codedfedl.learning.parity import encode, point_weights
 from codedfedl.random import stream
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.federation import federation_config
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.client_data import Batch, SimulatedClient
@@ -426,7 +427,7 @@ def test_a_node_and_the_simulator_give_the_same_answer(
     chooses = type(work).load is not Work.load
     embedded = min(there, held) if chooses else held
     least, most = (embedded // 2, held) if chooses else (1, len(parts[-1]))
-    asked = held if work.once else int(rng.integers(least, most + 1))
+    asked = held if work.once or kind == "counts" else int(rng.integers(least, most + 1))
     load = int(work.load(*(np.array(n) for n in (asked, embedded, 0, held))))
     with tempfile.TemporaryDirectory() as folder:
         node = Node("ada", lambda: own, Path(folder), least=1, entropy=stream(7, "code").bytes)
@@ -647,3 +648,10 @@ def test_a_users_own_loader() -> None:
             load_shard(wrong, {})
     with pytest.raises(InputError, match="failed .ZeroDivisionError.* must return inputs"):
         load_shard("tests.test_node:broken_loader", {})
+
+
+def test_a_network_is_not_trained_as_if_it_were_linear() -> None:
+    experiment = experiment_of()
+    network = experiment.model.model_copy(update={"kind": "torch"})
+    with pytest.raises(InputError, match=r"model\.kind is 'torch', and nodes train the linear"):
+        federation_config(experiment.model_copy(update={"model": network}))

@@ -98,7 +98,6 @@ class Counts(Work):
     discloses: ClassVar[Disclosure | None] = Disclosure.COUNTS
     needs_model: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the number of points in every stratum, shape (s,)."""

@@ -25,6 +25,7 @@ from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
 __all__ = ["ClippedGradient", "ClippedMoments", "PrivateSum", "clipped"]
 
 _DRAWS, _NOISE = 1 << 20, 1 << 21  # name streams of draws and of noise beside those of codes
+_ROWS_AT_ONCE = 4096  # points that are held in double precision
 
 
 def clipped(rows: Array, length: float) -> Array:
@@ -45,6 +46,19 @@ def _drawn(points: Points, rate: float, rng: np.random.Generator) -> Points:
     rows = asarray_like(np.flatnonzero(rng.random(points[0].shape[0]) < rate), points[0])
     xp = array_namespace(points[0])
     return xp.take(points[0], rows, axis=0), xp.take(points[1], rows, axis=0)
+
+
+def _product(features: Array, rows: Array) -> Array:
+    """Return Σ x·rᵀ in double precision, some points at a time.
+
+    In single precision a record would change how the sum of all others is rounded, by more than
+    its bound allows where there are very many.
+    """
+    xp, total = array_namespace(features), 0.0
+    for start in range(0, max(features.shape[0], 1), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        total = total + xp.astype(features[part], xp.float64).T @ xp.astype(rows[part], xp.float64)
+    return total
 
 
 def _added(parts: Iterable[Array]) -> FloatArray:
@@ -147,7 +161,7 @@ class ClippedMoments(PrivateSum):
         features, labels = (clipped(part, 1.0) for part in points)
         squares = xp.sum(features * features, axis=1, keepdims=True)
         columns = xp.concat([features, squares, labels], axis=1)
-        return xp.sum(columns, axis=0) / 3**0.5
+        return xp.sum(columns, axis=0, dtype=xp.float64) / 3**0.5
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return 4·q multiply-accumulates a point: length, sum, later the projection; two packets.
@@ -197,13 +211,16 @@ class ClippedGradient(PrivateSum):
         direction = asarray_like(np.asarray(self.direction, dtype=np.float32), features)
         along = features @ direction
         lengths = self._longest(features, along, direction)
-        if not xp.all(xp.isfinite(lengths)):  # such records are left out, not the answer
-            rows = asarray_like(np.flatnonzero(np.isfinite(to_host(lengths))), features)
-            features, labels = (xp.take(part, rows, axis=0) for part in (features, labels))
-            along, lengths = xp.take(along, rows), xp.take(lengths, rows)
+        if not xp.all(xp.isfinite(lengths)):  # such records count as 0: others must not change
+            fine = xp.isfinite(lengths)
+            features = xp.where(fine[:, None], features, xp.zeros_like(features))
+            along = xp.where(fine, along, xp.zeros_like(along))
+            lengths = xp.where(fine, lengths, xp.ones_like(lengths))
+            labels = xp.where(fine[:, None], labels, xp.zeros_like(labels))
         shorter = xp.minimum(xp.asarray(1.0, dtype=lengths.dtype), self.radius / lengths)
         residuals = clipped(features @ model - labels, self.residual) * shorter[:, None]
-        total = features.T @ residuals - direction[:, None] * (along @ residuals)[None, :]
+        total = _product(features, residuals)
+        total = total - direction[:, None] * _product(along[:, None], residuals)
         return total / (self.radius * self.residual)
 
     @staticmethod

@@ -32,6 +32,11 @@ def federation_config(experiment: Experiment) -> FederationConfig:
         raise InputError("a federation has one scheme and one seed: leave out the others")
     if experiment.grid:
         raise InputError("a federation runs one setting: leave out [grid]")
+    if experiment.model.kind != "linear":
+        raise InputError(
+            f"model.kind is {experiment.model.kind!r}, and nodes train the linear model alone: "
+            "leave it out, or simulate"
+        )
     if experiment.federation.scale and experiment.data.text is not None:
         raise InputError("federation.scale is true, and texts have no scale: leave it out")
     _ = federation_schedule(experiment)  # refuses what needs all data in one place

@@ -9,12 +9,12 @@ Three rules, whatever a server asks for:
    sum has at least `least` points, and a tenth of the shortest sum that it lies in. Every linear
    combination of sums gives all points of a segment the same coefficient: it is 0, or a
    combination over `least` points or more. Only points that are embedded are in a sum, each once.
+   Label counts are sums too, over all points of a job: to them, the tenth does not apply.
 3. *No thin parity.* Behind each parity row stand at least `least` points, counted by their weights.
 
 Private sums are exempt from rule 2: their noise is accounted for (`federate.secure.vault`). The
-only other answers made of points are of all of them: `moments`, means and spreads for a common
-scale, so rounded that an exact sum over all points but one does not show this one; and `counts`,
-how many points have each label, the same whoever asks and how often.
+only other answer made of points is of all of them: `moments`, means and spreads for a common
+scale, so rounded that an exact sum over all points but one does not show this one.
 """
 
 import hashlib
@@ -139,7 +139,7 @@ class DataLimits:
         if self.fingerprint not in record:
             if record:
                 self._check_accepted(digest, _CHANGED_DATA)
-            record[self.fingerprint] = {"order": job.seed, "jobs": [], "sums": []}
+            record[self.fingerprint] = {"order": job.seed, "jobs": [], "sums": [], "counts": []}
         entry: dict[str, Any] = record[self.fingerprint]
         return entry
 
@@ -196,13 +196,14 @@ class DataLimits:
             )
         _refuse_few(work, points, least)
         with self._record() as record:
-            given: list[_Interval] = record[self.fingerprint]["sums"]
-            ends = {end for interval in given for end in interval if start < end < start + points}
-            fewer = sorted(ends, reverse=True) if work.elastic else ()
+            entry, kind = record[self.fingerprint], "sums" if work.embeds else "counts"
+            ends = {end for known in ("sums", "counts") for given in entry[known] for end in given}
+            cuts = {cut for end in ends for cut in (end, end - least) if 0 < cut - start < points}
+            fewer = sorted(cuts, reverse=True) if work.elastic else ()
             for stop in (start + points, *fewer):
-                if _apart({*given, (start, stop)}, least):
-                    record[self.fingerprint]["sums"] = sorted({*given, (start, stop)})
-                    self._write(record)
+                after = entry | {kind: sorted({*entry[kind], (start, stop)})}
+                if _apart(after["sums"], after["counts"], least):
+                    self._write(record | {self.fingerprint: after})
                     return start, stop
         raise InputError(
             f"{work.kind} over {points} points from {start} on would show, beside earlier sums, "
@@ -226,7 +227,10 @@ class DataLimits:
                 fingerprint: {
                     "order": int(entry["order"]),
                     "jobs": [str(digest) for digest in entry["jobs"]],
-                    "sums": [(int(start), int(stop)) for start, stop in entry["sums"]],
+                    **{
+                        kind: [(int(start), int(stop)) for start, stop in entry[kind]]
+                        for kind in ("sums", "counts")
+                    },
                 }
                 for fingerprint, entry in json.loads(self.path.read_text("utf-8")).items()
             }
@@ -249,12 +253,13 @@ def _refuse_few(work: Work, points: int, least: int) -> None:
         )
 
 
-def _apart(sums: Collection[_Interval], least: int) -> bool:
+def _apart(sums: Collection[_Interval], counts: Collection[_Interval], least: int) -> bool:
     """Say whether every segment between ends that lies in a sum has enough points."""
-    ends = sorted({end for interval in sums for end in interval})
+    ends = sorted({end for interval in (*sums, *counts) for end in interval})
     for a, b in pairwise(ends):
         around = [stop - start for start, stop in sums if start <= a and b <= stop]
-        if around and b - a < max(least, -(-min(around) // _SHARE)):
+        counted = any(start <= a and b <= stop for start, stop in counts)
+        if (around or counted) and b - a < max(least, -(-min(around, default=0) // _SHARE)):
             return False
     return True
 

@@ -27,6 +27,7 @@ from codedfedl.core.client import work_from
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import GradientDelta, Masked
 from codedfedl.core.work import Work
+from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Scaling, Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
@@ -238,6 +239,7 @@ class _Desk:
 
     def moments(self) -> Answered:
         """Return rounded means and spreads of every column, for a scale that all agree on."""
+        self.node.refuse_few()
         if self.node.vault is not None:
             raise InputError(
                 f"the moments of {self.node.name} would be its own, and it answers in sums alone: "
@@ -354,9 +356,9 @@ class _Desk:
     def _labels(self) -> Embedding:
         """Return all points with features of 0, for work that needs none."""
         shard, sizes = self.node.load(), self.sizes
-        self.limits.pin(self.job)
-        scaling = Scaling(**self.job.scaling)
-        targets = scaling.targets(shard.targets(np.arange(sizes.points), sizes.columns))
+        order, scaling = self.limits.pin(self.job), Scaling(**self.job.scaling)
+        rows = processing_order(len(shard.inputs), order)[: sizes.points]
+        targets = scaling.targets(shard.targets(rows, sizes.columns))
         nothing = np.zeros((sizes.points, 1), dtype=np.float32)
         return Embedding(nothing, targets, sizes.points, sizes.batches, is_raw=False)
 

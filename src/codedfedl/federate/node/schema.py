@@ -271,7 +271,7 @@ def checked_work(work: Any, sizes: Sizes, allowed: Collection[str] = ()) -> None
     if kind in rules:
         given = {name: value for name, value in work.items() if name != "kind"}
         _check_fields(kind, given, rules[kind])
-    elif kind in WORK or kind.partition(":")[0] not in allowed:
+    elif kind in WORK or kind.partition(":")[0] not in allowed or kind.startswith("codedfedl."):
         raise InputError(f"the work {kind[:64]!r} is unknown here, or has no rules")
 
 
@@ -302,13 +302,21 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         if value["kind"] in ("masked", "gradient_delta", "clipped_moments", "clipped_gradient"):
             _refuse(name, value["kind"], "work whose answers are numbers")
 
+    def changing(name: str, value: Any) -> None:
+        wrapped(name, value)
+        if value["kind"] in rules and value["kind"] not in (
+            "gradient",
+            "weighted_gradient",
+            "embedded",
+        ):
+            _refuse(name, value["kind"], "work whose answers are one gradient")
+
     embedded: Rules = {
         "least": whole(1),
         "grows": one_of(True, False),
         "represents": optional(real(0, MAX_NUMBER)),
     }
-    masked: Rules = {"work": wrapped, "scale": positive}
-    return {
+    rules: dict[str, Rules] = {
         "prepare": {},
         "embed": {},
         "gram": {},
@@ -333,9 +341,10 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
             "radius": length,
             "residual": length,
         },
-        "masked": masked,
-        "gradient_delta": {**masked, "counted": _counted},
+        "masked": {"work": wrapped, "scale": positive},
+        "gradient_delta": {"work": changing, "scale": positive, "counted": _counted},
     }
+    return rules
 
 
 def _counted(name: str, value: Any) -> None:
