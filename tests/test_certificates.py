@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from codedfedl.errors import InputError
-from codedfedl.federate.deploy.gate import server_context
 from codedfedl.federate.deploy.keys import Keys, check_server, make_keys
+from codedfedl.federate.deploy.listener import server_context
 
 
 @contextmanager

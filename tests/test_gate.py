@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from codedfedl.errors import InputError
-from codedfedl.federate.deploy.gate import Gate, GateLimits, client_context, server_context
+from codedfedl.federate.deploy.gate import Gate
 from codedfedl.federate.deploy.keys import make_keys
+from codedfedl.federate.deploy.listener import GateLimits, client_context, server_context
 
 HOST = "127.0.0.1"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n%s"
@@ -336,7 +337,8 @@ def test_a_place_is_free_again_when_a_handshake_has_not_begun_in_time(tmp_path: 
 
 _FEW_FILES = """
 import asyncio, resource, sys
-from codedfedl.federate.deploy.gate import Gate, GateLimits
+from codedfedl.federate.deploy.gate import Gate
+from codedfedl.federate.deploy.listener import GateLimits
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 async def main():
     gate = Gate(("127.0.0.1", 9), None, GateLimits(), lambda text: print(text, file=sys.stderr))
@@ -382,7 +384,7 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(
     limits: tuple[int, int], connections: int, soft: int
 ) -> None:
     text = (
-        "import resource; from codedfedl.federate.deploy.gate import descriptors_for; "
+        "import resource; from codedfedl.federate.deploy.listener import descriptors_for; "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); "
         "print(descriptors_for(2048), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.federate.deploy.gate import (
-    Gate,
+from codedfedl.federate.deploy.gate import Gate
+from codedfedl.federate.deploy.keys import Keys, make_private, write_secret
+from codedfedl.federate.deploy.listener import (
     GateLimits,
     client_context,
     descriptors_for,
     server_context,
 )
-from codedfedl.federate.deploy.keys import Keys, make_private, write_secret
 from codedfedl.federate.deploy.registry import (
     NODE,
     REGISTRY,
