@@ -59,12 +59,12 @@ def measure(nodes: int, folder: Path) -> Measured:
         _wait(journal.traces.is_file, 900, local)
         server = _server(folder)
         before, began, peak, link = _own(server), time.monotonic(), 0.0, 0.0
-        while len(Journal(journal.folder).kept()) < nodes and time.monotonic() < began + 900:
+        while len(Journal(journal.folder).stored.points) < nodes and time.monotonic() < began + 900:
             peak, link = max(peak, _own(server)), max(link, _own(local.processes[SUPERLINK].pid))
             time.sleep(0.1)
         seconds = time.monotonic() - began
         _wait(lambda: " done: " in directory.log.read_text("utf-8"), 900, local)
-    sent = sum(path.stat().st_size for path in journal.parity_folder.rglob("*.npy")) / 1e6
+    sent = sum(path.stat().st_size for path in journal.stored.folder.rglob("*.npy")) / 1e6
     return Measured(nodes, sent, before, peak, link, seconds)
 
 

@@ -23,7 +23,8 @@ from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from tests.loopback import Loopback, Script, experiment_of, named, transport_of
 
 LIARS = (3, 7)

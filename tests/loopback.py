@@ -25,7 +25,8 @@ from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 
 FIRST_NODE = 1000
 SEED = 0

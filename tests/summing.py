@@ -20,7 +20,8 @@ from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from tests.loopback import Loopback, Script, experiment_of
 
 HELPER = 999

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -129,13 +130,13 @@ STEPS = re.findall(r"^ *step (twice )?make ([\w-]+)", (ROOT / ".ci/run").read_te
 
 
 def ci(
-    folder: Path, *, fails: str = "", times: int = 9, without: str = ""
+    folder: Path, *, fails: str = "", times: int = 9, without: Collection[str] = ()
 ) -> tuple[int, list[str]]:
     """Run `.ci/run` where a target of make fails; return its exit status and the targets."""
     (folder / "clone" / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci/run", folder / "clone" / ".ci")
     (folder / "bin").mkdir()
-    for name in {"make", "chromium", "python3.11", "python3.12", "python3.13"} - {without}:
+    for name in {"make", "chromium", "python3.11", "python3.12", "python3.13"} - {*without}:
         (folder / "bin" / name).write_text(MAKE if name == "make" else "#!/bin/sh\n")
         (folder / "bin" / name).chmod(0o755)
     for name in ("bash", "date", "dirname", "grep", "sh"):
@@ -182,6 +183,9 @@ def test_real_processes_have_a_second_try_of_what_failed(target: str, tmp_path: 
     assert f"{target} PYTEST=--last-failed --last-failed-no-failures none" in calls
 
 
-@pytest.mark.parametrize("name", ["python3.11", "chromium"])
-def test_a_program_that_cannot_be_had_fails_the_whole_run(name: str, tmp_path: Path) -> None:
-    assert ci(tmp_path, without=name)[0] != 0
+@pytest.mark.parametrize(
+    "names", [["python3.11"], ["chromium"], ["python3.12", "python3.13"]], ids=str
+)
+def test_a_program_that_cannot_be_had_fails_the_whole_run(names: list[str], tmp_path: Path) -> None:
+    """The two newest versions of Python take turns, so both are missing."""
+    assert ci(tmp_path, without=names)[0] != 0

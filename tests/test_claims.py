@@ -17,7 +17,8 @@ from codedfedl.federate.server.measuring import advice_on_claims, counted_points
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from codedfedl.runs.sections import FederationConfig
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, UNCODED, claim_more, lied_to

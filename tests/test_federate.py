@@ -481,7 +481,7 @@ def test_no_more_parity_is_on_the_way_than_may_be(scheme: dict[str, Any], tmp_pa
     class Watching(Loopback):
         def _begin(self, question: Any) -> None:
             if named(question.kind, question.facts).endswith("parity"):
-                order.append(len(Journal(tmp_path / "run").kept()))
+                order.append(len(Journal(tmp_path / "run").stored.points))
             super()._begin(question)
 
     experiment = experiment_of(scheme=scheme, in_flight=1e-6)

@@ -19,7 +19,7 @@ import typer
 
 import codedfedl
 from codedfedl.cli.following import finish
-from codedfedl.core.record import ARRIVED, LATE, REFUSED, Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, REFUSED, Record
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.registry import BoundTransport, RegisteredKey, Registry
 from codedfedl.federate.job import Job
@@ -32,7 +32,8 @@ from codedfedl.report.html import render_report
 from codedfedl.report.story import Story
 from codedfedl.runs.advice import nobody_arrived
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, NEWTON, Script, experiment_of, rounds_of, run, transport_of
 
@@ -67,7 +68,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "the head is deleted": lambda run: (run / "exchanges/head.json").unlink(),
     "the head is torn": lambda run: (run / "exchanges/head.json").write_text('{"count": 5'),
     "members.json is torn": lambda run: (run / "members.json").write_text('{"key": "ab'),
-    "members.json is not ours": lambda run: (run / "members.json").write_text('{"format": 3}'),
+    "members.json is not ours": lambda run: (run / "members.json").write_text('{"format": 4}'),
     "members.json is deleted": lambda run: (run / "members.json").unlink(),
     "members.json is changed": lambda run: (run / "members.json").write_text(
         (run / "members.json").read_text().replace("360", "361").replace("479", "480")
@@ -250,6 +251,32 @@ def test_every_file_and_its_folder_are_synced(
         assert any(path.endswith(name) for path in synced), name
     assert str(folder / "traces.parquet") in synced
     assert {str(folder), str(folder / "exchanges"), str(folder / "parity" / "1")} <= set(synced)
+
+
+def test_a_federation_of_an_earlier_version_is_reported_and_not_continued(
+    finished: Path, tmp_path: Path
+) -> None:
+    """No links, other names, tables of numbers, and refused answers were dropped too."""
+    shutil.copytree(finished, tmp_path / "run")
+    today = Journal(finished).records()
+    for path, record in zip(Journal(tmp_path / "run").paths(), today, strict=True):
+        arrays = dict(np.load(path)) | {"late_answers": np.array([(1, 0.5)])}
+        arrays["refusals"], arrays["outcome"] = np.array('[[2, "why"]]'), record.outcome.copy()
+        arrays["outcome"][2] = DROPPED
+        arrays["when"] = arrays.pop("arrival_times")
+        for name in ("number", "before", "has_model"):
+            del arrays[name]
+        np.savez(path, **arrays)
+    (tmp_path / "run" / "exchanges" / "head.json").write_text("")
+    members = tmp_path / "run" / "members.json"
+    members.write_text(members.read_text().replace('"format": 4', '"format": 3'))
+    for old, new in zip(Journal(tmp_path / "run").records(), today, strict=True):
+        assert (old.late_answers, old.outcome[2]) == (((1, 0.5),), REFUSED)
+        np.testing.assert_array_equal(old.outcome[:2], new.outcome[:2])
+        np.testing.assert_array_equal(old.arrival_times, new.arrival_times)
+    assert render_report(RunDirectory(tmp_path / "run"))
+    with pytest.raises(InputError, match="another version .* can be reported, not continued"):
+        run(experiment_of(rounds=6), tmp_path)
 
 
 # Defects of earlier versions.

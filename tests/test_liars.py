@@ -14,7 +14,7 @@ from codedfedl.federate.server.judging import Judge, Watch, coherent, suspects_o
 from codedfedl.federate.transport import Answered
 from codedfedl.report.html import render_report
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange
+from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, false_parity, fresh_lies, lied_to, points_of
 from tests.loopback import Script, experiment_of, run, transport_of

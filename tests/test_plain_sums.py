@@ -33,8 +33,9 @@ from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.masks import Binding, mask, shared_seed
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import scheme_of
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
 from tests.stock import as_flower_takes_it

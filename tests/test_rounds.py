@@ -25,7 +25,9 @@ from codedfedl.learning.optimisers import Schedule
 from codedfedl.learning.parity import ParityRows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
+from codedfedl.runs.stored_answers import StoredAnswers
 from codedfedl.simulation.replay import replay
 from tests.loopback import Loopback, Script, experiment_of, transport_of
 from tests.malformed import spoilt
@@ -113,9 +115,9 @@ def test_parity_that_was_not_written_to_the_end_is_none(tmp_path: Path) -> None:
     """A kill may leave the arrays without the file that says that they are complete."""
     run(experiment_of(3, 1), tmp_path)
     journal = Journal(tmp_path / "run")
-    assert journal.parity(1) is not None
-    (journal.parity_folder / "1" / "points").unlink()
-    assert Journal(tmp_path / "run").parity(1) is None
+    assert journal.stored.parity(1) is not None
+    (journal.stored.folder / "1" / "points").unlink()
+    assert Journal(tmp_path / "run").stored.parity(1) is None
 
 
 def test_judging_a_round_reads_each_clients_parity_a_few_times() -> None:
@@ -123,15 +125,19 @@ def test_judging_a_round_reads_each_clients_parity_a_few_times() -> None:
     clients, read = 30, Counter[str]()
     parity = ParityRows(np.ones((3, 6), dtype=np.float32), np.ones((3, 3), dtype=np.float32))
 
-    def stored(client: int, batch: int) -> ParityRows:
-        read["parity"] += 1
-        return parity
+    class Counting(StoredAnswers):
+        def parity(self, client: int, batch: int = 0) -> ParityRows:
+            read["parity"] += 1
+            return parity
 
-    def behind(client: int) -> int:
-        read["points"] += 1
-        return 9
+    class Points(dict[int, int]):
+        def __getitem__(self, client: int) -> int:
+            read["points"] += 1
+            return 9
 
-    evidence = Evidence(replace(TASK, points=np.full((1, clients), 9)), stored, behind)
+    stored = Counting(Path())
+    stored.points = Points()
+    evidence = Evidence(replace(TASK, points=np.full((1, clients), 9)), stored)
     evidence.setup = BlockParity(GAUSSIAN, 3)
     for rounds in (1, 2):
         for client in range(clients):
@@ -174,7 +180,7 @@ def test_a_full_disk_is_not_blamed_on_a_client(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Journal, "keep", full)
+    monkeypatch.setattr(StoredAnswers, "keep", full)
     with pytest.raises(OSError, match="No space left"):
         run(experiment_of(), tmp_path)
 

@@ -8,7 +8,7 @@ import pytest
 
 from codedfedl.fitting.traces import MINORITY_SLOWDOWN, Traces, slow_minority, without_minority
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Exchange
+from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, lied_to
 from tests.loopback import Script

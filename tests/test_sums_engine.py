@@ -15,7 +15,8 @@ from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED
 from codedfedl.federate.deploy.local import node_name
 from codedfedl.federate.job import HELPER
-from codedfedl.runs.journal import Exchange, Journal
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import experiment_of
 from tests.summing import share_spent, uniform

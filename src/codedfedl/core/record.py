@@ -24,6 +24,8 @@ __all__ = [
     "SETUP",
     "SHOWN_ROUNDS",
     "Record",
+    "as_array",
+    "as_value",
     "metric_name",
     "packed",
     "record_arrays",
@@ -164,11 +166,12 @@ def metric_name(classes: bool) -> str:
 def record_arrays(record: Record) -> dict[str, npt.NDArray[Any]]:
     """Return a record as arrays, for a file; what is None has none."""
     values = {each.name: getattr(record, each.name) for each in fields(Record)}
-    return {name: _array(value) for name, value in values.items() if value is not None}
+    return {name: as_array(value) for name, value in values.items() if value is not None}
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
-    if isinstance(value, tuple):  # lengths differ from record to record
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """Return a number, an array, a tuple, or numbers by whole numbers as an array, for a file."""
+    if isinstance(value, tuple | Mapping):  # lengths differ from record to record
         return np.array(json.dumps(value))
     return np.asarray(value, None if isinstance(value, np.ndarray | int) else np.float64)
 
@@ -176,12 +179,16 @@ def _array(value: Any) -> npt.NDArray[Any]:
 def record_of(arrays: Mapping[str, npt.NDArray[Any]]) -> Record:
     """Return the record from its `record_arrays`, among which others may lie."""
     names = [each.name for each in fields(Record) if each.name in arrays]
-    return Record(**{name: _value(arrays[name]) for name in names})
+    return Record(**{name: as_value(arrays[name]) for name in names})
 
 
-def _value(array: npt.NDArray[Any]) -> Any:
+def as_value(array: npt.NDArray[Any]) -> Any:
+    """Return what `as_array` stands for."""
     if array.dtype.kind == "U":
-        return tuple(tuple(v) if isinstance(v, list) else v for v in json.loads(str(array)))
+        known = json.loads(str(array))
+        if isinstance(known, dict):
+            return {int(key): value for key, value in known.items()}
+        return tuple(tuple(v) if isinstance(v, list) else v for v in known)
     return array if array.ndim else array.item()
 
 

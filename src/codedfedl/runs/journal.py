@@ -15,174 +15,37 @@ it never was.
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.core.loop import RunningSum
-from codedfedl.core.protocol import Inbox, Reply
-from codedfedl.core.record import DROPPED, LATE, REFUSED, SETUP, Record, record_arrays, record_of
+from codedfedl.core.protocol import Inbox
+from codedfedl.core.record import DROPPED, LATE, SETUP, Record
 from codedfedl.errors import InputError
-from codedfedl.fitting.drift import Timings
 from codedfedl.fitting.traces import read_traces
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import (
-    HashedFile,
     digest,
-    durable,
     make_folder,
     read_json,
     write_durably,
     write_json,
 )
-from codedfedl.learning.parity import ParityRows
+from codedfedl.runs.exchange import ANSWERS, Exchange, record_in
+from codedfedl.runs.stored_answers import StoredAnswers
+
+__all__ = ["Journal", "Members"]
+
+Kept = TypeVar("Kept")
 
 
-@dataclass(frozen=True, eq=False)
-class Exchange:
-    """A question to the clients and what they answered.
-
-    Attributes
-    ----------
-    points
-        Points behind the answers.
-    sums
-        What was added up, for a scheme that uses nothing else.
-    replies
-        Single answers, for a scheme that does; without the models that they are for.
-    stored
-        Clients whose answer is stored beside the journal, in its own folder, and its points:
-        one-time answers may be large.
-    spent
-        μ² of all noisy sums that were given out, this one included.
-    counted : array of shape (n,), optional
-        Points of each client's part in a secure sum; 0 for clients that are not in it.
-    excluded
-        Clients that are left out from then on.
-    timings
-        How long clients took, for schemes that follow it.
-    revised
-        Clients whose stored answers count from now on, and their points, where that has changed.
-    """
-
-    record: Record
-    points: float = 0.0
-    sums: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    replies: tuple[Reply, ...] = ()
-    stored: Mapping[int, int] = field(default_factory=dict)
-    spent: float = 0.0
-    excluded: tuple[int, ...] = ()
-    counted: npt.NDArray[np.int64] | None = None
-    timings: Timings | None = None
-    revised: Mapping[int, int] | None = None
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything as arrays, for a file."""
-        arrays = record_arrays(self.record) | {
-            "points": np.asarray(self.points),
-            "spent": np.asarray(self.spent),
-            "excluded": np.array(self.excluded, dtype=np.int64),
-            "replies": np.array(
-                [(reply.client, reply.round, reply.points) for reply in self.replies],
-                dtype=np.int64,
-            ).reshape(-1, 3),
-            "stored": _pairs(self.stored),
-            **{f"sum/{name}": array for name, array in self.sums.items()},
-        }
-        for k, reply in enumerate(self.replies):
-            arrays |= {f"reply/{k}/{name}": array for name, array in reply.arrays.items()}
-        if self.revised is not None:
-            arrays["revised"] = _pairs(self.revised)
-        if self.counted is not None:
-            arrays["counted"] = self.counted
-        if (seen := self.timings) is not None:
-            arrays["timings"] = np.array([seen.loads, seen.seconds, seen.answered], np.float64)
-        return arrays
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Exchange":
-        """Return the exchange from its `arrays`; from earlier versions, what a report needs."""
-        replies = tuple(
-            Reply(client, round_, points, _named(arrays, f"reply/{k}/"))
-            for k, (client, round_, points) in enumerate(
-                arrays.get("replies", np.empty((0, 3))).tolist()
-            )
-        )
-        stored = arrays.get("stored", arrays.get("blocks", np.empty((0, 2))))
-        points, spent = (arrays.get(name, np.zeros(())).item() for name in ("points", "spent"))
-        return cls(
-            record_of(_upgraded(arrays)),
-            points,
-            _named(arrays, "sum/"),
-            replies,
-            dict(stored.tolist()),
-            spent=spent,
-            excluded=tuple(arrays.get("excluded", np.empty(0)).tolist()),
-            counted=arrays.get("counted"),
-            timings=_timings(arrays["timings"]) if "timings" in arrays else None,
-            revised=dict(arrays["revised"].tolist()) if "revised" in arrays else None,
-        )
-
-    @staticmethod
-    def read(
-        path: Path,
-        content: bytes | None = None,
-        *,
-        gradients: bool = True,
-        remedy: str = "restore it from a copy",
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Read the arrays of an exchange from its file, without gradients where nobody needs them.
-
-        Parameters
-        ----------
-        content
-            Of the file, where it was read already.
-        """
-        skip = () if gradients else ("sum/", "reply", "total")
-        return read_arrays(path, skip=skip, content=content, remedy=remedy)
-
-
-def _pairs(mapping: Mapping[int, int]) -> npt.NDArray[np.int64]:
-    return np.array(list(mapping.items()), dtype=np.int64).reshape(-1, 2)
-
-
-def _upgraded(kept: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Return a record's arrays as today's, whichever version wrote them.
-
-    Once refused clients were dropped too, and what is now JSON was a table of numbers.
-    """
-    arrays = dict(kept)
-    if "when" in arrays:
-        arrays["arrival_times"] = arrays["when"]
-    arrays.setdefault("has_model", np.asarray(arrays["round"] != SETUP))
-    refused = np.array(
-        [client for client, _ in json.loads(str(arrays["refusals"]))], dtype=np.int64
-    )
-    arrays["outcome"] = outcome = arrays["outcome"].copy()
-    outcome[refused[outcome[refused] == DROPPED]] = REFUSED
-    for name in ("suspects", "busy", "late_answers"):
-        if name in arrays and arrays[name].dtype.kind != "U":
-            rows = arrays[name].tolist()
-            rows = [(int(row[0]), row[1]) for row in rows] if name == "late_answers" else rows
-            arrays[name] = np.array(json.dumps(rows))
-    return arrays
-
-
-def _timings(columns: npt.NDArray[Any]) -> Timings:
-    loads, seconds, answered = columns
-    return Timings(loads.astype(np.int64), seconds, answered > 0)
-
-
-def _named(kept: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
-    return {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)}
-
-
-_FORMAT = 3
+_FORMAT = 4
 _RESTORE = "restore it from a copy, or choose another --out"
 
 
@@ -226,11 +89,11 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.exchanges_folder, self.parity_folder = folder / "exchanges", folder / "parity"
+        self.exchanges_folder = folder / "exchanges"
+        self.stored = StoredAnswers(folder / "parity")
         self.head = self.exchanges_folder / "head.json"
         self._last: tuple[int, str] | None = None  # how many exchanges, and the last one's hash
         self._in_head: tuple[int, str] = (0, "")
-        self._kept: dict[int, int] | None = None
 
     @property
     def traces(self) -> Path:
@@ -273,25 +136,17 @@ class Journal:
         """Refuse rounds without the measurements that they were planned by, and changed parity."""
         if self.count() and not self.traces.is_file():
             raise InputError(f"{self.traces} is missing: {_RESTORE}")
-        for client in self.kept():
-            folder = self.parity_folder / str(client)
-            for line in (folder / "points").read_text("utf-8").splitlines()[1:]:
-                expected, name = line.split(" ", 1)
-                path = folder / name
-                if not path.is_file() or digest(path.read_bytes()) != expected:
-                    raise InputError(f"{path} is not what the client sent: {_RESTORE}")
+        if (path := self.stored.damaged()) is not None:
+            raise InputError(f"{path} is not what the client sent: {_RESTORE}")
 
     def probed_seconds(self) -> dict[str, float]:
         """Return the longest time that each client took when it was measured, in seconds."""
-        longest: dict[str, float] = {}
-        if self.traces.is_file():
-            traces = read_traces(self.traces)
-            for client, seconds in zip(
-                traces.client.tolist(), traces.seconds.tolist(), strict=True
-            ):
-                if np.isfinite(seconds):
-                    longest[str(client)] = max(seconds, longest.get(str(client), 0.0))
-        return longest
+        if not self.traces.is_file():
+            return {}
+        traces = read_traces(self.traces)
+        came = np.isfinite(traces.seconds)
+        clients, seconds = traces.client[came], traces.seconds[came]
+        return {str(each): float(seconds[clients == each].max()) for each in np.unique(clients)}
 
     # Exchanges.
 
@@ -309,9 +164,7 @@ class Journal:
 
     def records(self) -> list[Record]:
         """Return the record of every exchange: the one source for tables, charts and sentences."""
-        return self.with_later_facts(
-            [exchange.record for exchange in self.exchanges(gradients=False)]
-        )
+        return self.with_later_facts(list(self._read(record_in, skip=ANSWERS)))
 
     def with_later_facts(self, records: Sequence[Record]) -> list[Record]:
         """Return records with what was known later.
@@ -334,8 +187,14 @@ class Journal:
         path = self.folder / name
         return read_json(path, "delete it") if path.is_file() else default
 
-    def exchanges(self, *, gradients: bool = True) -> Iterator[Exchange]:
-        """Read all that was finished, in order; without gradients where nobody needs them."""
+    def exchanges(self) -> Iterator[Exchange]:
+        """Read all that was finished, in order."""
+        return self._read(Exchange.of)
+
+    def _read(
+        self, decode: Callable[[dict[str, npt.NDArray[Any]]], Kept], skip: tuple[str, ...] = ()
+    ) -> Iterator[Kept]:
+        """Read all exchanges, in order; an error says which is lost, duplicated or changed."""
         (paths, count, last), before, rounds = self._files(), self._beginning(), 0
         if len(paths) > 1 and not self.head.is_file():
             raise InputError(f"{self.head} is missing: {self._remedy('restore it')}")
@@ -351,38 +210,29 @@ class Journal:
                     f"duplicated; {self._remedy('restore it')}"
                 )
             content = path.read_bytes()
-            exchange, link = self._read(path, content, gradients)
-            if link not in (None, (number, before)):
+            remedy = self._remedy("restore it")
+            arrays = read_arrays(path, skip=skip, content=content, remedy=remedy)
+            try:
+                exchange, round_ = decode(arrays), int(arrays["round"])
+                link = int(arrays.get("number", number)), str(arrays.get("before", before))
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._damaged(path, f"cannot be read ({error})") from None
+            if link != (number, before):
                 raise self._damaged(path, "does not follow from what is before it")
-            if link is not None and exchange.record.round not in (SETUP, rounds):
+            if round_ not in (SETUP, rounds):
                 raise self._damaged(path, f"is not of round {rounds + 1}")
-            rounds += not exchange.record.is_setup
+            rounds += round_ != SETUP
             yield exchange
             before = digest(content)
             if number == count - 1 and last and before != last:
                 raise self._damaged(path, "was changed since it was written")
         self._last, self._in_head = (len(paths), before), (count, last)
 
-    def _read(
-        self, path: Path, content: bytes, gradients: bool
-    ) -> tuple[Exchange, tuple[int, str] | None]:
-        """Return an exchange, its number and the hash before it, which earlier versions had not."""
-        remedy = self._remedy("restore it")
-        arrays = Exchange.read(path, content, gradients=gradients, remedy=remedy)
-        try:
-            exchange = Exchange.of(arrays)
-        except (ValueError, KeyError) as error:
-            raise self._damaged(path, f"cannot be read ({error})") from None
-        if "before" not in arrays:
-            return exchange, None
-        return exchange, (int(arrays["number"]), str(arrays["before"]))
-
     def append(self, exchange: Exchange) -> None:
         """Keep an exchange: with this it is finished."""
         make_folder(self.exchanges_folder)
         if self._last is None:
-            for _ in self.exchanges(gradients=False):
-                pass
+            deque(self._read(record_in, ANSWERS), maxlen=0)
         assert self._last is not None
         number, before = self._last
         if number and self._in_head != self._last:  # a kill came between the last file and it
@@ -431,40 +281,6 @@ class Journal:
             f"after it, and empty {self.head.name}"
         )
 
-    # Answers that are sent once, such as parity.
-
-    def keep(self, client: int, arrays: Mapping[str, npt.NDArray[Any]], points: int) -> None:
-        """Write what a client sends once to the disk: it need not stay in memory."""
-        folder = self.parity_folder / str(client)
-        make_folder(folder)
-        lines = [str(points)]
-        for name, array in arrays.items():
-            with durable(folder / f"{name}.npy") as file:
-                hashed = HashedFile(file)
-                np.save(hashed, array)
-            lines.append(f"{hashed.digest} {name}.npy")
-        write_durably(folder / "points", "\n".join(lines).encode())  # last: marks it as complete
-        self.kept()[client] = points
-
-    def kept(self) -> dict[int, int]:
-        """Return who has sent such an answer, and for how many points it stands."""
-        if self._kept is None:
-            paths = sorted(self.parity_folder.glob("*/points"))
-            self._kept = {int(path.parent.name): int(path.read_text().split()[0]) for path in paths}
-        return self._kept
-
-    def answer(self, client: int) -> dict[str, npt.NDArray[Any]]:
-        """Return a client's answer, memory-mapped."""
-        paths = sorted((self.parity_folder / str(client)).glob("*.npy"))
-        return {path.stem: np.load(path, "r") for path in paths}
-
-    def parity(self, client: int, batch: int = 0) -> ParityRows | None:
-        """Return a client's parity of a mini-batch, memory-mapped, if all of it is here."""
-        names, folder = (f"features{batch}", f"targets{batch}"), self.parity_folder / str(client)
-        if client not in self.kept() or not all((folder / f"{n}.npy").is_file() for n in names):
-            return None
-        return ParityRows(*(np.load(folder / f"{name}.npy", "r") for name in names))
-
     # What a scheme receives.
 
     def inbox(self, exchange: Exchange, *, summed: bool) -> Inbox:
@@ -473,13 +289,14 @@ class Journal:
         Parameters
         ----------
         summed
-            Whether answers that lie beside the journal are added up, one in memory at a time.
+            Whether stored answers are added up.
         """
-        sums, replies = self._stored(exchange.stored, summed)
+        sums, replies = self.stored.combined(exchange.stored, summed=summed)
         revised = None
         if (counted := exchange.revised) is not None:
             arrived = np.isin(np.arange(len(exchange.record.loads)), list(counted))
-            revised = Inbox(arrived, float(sum(counted.values())), *self._stored(counted, summed))
+            parts = self.stored.combined(counted, summed=summed)
+            revised = Inbox(arrived, float(sum(counted.values())), *parts)
         return Inbox(
             exchange.record.arrived,
             exchange.points,
@@ -489,18 +306,6 @@ class Journal:
             timings=exchange.timings,
             revised=revised,
         )
-
-    def _stored(
-        self, stored: Mapping[int, int], summed: bool
-    ) -> tuple[Mapping[str, Any], tuple[Reply, ...]]:
-        """Return the sums of stored answers, or each of them."""
-        if summed:
-            total = RunningSum()
-            for client in sorted(stored):
-                total.add(self.answer(client))
-            return total.result(), ()
-        each = sorted(stored.items())
-        return {}, tuple(Reply(j, SETUP, points, self.answer(j)) for j, points in each)
 
 
 def _is_whole(content: bytes) -> bool:

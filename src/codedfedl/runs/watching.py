@@ -15,10 +15,12 @@ import numpy as np
 from codedfedl.core.record import PARTS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import read_fleet
+from codedfedl.io.archives import read_arrays
 from codedfedl.runs.advice import Conduct
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.exchange import ANSWERS, record_in
 from codedfedl.runs.grid import known_cells
-from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.status import Status
 from codedfedl.runs.tables import Ending, record_tables
 
@@ -191,4 +193,4 @@ def look(directory: RunDirectory) -> Sight:
 @lru_cache(_REMEMBERED)
 def _record(path: Path, _changed: int, _size: int) -> Record:
     """Read the record of an exchange; a file that was changed since is another."""
-    return Exchange.of(Exchange.read(path, gradients=False)).record
+    return record_in(read_arrays(path, skip=ANSWERS))

@@ -21,8 +21,9 @@ from codedfedl.errors import InputError
 from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import federation_config, fitted, scheme_of, start
-from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.journal import Journal, Members
 
 ROUNDING = 1e-4
 """How far two models may lie apart, relative to the largest entry, and still be the same."""

@@ -25,12 +25,14 @@ from codedfedl.federate.secure.helper import HelperLink
 from codedfedl.federate.secure.terms import Noisy, Plain
 from codedfedl.federate.server.asking import Asking, Pending
 from codedfedl.federate.server.checks import RefusedError, whole
+from codedfedl.federate.server.rounds import check_answered
 from codedfedl.federate.transport import Arrival
+from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.privacy.accounting import Account
 from codedfedl.privacy.contract import Contract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
-from codedfedl.runs.journal import Exchange
+from codedfedl.runs.exchange import Exchange
 
 __all__ = ["Sums"]
 
@@ -150,7 +152,7 @@ class Sums:
             raise InputError(
                 f"no client takes part in this sum; {self.members.names[client]}: {reason}"
             )
-        asking.check_answered(ask, tally)
+        check_answered(asking, ask, tally)
         record = tally.record(asking.transport.now(), asking.gone())
         return Exchange(record, float(counted.sum()), {MASKED: total}, counted=counted)
 
@@ -260,7 +262,7 @@ def _kept(path: Path, round_: int) -> Exchange | None:
     """Return what the helper was, or may have been, asked about before a kill."""
     if not path.is_file():
         return None
-    masked = Exchange.of(Exchange.read(path))
+    masked = Exchange.of(read_arrays(path, remedy="restore it from a copy"))
     if masked.record.round != round_:
         raise InputError(
             f"{path} is of round {masked.record.round + 1}, and round {round_ + 1} is next: the "

@@ -1,8 +1,4 @@
-"""How the server asks the members of a federation, and what becomes of their answers.
-
-What silence, or a plan for nobody, means for the run is decided here too: for single answers and
-for sums alike.
-"""
+"""How the server asks the members of a federation, and what becomes of their answers."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import Array, FloatArray, IntArray, to_host
-from codedfedl.core.client import Prepare, work_to
+from codedfedl.core.client import work_to
 from codedfedl.core.loop import loads_of
-from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Ask, Reply, Task
 from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, Record
 from codedfedl.core.work import Work
@@ -23,7 +18,8 @@ from codedfedl.federate.job import Job
 from codedfedl.federate.server.checks import RefusedError, answer_bytes
 from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
 from codedfedl.fitting.drift import Timings
-from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.sections import FederationConfig
 
 LIFE_IN_DEADLINES = 20
@@ -232,7 +228,7 @@ class Asking:
             What else a question says.
         """
         busy = {pending.client for pending in self.pending.values()}
-        here = self.journal.kept() if ask.work.once else {}
+        here = self.journal.stored.points if ask.work.once else {}
         tally.outcome[list(here)], tally.when[list(here)] = ARRIVED, 0.0
         share = ENCODING_SHARE if ask.setup else EMBEDDING_SHARE
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
@@ -319,7 +315,10 @@ class Asking:
         if exchange.counted is not None:
             self.answered = np.where(exchange.counted > 0, exchange.counted, self.answered)
 
-    # What ends a run.
+    def probes_took(self) -> str:
+        """Say what the measurements before the first round suggest."""
+        probed = self.journal.probed_seconds()
+        return f" (answers to the probes took up to {max(probed.values()):.3g} s)" if probed else ""
 
     def _check_ask(self, ask: Ask, loads: IntArray) -> None:
         """Refuse what a federation cannot play, and a round in which nobody is asked."""
@@ -330,50 +329,7 @@ class Asking:
             )
         if not ask.setup and not loads.any():
             raise InputError(
-                f"none of {len(self.members.names)} clients is asked for any points: the plan "
+                f"none of {len(loads)} clients is asked for any points: the plan "
                 "found no client fast enough, or all are left out; start again with a larger "
-                f"federation.deadline{self._probes_took()}, or see why their answers were refused"
+                f"federation.deadline{self.probes_took()}, or see why their answers were refused"
             )
-
-    def check_answered(self, ask: Ask, tally: Tally) -> None:
-        """End a run that cannot go on without answers that did not come."""
-        if np.isfinite(ask.wait.deadline) or isinstance(ask.work, Prepare):
-            return
-        if ask.setup:
-            self._check_setup(ask, tally)
-        elif not ask.keep_late and not ask.secure and not (tally.outcome == ARRIVED).any():
-            raise InputError(
-                f"no client answered in round {tally.round + 1} within {tally.deadline:g} s: see "
-                "that the nodes are up and run this again, or start again with a larger "
-                f"federation.deadline{self._probes_took()}"
-            )
-
-    def _check_setup(self, ask: Ask, tally: Tally) -> None:
-        """Refuse to begin without what the scheme waits for from everybody."""
-        playing = np.flatnonzero(tally.loads).tolist()
-        silent = [j for j in playing if tally.outcome[j] not in (ARRIVED, REFUSED)]
-        work = ask.work.work if isinstance(ask.work, Masked) else ask.work
-        kind = work.kind.replace("_", " ")
-        names = [self.members.names[j] for j in silent]
-        if troubled := [j for j in silent if j in tally.problems]:
-            trouble = "; ".join(
-                f"{self.members.names[j]}: {tally.problems[j]}" for j in troubled[:3]
-            )
-            raise InputError(
-                f"no {kind} from {', '.join(names)} ({trouble}): fix that and run this again, or "
-                f"with federation.without={names} to continue without them"
-            )
-        if silent:
-            waited = self.transport.now() - tally.began
-            raise InputError(
-                f"no {kind} from {', '.join(names)} within {waited:.3g} s: look at their logs and "
-                "run this again, with a larger federation.setup_timeout, or with "
-                f"federation.without={names} to continue without them"
-            )
-        if (tally.outcome[playing] == REFUSED).all():
-            raise InputError(f"all {kind} was refused: see the log for the reasons")
-
-    def _probes_took(self) -> str:
-        """Say what the measurements before the first round suggest."""
-        probed = self.journal.probed_seconds()
-        return f" (answers to the probes took up to {max(probed.values()):.3g} s)" if probed else ""

@@ -27,6 +27,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.server.checks import RefusedError, norm
 from codedfedl.learning.parity import ParityRows
+from codedfedl.runs.stored_answers import StoredAnswers
 
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NARROWEST = 0.05  # of the mean spread: no direction of the labels is taken to be surer
@@ -144,9 +145,7 @@ class Evidence:
     Parameters
     ----------
     stored
-        Returns the parity of a client and mini-batch; None where there is none.
-    behind
-        Returns the number of points behind a client's parity.
+        The parity of the clients, and the points behind it.
 
     Attributes
     ----------
@@ -154,13 +153,8 @@ class Evidence:
         The work of the set-up: what was asked for once.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        stored: Callable[[int, int], ParityRows | None],
-        behind: Callable[[int], int],
-    ) -> None:
-        self.task, self._stored, self._behind = task, stored, behind
+    def __init__(self, task: Task, stored: StoredAnswers) -> None:
+        self.task, self._stored = task, stored
         self.setup: Work | None = None
         self._metric: Metric | None = None
         self._shares: tuple[float, float] | None = None
@@ -180,7 +174,7 @@ class Evidence:
         coded = isinstance(work, Gradient) and isinstance(made, Parity)
         if not coded and not (type(work) is Embedded and isinstance(made, BlockParity)):
             return None
-        parity = self._stored(client, batch)
+        parity = self._stored.parity(client, batch)
         if parity is None:
             raise RefusedError("has sent no parity to judge its answers by")
         if isinstance(work, Gradient):
@@ -197,15 +191,16 @@ class Evidence:
         """Yield a client's parity rows and the points behind them, each with the usual share."""
         shares = self._shares
         if shares is None:
-            known = {j: other for j in range(self.task.clients) if (other := self._stored(j, 0))}
+            all_parity = {j: self._stored.parity(j) for j in range(self.task.clients)}
+            known = {j: other for j, other in all_parity.items() if other}
             held = {j: float(self.task.held[j]) for j in known}
             rows = [len(other.targets) / held[j] for j, other in known.items()]
             shares = self._shares = (
                 float(np.median(rows)),
-                float(np.median([self._behind(j) / held[j] for j in known])),
+                float(np.median([self._stored.points[j] / held[j] for j in known])),
             )
         yield len(parity.targets), shares[0]
-        yield self._behind(client), shares[1]
+        yield self._stored.points[client], shares[1]
 
     def _of_load(
         self, parity: ParityRows, client: int, batch: int, load: int, model: npt.NDArray[Any]
@@ -257,7 +252,7 @@ class Evidence:
             [
                 self.metric.whitened(np.asarray(parity.features, dtype=np.float64).T)
                 for batch in range(self.task.batches)
-                if (parity := self._stored(client, batch)) is not None
+                if (parity := self._stored.parity(client, batch)) is not None
             ]
             for client in (left, right)
         ]
@@ -276,7 +271,7 @@ class Evidence:
     def _features(self) -> Iterator[npt.NDArray[Any]]:
         for client in range(self.task.clients):
             for batch in range(self.task.batches):
-                if (parity := self._stored(client, batch)) is not None:
+                if (parity := self._stored.parity(client, batch)) is not None:
                     yield parity.features
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from codedfedl.arrays import Array, to_host
 from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare
 from codedfedl.core.loop import RunningSum
+from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import SUM, Ask, Inbox, Reply
-from codedfedl.core.record import SETUP
+from codedfedl.core.record import ARRIVED, REFUSED, SETUP
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.server.asking import Asking, Pending, Tally
@@ -29,7 +30,7 @@ from codedfedl.federate.server.evidence import (
 )
 from codedfedl.federate.server.judging import Judge, coherent, intolerable
 from codedfedl.federate.transport import Arrival
-from codedfedl.runs.journal import Exchange
+from codedfedl.runs.exchange import Exchange
 
 if TYPE_CHECKING:
     from codedfedl.federate.secure.sums import Sums
@@ -98,7 +99,7 @@ class Federation:
         self.asking, self.sums = asking, sums
         self.members, self.task, self.journal = asking.members, asking.task, asking.journal
         self.bounds = NormBounds.of(self.task.largest_square, self.members.classes)
-        self.evidence = Evidence(self.task, self.journal.parity, lambda j: self.journal.kept()[j])
+        self.evidence = Evidence(self.task, self.journal.stored)
         self.judge = Judge.of(self.task.held.tolist())
         self.last: Exchange | None = None
         self._recalled = Recalled(self.members.names, self.journal.exchanges_folder)
@@ -167,7 +168,7 @@ class Federation:
             asking.gather(ask, tally, asked, take)
         refused = self._refused(measured, tally)
         replies = [reply for reply in replies if reply.client not in refused]
-        asking.check_answered(ask, tally)
+        check_answered(asking, ask, tally)
         self.last = self._closed(ask, tally, replies)
         return self._inbox(ask, self.last)
 
@@ -185,7 +186,7 @@ class Federation:
             timings = tally.timings_of_all(replies, self.task.held)
         elif not ask.setup:
             timings = tally.timings(min(tally.deadline, now - tally.began))
-        kept = self.journal.kept()
+        kept = self.journal.stored.points
         stored = {j: n for j, n in kept.items() if j not in self._delivered}
         self._delivered |= set(stored)
         revised = None
@@ -251,9 +252,9 @@ class Federation:
             self.asking.answered[client] = reply.points
         if not work.once:
             return reply
-        if client in self.journal.kept():
+        if client in self.journal.stored.points:
             raise RefusedError("parity arrived a second time")
-        self.journal.keep(client, reply.arrays, reply.points)
+        self.journal.stored.keep(client, reply.arrays, reply.points)
         return replace(reply, arrays={})
 
     def _expects(self, pending: Pending) -> Expected | None:
@@ -267,3 +268,37 @@ class Federation:
         if ask.setup:
             self._setup = self._setup if isinstance(ask.work, Prepare) else (ask, model)
             self.evidence.setup = ask.work
+
+
+def check_answered(asking: Asking, ask: Ask, tally: Tally) -> None:
+    """End a run that cannot go on without answers that did not come."""
+    if np.isfinite(ask.wait.deadline) or isinstance(ask.work, Prepare):
+        return
+    if ask.setup:
+        _check_setup(asking, ask, tally)
+    elif not ask.keep_late and not ask.secure and not (tally.outcome == ARRIVED).any():
+        raise InputError(
+            f"no client answered in round {tally.round + 1} within {tally.deadline:g} s: see "
+            "that the nodes are up and run this again, or start again with a larger "
+            f"federation.deadline{asking.probes_took()}"
+        )
+
+
+def _check_setup(asking: Asking, ask: Ask, tally: Tally) -> None:
+    """Refuse to begin without what the scheme waits for from everybody."""
+    playing = np.flatnonzero(tally.loads).tolist()
+    silent = [j for j in playing if tally.outcome[j] not in (ARRIVED, REFUSED)]
+    work = ask.work.work if isinstance(ask.work, Masked) else ask.work
+    kind, member = work.kind.replace("_", " "), asking.members.names
+    if silent:
+        names = [member[j] for j in silent]
+        why = [f"{member[j]}: {tally.problems[j]}" for j in silent if j in tally.problems]
+        seconds = f"within {asking.transport.now() - tally.began:.3g} s"
+        cause = f"({'; '.join(why[:3])})" if why else seconds
+        remedy = "fix that" if why else "look at their logs, raise federation.setup_timeout"
+        raise InputError(
+            f"no {kind} from {', '.join(names)} {cause}: {remedy} and run this again, or with "
+            f"federation.without={names} to continue without them"
+        )
+    if (tally.outcome[playing] == REFUSED).all():
+        raise InputError(f"all {kind} was refused: see the log for the reasons")

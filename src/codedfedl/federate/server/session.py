@@ -15,7 +15,7 @@ import numpy as np
 from codedfedl.arrays import Array
 from codedfedl.core.disclosure import needs_helper, only_private
 from codedfedl.core.loop import Driver, drive
-from codedfedl.core.protocol import Ask, Inbox
+from codedfedl.core.protocol import Ask, Inbox, Scheme
 from codedfedl.core.record import metric_name
 from codedfedl.data.dataset import chance_of
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
@@ -36,8 +36,9 @@ from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice, nobody_arrived
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
-from codedfedl.runs.journal import Exchange, Journal, Members
+from codedfedl.runs.journal import Journal
 from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import Ending, planned_share, write_records
 from codedfedl.runs.watching import NamedRound
@@ -49,8 +50,7 @@ def federate(
     transport: Transport, experiment: Experiment, directory: RunDirectory, say: Say = print
 ) -> None:
     """Run or continue a federation until its model and records are written, or it is stopped."""
-    config, scheme = federation_config(experiment), scheme_of(experiment)
-    evaluation = Evaluation(experiment)  # a wrong path is refused at once
+    scheme, evaluation = scheme_of(experiment), Evaluation(experiment)  # refused at once
     with directory.opened(experiment) as status:
         directory.stop_wanted()  # of an earlier run
         journal, began = Journal(directory.path), transport.now()
@@ -60,11 +60,31 @@ def federate(
             probe(asking).write(journal.traces)
             synced(journal.traces)
             journal.keep_beginning(transport.now() - began)
-        members = asking.members
-        fit = fitted(journal, members)
+        session = Session(experiment, directory, scheme, evaluation, asking, say)
+        if session.play(status):
+            session.finish()
+
+
+class Session:
+    """A federation whose members are known and measured: its rounds, and its end."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDirectory,
+        scheme: Scheme,
+        evaluation: "Evaluation",
+        asking: Asking,
+        say: Say,
+    ) -> None:
+        self.experiment, self.directory, self.scheme = experiment, directory, scheme
+        self.evaluation, self.say = evaluation, say
+        self.asking, self.journal, self.members = asking, asking.journal, asking.members
+        fit = fitted(self.journal, self.members)
         fit.fleet.write(directory.path / "fleet.csv")
-        zero = np.zeros(asking.task.model_shape, dtype=np.float32)
-        state = start(scheme, experiment, members, fit, zero)
+        self.fleet = fit.fleet
+        self._zero = np.zeros(asking.task.model_shape, dtype=np.float32)
+        state = start(scheme, experiment, self.members, fit, self._zero)
         account = scheme.describe(state).account
         if account is not None:
             keep_account(directory, experiment, account)
@@ -72,53 +92,135 @@ def federate(
             raise InputError(
                 "the scheme does not declare what it releases: return an account from describe"
             )
-        federation = Federation(
-            asking, Sums(asking, account) if needs_helper(scheme.disclosure) else None
-        )
-        driver = Driver(scheme, state, config.rounds)
-        watch = Watch(config.fall, state.task.held)
-        for exchange in _played(driver, federation, journal):
-            metric = evaluation.metric(np.asarray(driver.state.model), Scaling(**members.scaling))
-            has_model = driver.state.model is not zero
+        sums = Sums(asking, account) if needs_helper(scheme.disclosure) else None
+        self.federation = Federation(asking, sums)
+        self.driver = Driver(scheme, state, asking.config.rounds)
+
+    def play(self, status: StatusFile) -> bool:
+        """Play what is left of the rounds; return whether all were played, or it was stopped."""
+        config, driver, names = self.asking.config, self.driver, self.members.names
+        watch, scaling = Watch(config.fall, driver.state.task.held), Scaling(**self.members.scaling)
+        for exchange in self._played():
+            metric = self.evaluation.metric(np.asarray(driver.state.model), scaling)
+            has_model = driver.state.model is not self._zero
             record = replace(exchange.record, metric=metric, has_model=has_model)
-            journal.append(replace(exchange, record=record))
-            named = NamedRound.of(record, members.names)
+            self.journal.append(replace(exchange, record=record))
+            named = NamedRound.of(record, names)
             sentence = named.sentence(config.rounds)
-            say(sentence)
-            directory.event("exchange", **named.facts)
+            self.say(sentence)
+            self.directory.event("exchange", **named.facts)
             status.running(sentence, round_=named.round, rounds=config.rounds, metric=metric)
-            if directory.stop_wanted():  # no goodbye: the nodes keep what they have for later
-                say(f"stopped: {directory.path} is kept; run it again to continue")
+            if self.directory.stop_wanted():  # no goodbye: the nodes keep what they have for later
+                self.say(f"stopped: {self.directory.path} is kept; run it again to continue")
                 status.stopped()
-                return
+                return False
             if not record.is_setup and watch.fell(metric, record.arrived):
-                raise InputError(watch.alarm(suspects_of(federation.judge), members.names))
+                raise InputError(watch.alarm(suspects_of(self.federation.judge), names))
+        return True
+
+    def _played(self) -> Iterator[Exchange]:
+        """Bring the scheme to where the journal ends, and drive it on."""
+        recorded = _Recorded(self.federation, self.journal.exchanges())
+        done = self.journal.count()
+        with np.errstate(over="ignore", invalid="ignore"):  # a step may be too large
+            for _ in islice(drive(self.driver, recorded), done):
+                pass
+            if done:
+                self.federation.resume()
+            for _ in drive(self.driver, self.federation):
+                assert self.federation.last is not None
+                yield self.federation.last
+
+    def finish(self) -> None:
+        """Take leave of the nodes, and write the records and the model."""
+        directory, journal, driver = self.directory, self.journal, self.driver
         model = np.asarray(driver.state.model)
+        facts = self.scheme.describe(driver.state).facts
         ending = Ending(
-            members=members,
-            fleet=fit.fleet,
-            planned_share=planned_share(scheme, driver.state),
-            facts={**scheme.describe(driver.state).facts, **evaluation.facts()},
+            members=self.members,
+            fleet=self.fleet,
+            planned_share=planned_share(self.scheme, driver.state),
+            facts={**facts, **self.evaluation.facts()},
             model=model,
         )
-        journal.keep_gone(_part(federation))
+        journal.keep_gone(self._part())
         directory.save({"model": model, "round": np.array(driver.played)})
-        write_records(directory, experiment, journal, ending)
+        write_records(directory, self.experiment, journal, ending)
         if np.isfinite(model).all():
-            trained = trained_model(experiment, ending, evaluation, journal)
-            directory.save_model("model.npz", trained)
-        for sentence in _lessons(journal, members):
-            say(sentence)
-        say(f"done: {directory.path}")
+            directory.save_model("model.npz", self._trained_model(ending))
+        records = journal.records()
+        if nobody := nobody_arrived(records):
+            self.say(f"warning: {nobody}")
+        for sentence in advice(Conduct(records, self.members.names, journal.probed_seconds())):
+            self.say(f"advice: {sentence}")
+        self.say(f"done: {directory.path}")
 
+    def _part(self) -> list[int]:
+        """End the federation at the clients; return who is gone.
 
-def _lessons(journal: Journal, members: Members) -> Iterator[str]:
-    """Yield what an operator should know of a run that is over."""
-    records = journal.records()
-    if nobody := nobody_arrived(records):
-        yield f"warning: {nobody}"
-    for sentence in advice(Conduct(records, members.names, journal.probed_seconds())):
-        yield f"advice: {sentence}"
+        A node that is late with its last answer says goodbye after it: it is given the time.
+        """
+        asking, last = self.asking, self.federation.last
+        if self.federation.sums is not None:
+            self.federation.sums.end()
+        deadline = last.record.deadline if last is not None else 0.0
+        patience = float(min(_GOODBYE + 2 * deadline, _LONGEST_GOODBYE))
+        asked = asking.question("goodbye", {j: {} for j in asking.everyone}, patience)
+        answered = {
+            arrival.client
+            for arrival in asking.transport.gather(asked, asking.transport.now() + patience)
+            if np.isfinite(arrival.when)
+        }
+        return [j for j in asking.everyone if j not in answered]
+
+    def _trained_model(self, ending: Ending) -> Model:
+        """Return the model with its card, calibrated on the test points where there are some."""
+        members, data = self.members, self.experiment.data
+        features = self.experiment.feature_map(self.experiment.seeds[0], self.experiment.schemes[0])
+        scaling = Scaling(**members.scaling)
+        model = Model(
+            features=features,
+            weights=ending.model,
+            inputs=members.inputs,
+            classes=np.arange(members.columns) if members.classes else None,
+            columns=() if data.text is None else (data.text,),
+            labels=tuple((data.label or "label").split(",")),
+            low=np.array(scaling.low) if scaling.low else None,
+            span=np.array(scaling.span) if scaling.low else None,
+            offset=np.array(scaling.offset) if scaling.offset else None,
+            scale=np.ones(members.columns) if scaling.offset else None,
+            card=self._card(ending) | {"features": map_settings(features)},
+        )
+        shard = self.evaluation.shard
+        if shard is None or not members.classes:
+            return model
+        tested = f"the server's {len(shard.labels):,} test points"
+        return model.calibrated(scaling.inputs(shard.inputs), shard.labels, tested)
+
+    def _card(self, ending: Ending) -> dict[str, Any]:
+        """Return what people want to know of the model; its guarantee, if there is one, too."""
+        scheme, private = self.experiment.schemes[0], self.directory.privacy()
+        records = self.journal.records()
+        metric = float(records[-1].metric) if records else float("nan")
+        setup = sum(record.seconds for record in records if record.is_setup)
+        total = sum(record.seconds for record in records)
+        return {
+            "training_points": sum(self.members.points),
+            "scheme": scheme.plain_name,
+            "setting": scheme.label,
+            "seed": self.experiment.seeds[0],
+            "clients": len(self.members.names),
+            "rounds": sum(not record.is_setup for record in records),
+            "training_hours": (total - setup) / 3600,
+            "total_hours": total / 3600,
+            "simulated": False,
+            "metric": metric_name(self.members.classes),
+            "test_metric": metric if np.isfinite(metric) else None,
+            "epsilon": ending.facts.get("epsilon"),
+            "privacy": {"holds": private["holds"], **private["runs"][0]} if private else None,
+            "calibrated_on": None,
+            "temperature": None,
+        }
 
 
 def _telling(say: Say, status: StatusFile) -> Say:
@@ -158,39 +260,6 @@ class _Recorded:
         return self.federation.recall(ask, model, round_, next(self.exchanges))
 
 
-def _played(driver: Driver, federation: Federation, journal: Journal) -> Iterator[Exchange]:
-    """Bring the scheme to where the journal ends, and drive it on."""
-    recorded = _Recorded(federation, journal.exchanges())
-    done = journal.count()
-    with np.errstate(over="ignore", invalid="ignore"):  # a step may be too large
-        for _ in islice(drive(driver, recorded), done):
-            pass
-        if done:
-            federation.resume()
-        for _ in drive(driver, federation):
-            assert federation.last is not None
-            yield federation.last
-
-
-def _part(federation: Federation) -> list[int]:
-    """End the federation at the clients; return who is gone.
-
-    A node that is late with its last answer says goodbye after it: it is given the time.
-    """
-    if federation.sums is not None:
-        federation.sums.end()
-    asking, last = federation.asking, federation.last
-    deadline = last.record.deadline if last is not None else 0.0
-    patience = float(min(_GOODBYE + 2 * deadline, _LONGEST_GOODBYE))
-    asked = asking.question("goodbye", {j: {} for j in asking.everyone}, patience)
-    answered = {
-        arrival.client
-        for arrival in asking.transport.gather(asked, asking.transport.now() + patience)
-        if np.isfinite(arrival.when)
-    }
-    return [j for j in asking.everyone if j not in answered]
-
-
 class Evaluation:
     """Test points and their features; reads the data at once, so that a wrong path is refused."""
 
@@ -198,97 +267,33 @@ class Evaluation:
         assert experiment.federation is not None
         name = experiment.federation.test
         self._features: Any = None
-        self._shard: Shard | None = None
+        self.shard: Shard | None = None
         if name in DATASET_NAMES:
             dataset = load_dataset(name)
-            self._shard = Shard(dataset.test_inputs, dataset.test_labels)
+            self.shard = Shard(dataset.test_inputs, dataset.test_labels)
         elif name is not None:
-            self._shard = read_shard(name, experiment.data.label, experiment.data.text)
+            self.shard = read_shard(name, experiment.data.label, experiment.data.text)
         self._map = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
 
     def facts(self) -> dict[str, float]:
         """Return how many test points there are, and what answering without inputs gives."""
-        if self._shard is None:
+        if self.shard is None:
             return {}
-        labels = np.asarray(self._shard.labels)
-        chance = chance_of(labels, self._shard.is_classification)
+        labels = np.asarray(self.shard.labels)
+        chance = chance_of(labels, self.shard.is_classification)
         return {"chance": chance, "test_points": float(len(labels))}
-
-    def points(self) -> tuple[Any, Any] | None:
-        """Return the test points and their labels, where there are some."""
-        return None if self._shard is None else (self._shard.inputs, self._shard.labels)
 
     def metric(self, model: Any, scaling: Scaling = UNSCALED) -> float:
         """Return accuracy or R², on the scale that the clients have; NaN without test points."""
-        if self._shard is None:
+        if self.shard is None:
             return float("nan")
         if self._features is None:
-            inputs = scaling.inputs(np.asarray(self._shard.inputs))
-            points = inputs if self._shard.is_text else inputs.astype(np.float32)
+            inputs = scaling.inputs(np.asarray(self.shard.inputs))
+            points = inputs if self.shard.is_text else inputs.astype(np.float32)
             self._features = self._map.transform(points)
         predictions = (self._features @ model)[:, None, :]
-        if self._shard.is_classification:
-            return float(accuracy(predictions, np.asarray(self._shard.labels))[0])
-        rows = np.arange(len(self._shard.labels))
-        targets = scaling.targets(self._shard.targets(rows, model.shape[1]))
+        if self.shard.is_classification:
+            return float(accuracy(predictions, np.asarray(self.shard.labels))[0])
+        rows = np.arange(len(self.shard.labels))
+        targets = scaling.targets(self.shard.targets(rows, model.shape[1]))
         return float(r_squared(predictions, targets)[0])
-
-
-def trained_model(
-    experiment: Experiment, ending: Ending, evaluation: Evaluation, journal: Journal
-) -> Model:
-    """Return the model with its card, calibrated on the server's test points where it has some."""
-    members, scheme = ending.members, experiment.schemes[0]
-    features = experiment.feature_map(experiment.seeds[0], scheme)
-    scaling = Scaling(**members.scaling)
-    model = Model(
-        features=features,
-        weights=ending.model,
-        inputs=members.inputs,
-        classes=np.arange(members.columns) if members.classes else None,
-        columns=() if experiment.data.text is None else (experiment.data.text,),
-        labels=tuple((experiment.data.label or "label").split(",")),
-        low=np.array(scaling.low) if scaling.low else None,
-        span=np.array(scaling.span) if scaling.low else None,
-        offset=np.array(scaling.offset) if scaling.offset else None,
-        scale=np.ones(members.columns) if scaling.offset else None,
-        card=_card(experiment, ending, journal) | {"features": map_settings(features)},
-    )
-    points = evaluation.points()
-    if points is None or not members.classes:
-        return model
-    inputs, labels = points
-    return model.calibrated(
-        scaling.inputs(inputs), labels, f"the server's {len(labels):,} test points"
-    )
-
-
-def _guarantee(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return what the run's account guarantees, and against whom; None if it promises nothing."""
-    document = directory.privacy()
-    return {"holds": document["holds"], **document["runs"][0]} if document else None
-
-
-def _card(experiment: Experiment, ending: Ending, journal: Journal) -> dict[str, Any]:
-    members, scheme = ending.members, experiment.schemes[0]
-    records = journal.records()
-    metric = float(records[-1].metric) if records else float("nan")
-    setup = sum(record.seconds for record in records if record.is_setup)
-    total = sum(record.seconds for record in records)
-    return {
-        "training_points": sum(members.points),
-        "scheme": scheme.plain_name,
-        "setting": scheme.label,
-        "seed": experiment.seeds[0],
-        "clients": len(members.names),
-        "rounds": sum(not record.is_setup for record in records),
-        "training_hours": (total - setup) / 3600,
-        "total_hours": total / 3600,
-        "simulated": False,
-        "metric": metric_name(members.classes),
-        "test_metric": metric if np.isfinite(metric) else None,
-        "epsilon": ending.facts.get("epsilon"),
-        "privacy": _guarantee(RunDirectory(journal.folder)),
-        "calibrated_on": None,
-        "temperature": None,
-    }
