@@ -13,8 +13,9 @@ from flwr.app import Message
 
 from codedfedl.data import load_dataset
 from codedfedl.federate.deploy.local import node_name, write_shards
-from codedfedl.federate.flower.apps import node_from, respond
+from codedfedl.federate.flower.apps import node_from
 from codedfedl.federate.flower.messaging import FlowerTransport
+from codedfedl.federate.flower.wire import respond
 from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.server.session import federate

@@ -29,16 +29,8 @@ class _Question:
     facts: dict[str, Any]
     arrays: Arrays
     until: float
-    slots: "_Slots | None"
     largest: int | None
-
-
-class _Slots:
-    """How many clients may still be asked, and who is next."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-        self.waiting: deque[_Question] = deque()
+    next: "deque[_Question]"  # which are asked once this one's answer has been processed
 
 
 class MemoryTransport:
@@ -64,7 +56,7 @@ class MemoryTransport:
         self.online = set(nodes)
         self.asked: list[tuple[int, str, dict[str, Any]]] = []
         self._now, self._questions = 0.0, 0
-        self._coming: list[tuple[float, int, Arrival, _Slots | None]] = []
+        self._coming: list[tuple[float, int, Arrival, deque[_Question]]] = []
 
     def now(self) -> float:
         """Return the virtual time."""
@@ -93,40 +85,32 @@ class MemoryTransport:
         largest: int | None = None,
     ) -> dict[int, int]:
         """Ask, and let the nodes answer in virtual time."""
-        until = self._now + seconds
-        slots = None if at_once is None else _Slots(at_once)
+        until, waiting = self._now + seconds, deque[_Question]()
         asked = {}
         for client, (node, facts) in questions.items():
-            question = _Question(
-                self._questions, client, node, kind, facts, arrays, until, slots, largest
-            )
-            asked[question.number] = client
-            self._questions += 1
-            if slots is None or slots.free > 0:
-                self._begin(question)
-            else:
-                slots.waiting.append(question)
+            number, self._questions = self._questions, self._questions + 1
+            question = _Question(number, client, node, kind, facts, arrays, until, largest, waiting)
+            asked[number] = client
+            waiting.append(question)
+        for _ in range(min(len(waiting), at_once or len(waiting))):
+            self._begin(waiting.popleft())
         return asked
 
     def gather(self, wanted: Collection[int], until: float) -> Iterator[Arrival]:
         """Yield what comes by then, in the order of virtual time."""
         missing = set(wanted)
         while missing and self._coming and self._coming[0][0] <= until:
-            when, _, arrival, slots = heapq.heappop(self._coming)
+            when, _, arrival, waiting = heapq.heappop(self._coming)
             self._now = max(self._now, when)
             if arrival.question in missing:
                 missing.remove(arrival.question)
                 yield arrival
-            if slots is not None:
-                slots.free += 1
-                if slots.waiting:
-                    self._begin(slots.waiting.popleft())
+            if waiting:
+                self._begin(waiting.popleft())
         if missing and isfinite(until):
             self._now = max(self._now, until)
 
     def _begin(self, question: _Question) -> None:
-        if question.slots is not None:
-            question.slots.free -= 1
         self.asked.append((question.node, question.kind, question.facts))
         seconds = inf
         if question.node in self.online:
@@ -137,7 +121,7 @@ class MemoryTransport:
         else:
             when = question.until
             arrival = Arrival(question.number, question.client, "late", reason="no answer in time")
-        heapq.heappush(self._coming, (when, question.number, arrival, question.slots))
+        heapq.heappush(self._coming, (when, question.number, arrival, question.next))
 
     def _answered(self, question: _Question, when: float) -> Arrival:
         number, client = question.number, question.client

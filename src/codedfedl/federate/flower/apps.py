@@ -4,7 +4,7 @@ The engine's own isolation starts a process per message; `worker.py` answers in 
 A node's process never loads what its server needs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ from codedfedl.data.shards import Shard, load_shard, read_shard
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.registry import BoundTransport, Registry
 from codedfedl.federate.flower.programs import check_engine
-from codedfedl.federate.flower.wire import pack, question_of, unpack
+from codedfedl.federate.flower.wire import respond
 from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.node.node import QUESTIONS, Node
-from codedfedl.federate.transport import Answerer, Transport
+from codedfedl.federate.transport import Transport
 from codedfedl.learning.codes import LEAST_MIXING
 
 if TYPE_CHECKING:
@@ -73,15 +73,6 @@ def answer(message: Message, context: Context) -> Message:
     """Answer any question, as the node that a stock SuperNode's configuration describes."""
     values, name = context.node_config, str(context.node_id)
     return respond(message, lambda: node_from(NodeConfig.read(values, name)))
-
-
-def respond(message: Message, node: Callable[[], Answerer]) -> Message:
-    """Let a node answer; errors of its own set-up go into the answer."""
-    try:
-        facts, arrays = node().answer(question_of(message), *unpack(message.content))
-    except InputError as error:
-        facts, arrays = {"problem": str(error)}, {}
-    return Message(pack(facts, arrays), reply_to=message)
 
 
 for _question in QUESTIONS:

@@ -27,7 +27,7 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesRespon
 from flwr.serverapp import Grid
 
 from codedfedl.errors import InputError
-from codedfedl.federate.transport import Answered, Arrays, printable
+from codedfedl.federate.transport import Answered, Answerer, Arrays, printable
 
 # How often the engine is asked the same.
 TRIES = 3
@@ -89,6 +89,15 @@ def unpack(content: RecordDict, largest: int | None = None) -> Answered:
     if not isinstance(facts, dict):
         raise MalformedError("malformed message (facts are not a table)")
     return facts, arrays
+
+
+def respond(message: Message, node: Callable[[], Answerer]) -> Message:
+    """Let a node answer; errors of its own set-up go into the answer."""
+    try:
+        facts, arrays = node().answer(question_of(message), *unpack(message.content))
+    except InputError as error:
+        facts, arrays = {"problem": str(error)}, {}
+    return Message(pack(facts, arrays), reply_to=message)
 
 
 def _numbers(array: Array) -> npt.NDArray[Any]:

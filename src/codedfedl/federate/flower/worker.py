@@ -24,8 +24,8 @@ from flwr.app import Context, Error, Message
 
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import write_secret
-from codedfedl.federate.flower.apps import respond
 from codedfedl.federate.flower.programs import end, environment, program
+from codedfedl.federate.flower.wire import respond
 from codedfedl.federate.transport import Answerer, printable, quietly
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
