@@ -24,9 +24,9 @@ from codedfedl.data.dataset import Rows
 from codedfedl.experiments import built_in
 from codedfedl.learning.features import Structured
 from codedfedl.runs.grid import cells
-from codedfedl.simulation.client_data import embedded, too_large
+from codedfedl.simulation.client_data import too_large
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.units import SeedUnit, deal, entries_of
+from codedfedl.simulation.units import SeedUnit
 
 SCHEMES = ("uncoded", "coded", "coded-newton")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -86,13 +86,12 @@ def measure(
     begin = time.perf_counter()
     data = shifted(clients * points, streamed=streamed)
     made = time.perf_counter()
-    unit = SeedUnit(0, features, data, tuple(cells(experiment)), {})
-    parts = deal(unit)
+    unit = SeedUnit(0, features, data, tuple(cells(experiment)))
+    entries = unit.contenders()
     dealt = time.perf_counter()
-    problem = embedded(data, parts, features, "cpu", streamed=streamed)
-    entries = entries_of(unit, parts)
+    problem = unit.problem(streamed=streamed)
     embedding = time.perf_counter()
-    del data, unit, parts
+    del data, unit
     simulation = Simulation(problem, entries, 0)
     ready = time.perf_counter()
     ended = [(0, ready), *((rounds, time.perf_counter()) for rounds in simulation.run())]

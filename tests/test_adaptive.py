@@ -33,13 +33,12 @@ from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.newton_pace import Pace
 from codedfedl.schemes.sketch_solve import Block
-from codedfedl.simulation.checkpoint import bring_back
-from codedfedl.simulation.client_data import embedded
+from codedfedl.simulation.checkpoint import restore, snapshot
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.units import datasets, deal, entries_of, units
+from codedfedl.simulation.units import datasets, units
 from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of
-from tests.virtual import small, stored_of
+from tests.virtual import small
 
 FLEET = Fleet(
     points=[400, 400, 300, 400],
@@ -213,10 +212,8 @@ ADAPTIVE = [
 def simulation(experiment: Experiment) -> Simulation:
     """Return a simulation whose clients may be others than planned."""
     settings = cells(experiment)
-    (unit,) = units(settings, [0], datasets(settings, None), {})
-    parts = deal(unit)
-    problem = embedded(unit.dataset, parts, unit.features, "cpu")
-    return Simulation(problem, entries_of(unit, parts), 0)
+    (unit,) = units(settings, [0], datasets(settings, None))
+    return Simulation(unit.problem(), unit.contenders(), 0)
 
 
 def played(experiment: Experiment) -> list[Setting]:
@@ -292,7 +289,7 @@ class TestSimulated:
         steps = half.run()
         for _ in range(7):
             next(steps)
-        bring_back(again, stored_of(half, again))
+        restore(again, snapshot(half, 0), 0)
         for _ in again.run():
             pass
         for once, twice in zip(whole.settings, again.settings, strict=True):

@@ -34,9 +34,9 @@ from codedfedl.privacy.auditing import (
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private, PrivateState
-from codedfedl.simulation.client_data import Batch, Problem, embedded
+from codedfedl.simulation.client_data import Batch, Problem
 from codedfedl.simulation.engine import Contender
-from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
+from codedfedl.simulation.units import datasets, units
 
 
 class TestStatistics:
@@ -186,10 +186,9 @@ def digits(scheme: dict[str, Any]) -> tuple[Problem, Contender]:
     }
     found = cells(Experiment.model_validate(document))
     loaded = datasets(found, None)
-    (unit,) = units(found, [0], loaded, fleets(found))
-    parts = deal(unit)
-    (entry,) = entries_of(unit, parts)
-    return embedded(unit.dataset, parts, unit.features, "cpu"), entry
+    (unit,) = units(found, [0], loaded)
+    (entry,) = unit.contenders()
+    return unit.problem(), entry
 
 
 def audited(scheme: dict[str, Any], made: Private | None = None, seed: int = 0) -> Audit:

@@ -20,7 +20,7 @@ from codedfedl.reproduce.reproduction import Reproduction
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import cells
 from codedfedl.runs.sections import FleetConfig
-from codedfedl.simulation.units import _slowed
+from codedfedl.simulation.units import slowdown
 
 _SMALL = {
     "training.epochs": 60,
@@ -117,13 +117,14 @@ def test_curves_at_an_hour() -> None:
 
 def test_only_the_slowest_are_slowed() -> None:
     fleet = paper_fleet()
-    slower = _slowed(fleet, FleetConfig(slower=5.0, slower_share=0.3334))
+    seconds = fleet.mean(fleet.points)
+    slower = fleet.slowed(slowdown(seconds, FleetConfig(slower=5.0, slower_share=0.3334)))
     changed = slower.rate < fleet.rate
     assert changed.sum() == 10
     np.testing.assert_allclose(fleet.rate[changed] / slower.rate[changed], 5)
     np.testing.assert_allclose(slower.packet_time_up[changed] / fleet.packet_time_up[changed], 5)
     assert fleet.rate[changed].max() < np.median(fleet.rate)
-    assert (_slowed(fleet, FleetConfig()).rate == fleet.rate).all()
+    assert (slowdown(seconds, FleetConfig()) == 1).all()
 
 
 @pytest.mark.slow

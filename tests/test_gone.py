@@ -30,10 +30,9 @@ from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded import Coded
 from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.stand_in import LARGEST_CHANCE, StandIns, encoded_chances
-from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.engine import Simulation
 from codedfedl.simulation.replay import replay
-from codedfedl.simulation.units import datasets, deal, entries_of, units
+from codedfedl.simulation.units import datasets, units
 from tests.loopback import Script, transport_of
 
 POINTS = np.array([12, 9, 6, 11])
@@ -287,10 +286,8 @@ def test_simulated_clients_far_slower_than_planned_count_too() -> None:
         "a test",
     )
     settings = cells(experiment)
-    (unit,) = units(settings, [0], datasets(settings, None), {})
-    parts = deal(unit)
-    problem = embedded(unit.dataset, parts, unit.features, "cpu")
-    simulation = Simulation(problem, entries_of(unit, parts), 0)
+    (unit,) = units(settings, [0], datasets(settings, None))
+    simulation = Simulation(unit.problem(), unit.contenders(), 0)
     for _ in simulation.run():
         pass
     full, composite, apart = (one.rounds[-1].metric for one in simulation.settings)

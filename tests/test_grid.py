@@ -204,7 +204,7 @@ class TestSharing:
             embedded.append(given)
             return original(*given)
 
-        monkeypatch.setattr("codedfedl.simulation.experiment.embedded", counted)
+        monkeypatch.setattr("codedfedl.simulation.units.embedded", counted)
         grid = {"redundancy": [0.1, 0.3], "fleet.k2": [0.5, 0.9], "training.step": [1.0, 2.0]}
         simulate(gridded(grid), RunDirectory(tmp_path / "run"))
         assert len(embedded) == 1

@@ -28,12 +28,11 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.private import Private, PrivateState
-from codedfedl.simulation.checkpoint import Stored, bring_back
-from codedfedl.simulation.client_data import embedded
+from codedfedl.simulation.checkpoint import restore, snapshot
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.experiment import simulate
-from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
+from codedfedl.simulation.units import datasets, units
 
 Q, C = 12, 3
 DIRECTION = np.eye(Q)[0]
@@ -53,10 +52,8 @@ def experiment(*schemes: dict[str, Any], **changes: Any) -> Experiment:
 def simulation(one: Experiment) -> Simulation:
     found = cells(one)
     loaded = datasets(found, None)
-    (unit,) = units(found, one.seeds, loaded, fleets(found))
-    parts = deal(unit)
-    problem = embedded(unit.dataset, parts, unit.features, "cpu")
-    return Simulation(problem, entries_of(unit, parts), unit.seed)
+    (unit,) = units(found, one.seeds, loaded)
+    return Simulation(unit.problem(), unit.contenders(), unit.seed)
 
 
 def played(one: Experiment) -> list[Setting]:
@@ -73,10 +70,8 @@ def check_resumes_exactly(one: Experiment) -> None:
     steps = half.run()
     for _ in range(3):
         next(steps)
-    (old,), (new,) = half.settings, again.settings
-    bring_back(
-        again, [Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))]
-    )
+    (new,) = again.settings
+    restore(again, snapshot(half, 0), 0)
     for _ in again.run():
         pass
     np.testing.assert_array_equal(new.state.model, whole.state.model)

@@ -13,9 +13,9 @@ from codedfedl.core.protocol import Inbox, Limits
 from codedfedl.data import load_dataset
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import SCHEMES, make_scheme
-from codedfedl.simulation.checkpoint import bring_back
+from codedfedl.simulation.checkpoint import restore, snapshot
 from codedfedl.simulation.engine import Setting, Simulation
-from tests.virtual import final_of, played, simulation, small, stored_of
+from tests.virtual import final_of, played, simulation, small
 
 TRAINING = {"epochs": 15, "step": 2.0, "ridge": 9e-6, "target": 0.5}
 ROUNDS = 30
@@ -286,7 +286,7 @@ class TestResume:
         steps = half.run()
         for _ in range(5):
             next(steps)
-        bring_back(again, stored_of(half, again))
+        restore(again, snapshot(half, 0), 0)
         for label, setting in _played(again).items():
             np.testing.assert_array_equal(setting.state.model, whole[label].state.model, label)
             assert len(setting.records) == len(whole[label].records)

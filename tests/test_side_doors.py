@@ -27,11 +27,10 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private
-from codedfedl.simulation.client_data import embedded
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.experiment import simulate
-from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
+from codedfedl.simulation.units import datasets, units
 
 CLIENTS = 8
 SETTINGS: dict[str, Any] = {"n_components": 60, "sigma": 2.0}
@@ -196,8 +195,7 @@ def first_sums(one: Experiment, inputs: np.ndarray) -> tuple[np.ndarray, float]:
     settings = cells(one)
     ((data, dataset),) = datasets(settings, None).items()
     changed_data = {data: replace(dataset, inputs=inputs)}
-    (unit,) = units(settings, one.seeds, changed_data, fleets(settings))
-    parts = deal(unit)
+    (unit,) = units(settings, one.seeds, changed_data)
     heard: list[np.ndarray] = []
 
     def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
@@ -205,8 +203,7 @@ def first_sums(one: Experiment, inputs: np.ndarray) -> tuple[np.ndarray, float]:
             numbers = inbox.total("moments").astype(np.uint32).view(np.int32)
             heard.append(numbers / exchange.ask.work.scale)  # type: ignore[attr-defined]
 
-    problem = embedded(unit.dataset, parts, unit.features, "cpu")
-    run = Simulation(problem, entries_of(unit, parts), unit.seed, listen)
+    run = Simulation(unit.problem(), unit.contenders(), unit.seed, listen)
     next(run.run())
     account = run.settings[0].scheme.describe(run.settings[0].state).account
     assert account is not None

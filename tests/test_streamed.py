@@ -13,9 +13,9 @@ from codedfedl.data.dataset import Rows
 from codedfedl.learning.features import FeatureMap, Identity, RandomFourier, Structured
 from codedfedl.runs.grid import cells
 from codedfedl.simulation import client_data
-from codedfedl.simulation.client_data import Batch, Streamed, embedded
+from codedfedl.simulation.client_data import Batch, Streamed
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.units import SeedUnit, deal, entries_of
+from codedfedl.simulation.units import SeedUnit
 
 CLIENTS, POINTS = 6, 150
 
@@ -37,11 +37,10 @@ def _played(scheme: dict[str, object], *, stream: bool) -> Simulation:
         }
     )
     data, features = _data(), Structured(n_components=16, sigma=2.0)
-    unit = SeedUnit(0, features, data, tuple(cells(experiment)), {})
-    parts = deal(unit)
-    problem = embedded(data, parts, features, "cpu", streamed=stream)
+    unit = SeedUnit(0, features, data, tuple(cells(experiment)))
+    problem = unit.problem(streamed=stream)
     assert isinstance(problem.batches[0].features, Streamed) == stream
-    simulation = Simulation(problem, entries_of(unit, parts), 0)
+    simulation = Simulation(problem, unit.contenders(), 0)
     for _ in simulation.run():
         pass
     return simulation

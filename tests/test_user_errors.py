@@ -13,7 +13,7 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme, settings_of
-from codedfedl.simulation.checkpoint import Stored, bring_back
+from codedfedl.simulation.checkpoint import restore, snapshot
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.experiment import simulate
@@ -112,12 +112,12 @@ def test_noise_on_integers_is_added() -> None:
 def test_a_scheme_that_now_ends_sooner_is_not_resumed() -> None:
     """A state with a memory is brought back by playing its rounds again."""
     scheme = make_scheme("uncoded", {"optimiser": "nesterov"})
-    first = play(simulation_of({"it": scheme}))["it"]
+    first = simulation_of({"it": scheme})
+    play(first)
     short: dict[str, Any] = {"training": {"epochs": 1, "step": 2.0, "target": 0.5}}
     later = simulation_of({"it": scheme}, **short)
-    model = np.asarray(first.state.model)
     with pytest.raises(InputError, match="it: the checkpoint has 6 rounds, .* ends after 2"):
-        bring_back(later, [Stored(later.settings[0], model, 6, first.records)])
+        restore(later, snapshot(first, 0), 0)
 
 
 WRONG: list[Any] = ["x", 1.5, True, float("nan"), [1]]

@@ -3,13 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from codedfedl.core.protocol import Scheme
 from codedfedl.data import load_dataset
 from codedfedl.learning.features import RandomFourier
 from codedfedl.runs.config import Experiment
-from codedfedl.simulation.checkpoint import Stored
 from codedfedl.simulation.engine import Contender, Setting, Simulation, entries
 from codedfedl.simulation.units import prepare
 
@@ -23,7 +20,6 @@ __all__ = [
     "simulation",
     "simulation_of",
     "small",
-    "stored_of",
 ]
 
 
@@ -100,11 +96,3 @@ def final_of(setting: Setting) -> float:
 
 def seconds_of(setting: Setting) -> list[float]:
     return [record.seconds for record in setting.rounds]
-
-
-def stored_of(before: Simulation, after: Simulation) -> list[Stored]:
-    """Return what a checkpoint of a simulation has, for the settings of another one."""
-    return [
-        Stored(new, np.asarray(old.state.model), old.state.round, list(old.records))
-        for old, new in zip(before.settings, after.settings, strict=True)
-    ]

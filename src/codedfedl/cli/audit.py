@@ -122,8 +122,7 @@ def _settings(
     """Yield data, setting and seed of all that is audited."""
     from codedfedl.io.names import nearest
     from codedfedl.runs.grid import cells
-    from codedfedl.simulation.client_data import embedded
-    from codedfedl.simulation.units import datasets, deal, entries_of, fleets, units
+    from codedfedl.simulation.units import datasets, units
 
     every = cells(experiment)
     chosen = [cell for cell in every if setting in (None, cell.label, cell.config.name)]
@@ -142,11 +141,10 @@ def _settings(
             )
     seeds = [experiment.seeds[0] if seed is None else seed]
     problem: Problem | None = None
-    for unit in units(chosen, seeds, loaded, fleets(chosen)):
-        parts = deal(unit)
+    for unit in units(chosen, seeds, loaded):
         if problem is None or unit.fresh:
-            problem = embedded(unit.dataset, parts, unit.features, "cpu")
-        for entry in entries_of(unit, parts):
+            problem = unit.problem()
+        for entry in unit.contenders():
             yield problem, entry, unit.seed
 
 

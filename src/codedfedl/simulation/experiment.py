@@ -3,9 +3,8 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from os import cpu_count
-from typing import Protocol
 
 import numpy as np
 
@@ -16,18 +15,23 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.runs.status import StatusFile
+from codedfedl.runs.tables import write_tables
 from codedfedl.simulation.checkpoint import (
-    final_metrics,
     part_of,
     restore,
     result_arrays,
     snapshot,
     stored_records,
-    write_units,
 )
-from codedfedl.simulation.client_data import Problem, embedded
+from codedfedl.simulation.client_data import Problem
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.models import check_model, write_models, write_privacy
+from codedfedl.simulation.outputs import (
+    check_model,
+    finished,
+    tables,
+    write_models,
+    write_privacy,
+)
 from codedfedl.simulation.pool import (
     Order,
     Pool,
@@ -38,7 +42,7 @@ from codedfedl.simulation.pool import (
     usable_threads,
 )
 from codedfedl.simulation.progress import Progress, ProgressReporter, Watch, end_of, no_progress
-from codedfedl.simulation.units import SeedUnit, datasets, deal, encoders, entries_of, fleets, units
+from codedfedl.simulation.units import SeedUnit, datasets, encoders, units
 
 CHECKPOINT_FORMAT = 6
 SECONDS_BETWEEN_SAVES = 2.0  # Of the whole checkpoint to the disk.
@@ -89,26 +93,26 @@ def simulate(
         raise InputError(
             f"{directory.path} holds a run of another version of codedfedl: choose another --out"
         )
-    threads = _threads_of_run(directory, threads) or _threads_of_unit(jobs, dask)
+    threads = _threads(directory, threads, jobs, dask)
     with limited(threads, device):
         settings = cells(experiment)
         check_model(model, settings)
-        loaded = datasets(settings, data)
-        every = list(units(settings, experiment.seeds, loaded, fleets(settings)))
+        every = list(units(settings, experiment.seeds, datasets(settings, data)))
         for unit in every:
             if unit.seed == experiment.seeds[0]:  # plan without computing: to refuse what fails
-                for entry in entries_of(unit, deal(unit)):
-                    entry.check()
+                for contender in unit.contenders():
+                    contender.check()
         checkpoint |= encoders(checkpoint, every)
+        order = Order(partial(_play_in_worker, every, device), device, threads)
         with (
-            _pool(Order(_play_in_worker, (every, device), device, threads), jobs, dask) as pool,
+            _pool(order, jobs, dask) as pool,
             directory.opened(experiment, resume=resume, threads=threads) as status,
         ):
-            write_privacy(directory, every)
-            sink = _DirectorySink(directory, checkpoint, watch, status)
-            _play_all(every, device, sink, pool)
-            write_units(directory, every, checkpoint)
-            write_models(directory, every, checkpoint, model)
+            accounts = write_privacy(directory, every)
+            _play_all(every, device, _DirectorySink(directory, checkpoint, watch, status), pool)
+            ended = finished(every, checkpoint)
+            write_tables(directory, tables(ended))
+            write_models(directory, ended, accounts, model)
 
 
 def _check_workers(jobs: int, dask: str | None, threads: int | None) -> None:
@@ -120,27 +124,23 @@ def _check_workers(jobs: int, dask: str | None, threads: int | None) -> None:
         raise InputError("--jobs is for this machine and --dask for a cluster: leave one out")
 
 
-def _threads_of_run(directory: RunDirectory, wanted: int | None) -> int | None:
-    """Return the threads of the run in a directory; refuse others, which give other bits."""
-    if not directory.is_run:
-        return wanted
-    begun: int | None = directory.environment().get("threads")
+def _threads(
+    directory: RunDirectory, wanted: int | None, jobs: int, dask: str | None
+) -> int | None:
+    """Return the threads of each unit: those of the run that is resumed; another number is refused.
+
+    By default all, divided among the units. None where the library of the linear algebra, such as
+    Apple's, does not let its threads be set.
+    """
+    begun: int | None = directory.environment().get("threads") if directory.is_run else None
     if begun is not None and wanted not in (None, begun):
         raise InputError(
             f"--threads is {wanted}, but {directory.path} was begun with {begun}, and another "
             "number gives other last digits: leave --threads out, or choose another --out"
         )
-    return begun or wanted
-
-
-def _threads_of_unit(jobs: int, dask: str | None) -> int | None:
-    """Return how many threads each unit has by default: all, divided among the units.
-
-    None where the library of the linear algebra, such as Apple's, does not let its threads be set.
-    """
     usable = usable_threads()
-    if usable is None or (dask is None and jobs == 1):
-        return usable
+    if begun or wanted or usable is None or (dask is None and jobs == 1):
+        return begun or wanted or usable
     return 1 if dask is not None else max(1, min(usable, cpu_count() or 1) // jobs)
 
 
@@ -155,16 +155,6 @@ def _pool(order: Order, jobs: int, dask: str | None) -> Iterator[Pool | None]:
             yield p
     else:
         yield None
-
-
-class Sink(Protocol):
-    """Where a unit reports."""
-
-    def report(self, what: str, progress: Progress | None) -> None:
-        """Say what is being done, and what has been played."""
-
-    def keep(self, arrays: Checkpoint) -> None:
-        """Keep what the unit can be continued from, or its results."""
 
 
 class _DirectorySink:
@@ -207,7 +197,10 @@ def _play_all(
     left = []
     for number, unit in enumerate(every):
         if is_done(sink.checkpoint, number):
-            sink.watch(end_of(unit.title), _played_before(unit, number, sink.checkpoint))
+            records = stored_records(sink.checkpoint, len(unit.cells), number)
+            played = _reporter(unit).played(records)
+            rounds = max((p.round for p in played), default=0)
+            sink.watch(end_of(unit.title), Progress(rounds, rounds, played))
         else:
             left.append(number)
     if pool is None:
@@ -226,18 +219,10 @@ def _play_all(
 
 
 def _play_in_worker(
-    shared: tuple[Sequence[SeedUnit], str], number: int, checkpoint: Checkpoint, worker: Worker
+    every: Sequence[SeedUnit], device: str, number: int, checkpoint: Checkpoint, worker: Worker
 ) -> None:
-    every, device = shared
     known = {f"{number}/{key}": value for key, value in checkpoint.items()}
     _play(every[number], number, known, device, worker)
-
-
-def _played_before(unit: SeedUnit, number: int, checkpoint: Checkpoint) -> Progress:
-    """Return what was played of a finished unit."""
-    played = _reporter(unit).played(stored_records(checkpoint, unit, number))
-    rounds = max((p.round for p in played), default=0)
-    return Progress(rounds, rounds, played)
 
 
 def _reporter(unit: SeedUnit) -> ProgressReporter:
@@ -250,7 +235,7 @@ def _play(
     number: int,
     checkpoint: Checkpoint,
     device: str,
-    sink: Sink,
+    sink: Worker | _DirectorySink,
     problem: Problem | None = None,
 ) -> Problem:
     """Play the rounds of a unit, from its beginning or its checkpoint, and keep its results.
@@ -268,10 +253,8 @@ def _play(
         For a unit with the same data and features.
     """
     sink.report(f"{unit.title}: features and parity", None)
-    parts = deal(unit)
-    if problem is None:
-        problem = embedded(unit.dataset, parts, unit.features, device)
-    simulation = Simulation(problem, entries_of(unit, parts), unit.seed)
+    problem = problem or unit.problem(device)
+    simulation = Simulation(problem, unit.contenders(), unit.seed)
     restore(simulation, checkpoint, number)
     reporter, saved = _reporter(unit), time.monotonic()
 
@@ -286,19 +269,10 @@ def _play(
             saved = time.monotonic()
     if (last := progress()).played:  # of settings without rounds
         sink.report(unit.title, last)
-    arrays = result_arrays(simulation, unit, number) | final_metrics(simulation, number)
+    arrays = snapshot(simulation, number) | result_arrays(simulation, unit.cells, number)
     sink.report(end_of(unit.title), None)
-    sink.keep(snapshot(simulation, number) | arrays | {f"{number}/done": np.array(True)})
+    sink.keep(arrays | {f"{number}/done": np.array(True)})
     return problem
-
-
-@dataclass(frozen=True, eq=False)
-class _Jobs:
-    """Experiments with their directories, and what all of them share."""
-
-    experiments: Sequence[tuple[Experiment, RunDirectory]]
-    data: str | None
-    device: str
 
 
 def simulate_all(
@@ -310,35 +284,42 @@ def simulate_all(
 ) -> None:
     """Run experiments, or continue them: at the same time where there are cores and memory.
 
-    Small products gain little from a second core, and whole experiments gain all of it.
+    Small products gain little from a second core, and whole experiments gain all of it. A finished
+    experiment is not run again.
 
     Parameters
     ----------
     watch
         Is told of all of them; what it is told begins with the name of the experiment's folder.
     """
-    cores, jobs = usable_threads() or 1, _Jobs(experiments, data, device)
+    cores = usable_threads() or 1
     at_once = min(len(experiments), cores, max(1, int(memory() // PROCESS_BYTES)))
     if device != "cpu" or at_once <= 1:
-        for number in range(len(experiments)):
-            _run(jobs, number, watch)
+        for experiment, directory in experiments:
+            _run(experiment, directory, data, device, watch)
         return
-    order = Order(_run_in_worker, jobs, device, cores // at_once)
+    order = Order(partial(_run_in_worker, experiments, data, device), device, cores // at_once)
     with on_processes(order, at_once, "run the same command again to continue") as pool:
         for message in pool.results({number: {} for number in range(len(experiments))}):
             for what, progress in message.reports:
                 watch(what, progress)
 
 
-def _run(jobs: _Jobs, number: int, watch: Watch) -> None:
-    """Run an experiment, or continue it; a finished one is not run again."""
-    experiment, directory = jobs.experiments[number]
-
+def _run(
+    experiment: Experiment, directory: RunDirectory, data: str | None, device: str, watch: Watch
+) -> None:
     def named(what: str, progress: Progress | None) -> None:
         watch(f"{directory.path.name}, {what}", progress)
 
-    simulate(experiment, directory, data=jobs.data, device=jobs.device, resume=True, watch=named)
+    simulate(experiment, directory, data=data, device=device, resume=True, watch=named)
 
 
-def _run_in_worker(jobs: _Jobs, number: int, _checkpoint: Checkpoint, worker: Worker) -> None:
-    _run(jobs, number, worker.report)
+def _run_in_worker(
+    experiments: Sequence[tuple[Experiment, RunDirectory]],
+    data: str | None,
+    device: str,
+    number: int,
+    _checkpoint: Checkpoint,
+    worker: Worker,
+) -> None:
+    _run(*experiments[number], data, device, worker.report)

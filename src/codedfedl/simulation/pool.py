@@ -92,13 +92,12 @@ class Order:
     Attributes
     ----------
     task
-        What workers do: with what all items share, an item and its part of a checkpoint.
+        What workers do with an item and its part of a checkpoint; sent to each of them once.
     threads
         Of the linear algebra; None changes nothing.
     """
 
-    task: Callable[[Any, int, Checkpoint, Worker], None]
-    shared: Any
+    task: Callable[[int, Checkpoint, Worker], None]
     device: str
     threads: int | None
 
@@ -108,7 +107,7 @@ def _work(order: Order, item: int, checkpoint: Checkpoint, queue: Any, stop: Any
     _set_threads(order.threads, order.device)  # for good: items in other threads have as many
     worker = Worker(item, queue, stop)
     try:
-        order.task(order.shared, item, checkpoint, worker)
+        order.task(item, checkpoint, worker)
         worker.keep({}, last=True)
     except KeyboardInterrupt:
         if not stop.is_set():

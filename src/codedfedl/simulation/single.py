@@ -21,7 +21,7 @@ from codedfedl.learning.optimisers import Schedule
 from codedfedl.schemes import Scheme, scheme_for
 from codedfedl.simulation.client_data import embedded, task_of
 from codedfedl.simulation.engine import Simulation, entries
-from codedfedl.simulation.models import privacy_facts
+from codedfedl.simulation.outputs import privacy_facts
 
 _CLIENTS, _LEAST_POINTS = 30, 40  # of the default fleet: the paper's size, and least per client
 

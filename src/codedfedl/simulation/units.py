@@ -1,7 +1,7 @@
 """What is simulated in one go: the settings of a seed that share their data and features."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class SeedUnit:
 
     Attributes
     ----------
+    fleets
+        The clients of every fleet file, by its name.
     part, parts
         Which unit of its seed it is, from 1 on, and of how many.
     """
@@ -52,7 +54,7 @@ class SeedUnit:
     features: FeatureMap
     dataset: Dataset
     cells: tuple[Cell, ...]
-    fleets: Mapping[str, Clients]
+    fleets: Mapping[str, Clients] = field(default_factory=dict)
     fresh: bool = True
     part: int = 1
     parts: int = 1
@@ -62,6 +64,52 @@ class SeedUnit:
         """What people call it."""
         part = f", part {self.part} of {self.parts}" if self.parts > 1 else ""
         return f"seed {self.seed}{part}"
+
+    def deal(self) -> Parts:
+        """Say which client has which points in which mini-batch."""
+        experiment = self.cells[0].experiment
+        clients = _count(experiment.fleet, self.fleets)
+        shards = experiment.deal(self.dataset.labels, clients, self.seed)
+        return mini_batches(shards, experiment.data.batches)
+
+    def problem(self, device: str = "cpu", *, streamed: bool | None = None) -> Problem:
+        """Embed the points of all clients; see `client_data.embedded`."""
+        return embedded(self.dataset, self.deal(), self.features, device, streamed=streamed)
+
+    def learner(self, cell: Cell) -> Learner:
+        """Return what a setting trains."""
+        return cell.experiment.model.learner(
+            self.features.size(self.dataset.inputs.shape[1]),
+            self.dataset.label_columns,
+            classes=self.dataset.is_classification,
+            image=self.dataset.image,
+        )
+
+    def contenders(self) -> list[Contender]:
+        """Give every setting its task and its fleets; equal ones share their random delays."""
+        made: dict[str, tuple[Task, DelayModel, DelayModel]] = {}
+        parts, contenders = self.deal(), []
+        for cell in self.cells:
+            experiment, training, config = cell.experiment, cell.experiment.training, cell.config
+            key = experiment.model_dump_json(include={"fleet", "training", "model"})
+            if key not in made:
+                task = task_of(
+                    self.dataset,
+                    parts,
+                    self.features,
+                    epochs=training.epochs,
+                    schedule=experiment.schedule(self.features, self.dataset.inputs),
+                    ridge=training.ridge,
+                    learner=self.learner(cell),
+                )
+                made[key] = (task, *_planned_and_actual(experiment.fleet, self, task))
+            most = int(made[key][0].held.max())
+            scheme = scheme_for(config.name, config.settings, most, secure=bool(config.secure))
+            contender = Contender(
+                cell.label, scheme, *made[key], followed=training.objective, hours=training.hours
+            )
+            contenders.append(contender)
+        return contenders
 
 
 def datasets(settings: Sequence[Cell], folder: str | None) -> dict[DataConfig, Dataset]:
@@ -75,7 +123,7 @@ def datasets(settings: Sequence[Cell], folder: str | None) -> dict[DataConfig, D
     return {data: loaded[file] for data, file in files.items()}
 
 
-def fleets(settings: Sequence[Cell]) -> dict[str, Clients]:
+def _fleets(settings: Sequence[Cell]) -> dict[str, Clients]:
     """Read every fleet file of the settings, once."""
     names = dict.fromkeys(cell.experiment.fleet.name for cell in settings)
     return {name: _read(name) for name in names if name not in BUILT_IN}
@@ -96,12 +144,10 @@ def _read(name: str) -> Clients:
 
 
 def units(
-    settings: Sequence[Cell],
-    seeds: Sequence[int],
-    loaded: Mapping[DataConfig, Dataset],
-    fleets: Mapping[str, Clients],
+    settings: Sequence[Cell], seeds: Sequence[int], loaded: Mapping[DataConfig, Dataset]
 ) -> Iterator[SeedUnit]:
     """Group the settings by what lies on the device: data, their partition, features."""
+    fleets = _fleets(settings)
     asking = {cell.experiment.data for cell in settings if cell.experiment.features.sigma == "auto"}
     sigmas = {d: typical_sigma(loaded[d].inputs) for d in asking if not loaded[d].is_text}
     for seed in seeds:
@@ -131,62 +177,8 @@ def units(
         ]
         for part, (data, features, first, members) in enumerate(split, start=1):
             yield SeedUnit(
-                seed,
-                features,
-                loaded[data],
-                members,
-                fleets,
-                fresh=first == 0,
-                part=part,
-                parts=len(split),
+                seed, features, loaded[data], members, fleets, first == 0, part, len(split)
             )
-
-
-def deal(unit: SeedUnit) -> Parts:
-    """Say which client has which points in which mini-batch."""
-    experiment = unit.cells[0].experiment
-    clients = _count(experiment.fleet, unit.fleets)
-    shards = experiment.deal(unit.dataset.labels, clients, unit.seed)
-    return mini_batches(shards, experiment.data.batches)
-
-
-def learner_of(unit: SeedUnit, cell: Cell) -> Learner:
-    """Return what a setting trains."""
-    dataset = unit.dataset
-    return cell.experiment.model.learner(
-        unit.features.size(dataset.inputs.shape[1]),
-        dataset.label_columns,
-        classes=dataset.is_classification,
-        image=dataset.image,
-    )
-
-
-def entries_of(unit: SeedUnit, parts: Parts) -> list[Contender]:
-    """Give every setting its task and its fleets; equal ones share their random delays."""
-    made: dict[str, tuple[Task, DelayModel, DelayModel]] = {}
-    entries = []
-    for cell in unit.cells:
-        experiment, training = cell.experiment, cell.experiment.training
-        key = experiment.model_dump_json(include={"fleet", "training", "model"})
-        if key not in made:
-            task = task_of(
-                unit.dataset,
-                parts,
-                unit.features,
-                epochs=training.epochs,
-                schedule=experiment.schedule(unit.features, unit.dataset.inputs),
-                ridge=training.ridge,
-                learner=learner_of(unit, cell),
-            )
-            made[key] = (task, *_planned_and_actual(experiment.fleet, unit, task))
-        most = int(made[key][0].held.max())
-        config = cell.config
-        scheme = scheme_for(config.name, config.settings, most, secure=bool(config.secure))
-        contender = Contender(
-            cell.label, scheme, *made[key], followed=training.objective, hours=training.hours
-        )
-        entries.append(contender)
-    return entries
 
 
 def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
@@ -197,36 +189,22 @@ def _planned_and_actual(
     config: FleetConfig, unit: SeedUnit, task: Task
 ) -> tuple[DelayModel, DelayModel]:
     """Return the delays that the plans assume, and the actual ones."""
-    built_in = config.name in BUILT_IN
-    clients = _built_in(config, unit.seed) if built_in else unit.fleets[config.name]
+    if config.name in BUILT_IN:
+        ladders = config.model_dump(include={"k1", "k2", "alpha", "erasure"})
+        clients: Clients = built_in_devices(config.name, config.clients, **ladders, seed=unit.seed)
+    else:
+        clients = unit.fleets[config.name]
     if isinstance(clients, MeasuredDelays):
-        measured = clients.slowed(_factor(clients.mean(task.points[0]), config))
+        measured = clients.slowed(slowdown(clients.mean(task.points[0]), config))
         return (measured if config.foreseen else clients), measured
     if isinstance(clients, Devices):
         clients = clients.parameters(task.workload)
     fleet = Fleet.of(clients, task.points[0])
-    actual = _slowed(fleet, config)
+    actual = fleet.slowed(slowdown(fleet.mean(fleet.points), config))
     return (actual if config.foreseen else fleet), actual
 
 
-def _built_in(config: FleetConfig, seed: int) -> Devices:
-    return built_in_devices(
-        config.name,
-        config.clients,
-        k1=config.k1,
-        k2=config.k2,
-        alpha=config.alpha,
-        erasure=config.erasure,
-        seed=seed,
-    )
-
-
-def _slowed(fleet: Fleet, config: FleetConfig) -> Fleet:
-    """Return the actual fleet, if it differs from what the plans assume."""
-    return fleet.slowed(_factor(fleet.mean(fleet.points), config))
-
-
-def _factor(seconds: FloatArray, config: FleetConfig) -> FloatArray:
+def slowdown(seconds: FloatArray, config: FleetConfig) -> FloatArray:
     """Return how many times as long each client takes; the slowest are those of most seconds."""
     factor = np.ones(len(seconds))
     count = round(config.slower_share * len(seconds))
@@ -286,9 +264,8 @@ def prepare(
 ) -> tuple[Problem, Task, Fleet]:
     """Deal the data of an experiment to the clients, embed them, and build the fleet."""
     settings = cells(experiment)
-    unit = SeedUnit(seed, features, dataset, tuple(settings), fleets(settings))
-    parts = deal(unit)
-    first = entries_of(unit, parts)[0]
+    unit = SeedUnit(seed, features, dataset, tuple(settings), _fleets(settings))
+    first = unit.contenders()[0]
     if not isinstance(first.fleet, Fleet):
         raise InputError("prepare builds a Fleet: measured delays are played by simulate")
-    return embedded(dataset, parts, features, device), first.task, first.fleet
+    return unit.problem(device), first.task, first.fleet

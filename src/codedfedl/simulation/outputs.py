@@ -1,15 +1,16 @@
-"""The models that a simulation leaves behind, and the guarantee of the private ones."""
+"""What a simulation leaves behind: tables, models, and the guarantee of the private ones."""
 
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from codedfedl.core.disclosure import only_private
-from codedfedl.core.record import metric_name, unpacked
+from codedfedl.core.record import Record, metric_name, unpacked
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
@@ -19,9 +20,10 @@ from codedfedl.privacy.accounting import Account
 from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
+from codedfedl.runs.tables import CellRun
 from codedfedl.schemes import scheme_class
 from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of
-from codedfedl.simulation.units import SeedUnit, deal, entries_of, learner_of
+from codedfedl.simulation.units import SeedUnit
 
 _HOLDS = (
     "against those named by each run; where a helper adds the noise, server and helper do not "
@@ -30,13 +32,27 @@ _HOLDS = (
 )
 
 
+Accounts = dict[tuple[str, int], dict[str, Any]]
+"""The guarantees of private settings, by cell and seed."""
+
+
 @dataclass(frozen=True, eq=False)
-class _Trained:
-    """A setting of one seed with its arrays in the checkpoint."""
+class Finished:
+    """A setting of one seed that has ended, with its arrays in the checkpoint."""
 
     unit: SeedUnit
     cell: Cell
     stored: Checkpoint
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Its records."""
+        return unpacked(part_of(self.stored, "records/"))
+
+    @cached_property
+    def facts(self) -> dict[str, float]:
+        """What its scheme has stated."""
+        return {name: value.item() for name, value in part_of(self.stored, "fact/").items()}
 
     @property
     def usable(self) -> bool:
@@ -48,6 +64,41 @@ class _Trained:
     def objective(self) -> float:
         """The training objective; ∞ where nobody may know it."""
         return float(self.stored.get("objective", np.array(np.inf)).item())
+
+
+def finished(units: Sequence[SeedUnit], checkpoint: Checkpoint) -> list[Finished]:
+    """Return every setting of every unit of a finished checkpoint."""
+    return [
+        Finished(unit, cell, part_of(checkpoint, f"{number}/{s}/"))
+        for number, unit in enumerate(units)
+        for s, cell in enumerate(unit.cells)
+    ]
+
+
+def tables(every: Sequence[Finished]) -> list[CellRun]:
+    """Return what the tables of a run say of its settings."""
+    return [
+        CellRun(
+            cell=each.cell,
+            seed=each.unit.seed,
+            metric=metric_name(each.unit.dataset.is_classification),
+            records=each.records,
+            clients=part_of(each.stored, "story/"),
+            facts=each.facts | _run_facts(each),
+        )
+        for each in every
+    ]
+
+
+def _run_facts(ended: Finished) -> dict[str, float]:
+    features, dataset = ended.unit.features, ended.unit.dataset
+    return {
+        "sigma": getattr(features, "sigma", np.nan),
+        "step": ended.cell.experiment.schedule(features, dataset.inputs).step,
+        "diverged": float(not np.isfinite(ended.stored["model"]).all()),
+        "chance": dataset.chance,
+        "test_points": float(len(dataset.test_labels)),
+    }
 
 
 def check_model(name: str | None, cells: Sequence[Cell]) -> None:
@@ -64,7 +115,7 @@ def _names(cell: Cell) -> tuple[str, str, str]:
 
 
 def write_models(
-    directory: RunDirectory, units: Sequence[SeedUnit], stored: Checkpoint, model: str | None
+    directory: RunDirectory, every: Sequence[Finished], accounts: Accounts, model: str | None
 ) -> None:
     """Write ``model.npz``, and the models of all other settings and seeds under ``models``.
 
@@ -72,17 +123,12 @@ def write_models(
     of all, the one with the lowest training objective. Nobody may know that of private settings:
     they come last, in the order of the configuration. A model that diverged is not written.
     """
-    privacy = _written_privacy(directory)
-    every = [
-        _Trained(unit, cell, part_of(stored, f"{number}/{s}/"))
-        for number, unit in enumerate(units)
-        for s, cell in enumerate(unit.cells)
-    ]
     usable = [trained for trained in every if trained.usable]
     eligible = [
         trained
         for trained in usable
-        if trained.unit.seed == units[0].seed and (model is None or model in _names(trained.cell))
+        if trained.unit.seed == every[0].unit.seed
+        and (model is None or model in _names(trained.cell))
     ]
     chosen = min(eligible, key=lambda trained: trained.objective, default=None)
     taken: set[str] = set()
@@ -94,12 +140,11 @@ def write_models(
                 slug = f"{slug}-{trained.cell.id}"
             taken.add(f"{slug}-seed-{trained.unit.seed}")
             name = f"models/{slug}-seed-{trained.unit.seed}.npz"
-        directory.save_model(
-            name, _model(trained, privacy.get((trained.cell.id, trained.unit.seed)))
-        )
+        account = accounts.get((trained.cell.id, trained.unit.seed))
+        directory.save_model(name, _model(trained, account))
 
 
-def _model(trained: _Trained, privacy: dict[str, Any] | None) -> Model:
+def _model(trained: Finished, privacy: dict[str, Any] | None) -> Model:
     dataset, stored = trained.unit.dataset, trained.stored
     temperature = stored["temperature"].item() if "temperature" in stored else None
     origin, offset = dataset.origin, stored.get("offset")
@@ -116,7 +161,7 @@ def _model(trained: _Trained, privacy: dict[str, Any] | None) -> Model:
         scale=None if offset is None else np.ones_like(offset),
         temperature=temperature,
         card=_card(trained, temperature) | {"privacy": privacy},
-        learner=learner_of(trained.unit, trained.cell),
+        learner=trained.unit.learner(trained.cell),
     )
 
 
@@ -127,10 +172,9 @@ def _classes(dataset: Dataset) -> Any:
     return np.array(words) if words else np.arange(dataset.classes)
 
 
-def _card(trained: _Trained, temperature: float | None) -> dict[str, Any]:
+def _card(trained: Finished, temperature: float | None) -> dict[str, Any]:
     """Return what people want to know of a model; versions and date are added to it."""
-    records = unpacked(part_of(trained.stored, "records/"))
-    cell, dataset = trained.cell, trained.unit.dataset
+    cell, dataset, records = trained.cell, trained.unit.dataset, trained.records
     setup = sum(record.seconds for record in records if record.is_setup)
     total = sum(record.seconds for record in records)
     metric = metric_name(dataset.is_classification)
@@ -152,16 +196,15 @@ def _card(trained: _Trained, temperature: float | None) -> dict[str, Any]:
         "simulated": True,
         "metric": metric,
         "test_metric": float(records[-1].metric),
-        "objective": trained.objective if np.isfinite(trained.objective) else None,
-        "epsilon": _fact(trained.stored, "epsilon"),
-        "delta": _fact(trained.stored, "delta"),
+        "objective": _known(trained.objective),
+        "epsilon": _known(trained.facts["epsilon"]),
+        "delta": _known(trained.facts["delta"]),
         "calibrated_on": None if temperature is None else calibrated,
         "temperature": temperature,
     }
 
 
-def _fact(stored: Checkpoint, name: str) -> float | None:
-    value = float(stored.get(f"fact/{name}", np.array([np.nan])).item())
+def _known(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
@@ -170,35 +213,29 @@ def privacy_facts(account: Account | None) -> dict[str, Any] | None:
     return None if account is None else {"holds": _HOLDS, **account.document()}
 
 
-def write_privacy(directory: RunDirectory, units: Sequence[SeedUnit]) -> None:
-    """Write the account of every private setting and seed; nothing where there is none."""
+def write_privacy(directory: RunDirectory, units: Sequence[SeedUnit]) -> Accounts:
+    """Write the account of every private setting and seed, and return them all."""
+    accounts: Accounts = {}
     runs: list[dict[str, Any]] = []
     for unit in units:
         schemes = [scheme_class(cell.config.name) for cell in unit.cells]
         if not any(only_private(scheme.info.disclosure) for scheme in schemes):
             continue
-        for cell, entry in zip(unit.cells, entries_of(unit, deal(unit)), strict=True):
+        for cell, entry in zip(unit.cells, unit.contenders(), strict=True):
             if not only_private(entry.scheme.disclosure):
                 continue
             rng = stream(unit.seed, "scheme")
             state = entry.scheme.start(entry.task, entry.fleet, None, rng=rng)
-            account = entry.scheme.describe(state).account
+            account = privacy_facts(entry.scheme.describe(state).account)
             if account is None:
                 raise InputError(
                     f"scheme {cell.config.name!r} discloses 'dp' alone and states no account: "
                     "return one from describe, or disclose more"
                 )
+            accounts[cell.id, unit.seed] = account
             which = {"cell": cell.id, "setting": cell.label, "seed": unit.seed}
-            runs.append(which | account.document())
+            runs.append(which | {key: v for key, v in account.items() if key != "holds"})
     if runs:
         document = {"holds": _HOLDS, "runs": runs}
         directory.write_text("privacy.json", json.dumps(document, indent=2) + "\n")
-
-
-def _written_privacy(directory: RunDirectory) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the guarantee of every private setting, by its cell and seed."""
-    document = directory.privacy()
-    return {
-        (run.pop("cell"), run.pop("seed")): {"holds": document["holds"], **run}
-        for run in document.get("runs", [])
-    }
+    return accounts
