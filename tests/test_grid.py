@@ -200,9 +200,9 @@ class TestSharing:
     ) -> None:
         embedded = []
 
-        def counted(*given: Any) -> Problem:
+        def counted(*given: Any, **how: Any) -> Problem:
             embedded.append(given)
-            return original(*given)
+            return original(*given, **how)
 
         monkeypatch.setattr("codedfedl.simulation.units.embedded", counted)
         grid = {"redundancy": [0.1, 0.3], "fleet.k2": [0.5, 0.9], "training.step": [1.0, 2.0]}

@@ -13,6 +13,7 @@ from codedfedl.arrays import Array, FloatArray, IntArray, to_device
 from codedfedl.core.task import Task, workload_of
 from codedfedl.core.work import Points
 from codedfedl.data import Dataset
+from codedfedl.data.dataset import targets_of
 from codedfedl.io.files import memory
 from codedfedl.learning.features import Encoder, FeatureMap, Identity
 from codedfedl.learning.learner import Learner, LeastSquares
@@ -199,24 +200,25 @@ def embedded(
         if streamed
         else _mapping(features, dataset.inputs, device)
     )
-    batches = []
-    for part in parts:
-        rows = np.concatenate(part)
-        targets = (
-            dataset.targets_of(rows)
-            if dataset.is_classification
-            else _centred(dataset.labels[rows], mean)
-        )
-        offsets = np.concatenate([[0], np.cumsum([len(held) for held in part])])
-        batches.append(Batch(embed(rows), to_device(targets, device), offsets))
-    test_features = _mapping(features, dataset.test_inputs, device)(slice(None))
-    if dataset.is_classification:
-        classes = to_device(dataset.test_labels, device)
-        return Problem(
-            batches, test_features, to_device(dataset.test_targets, device), classes, mean
-        )
-    test_targets = to_device(_centred(dataset.test_labels, mean), device)
-    return Problem(batches, test_features, test_targets, None, mean)
+
+    def targets(labels: npt.NDArray[Any]) -> Array:
+        centred = labels
+        if not dataset.is_classification:  # before digits are dropped
+            centred = labels.reshape(len(labels), -1) - mean
+        return to_device(targets_of(centred, dataset.classes), device)
+
+    batches = [
+        Batch(embed(rows), targets(dataset.labels[rows]), np.cumsum([0, *map(len, part)]))
+        for part in parts
+        for rows in [np.concatenate(part)]
+    ]
+    return Problem(
+        batches,
+        _mapping(features, dataset.test_inputs, device)(slice(None)),
+        targets(dataset.test_labels),
+        to_device(dataset.test_labels, device) if dataset.is_classification else None,
+        mean,
+    )
 
 
 def _mapping(
@@ -247,11 +249,6 @@ def _target_mean(dataset: Dataset, parts: Parts) -> FloatArray:
         return np.zeros(dataset.label_columns)
     rows = np.concatenate([held for part in parts for held in part])
     return np.asarray(dataset.labels[rows].reshape(len(rows), -1).mean(axis=0))
-
-
-def _centred(labels: npt.NDArray[Any], mean: FloatArray) -> npt.NDArray[np.float32]:
-    """Return the labels of a regression as columns, centred before digits are dropped."""
-    return np.asarray(labels.reshape(len(labels), -1) - mean, dtype=np.float32)
 
 
 def task_of(

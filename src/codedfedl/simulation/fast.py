@@ -27,7 +27,6 @@ from codedfedl.arrays import Array, IntArray, Mask, asarray_like
 from codedfedl.core.encoding import Gram
 from codedfedl.core.gradients import Gradient, PointGradient
 from codedfedl.core.protocol import SUM, Ask, Inbox
-from codedfedl.core.work import Work
 from codedfedl.learning.learner import Learner
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.simulation.client_data import Batch, SimulatedClient
@@ -40,9 +39,6 @@ PANEL_MULTIPLICATIONS = 1_000_000  # OpenBLAS multiplies so much as it is, witho
 MIN_PANEL_ROWS = 24  # Where panels would be smaller, their sums are cut too.
 MAX_PANEL_COLUMNS = 96  # With more columns, copying pays.
 MIN_SHARED_MULTIPLICATIONS = 20_000_000  # Fewer are not worth waking up a thread.
-
-
-_SUMS_OF_SOME = (Gradient, PointGradient)  # The others have a shortcut if all clients answer.
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +67,6 @@ class Question:
         """Whether a plain sum over the clients is asked for."""
         return self.ask.combine is SUM and self.ask.noise is None
 
-    def is_of(self, kind: type[Work]) -> bool:
-        """Whether a shortcut is for this work: one for quadratics, or one for other learners."""
-        work = type(self.ask.work)
-        if work.answer is not kind.answer:  # a user's own may override it
-            return False
-        if kind is PointGradient:
-            return not self.learner.quadratic
-        same_points = getattr(work, "terms", None) is getattr(kind, "terms", None)
-        return same_points and self.learner.quadratic
-
     @property
     def points(self) -> float:
         """Points that the answers cover."""
@@ -101,27 +87,31 @@ class FastSums:
         self.grams = Grams(batches, settings)
         self._threads = _Threads()
         self._loads: dict[str, set[int]] = {}  # of each setting
-        self._shortcuts: dict[Any, Callable[[Sequence[Question]], list[Inbox]]] = {
-            Gradient: self.gradients,
-            PointGradient: self._networks,
-            Gram: self._gram_matrices,
-        }
 
     def inboxes(self, questions: Sequence[Question]) -> dict[int, Inbox]:
         """Return the inboxes that have a shortcut, by the number of the question."""
         questions = [
             replace(q, steady=not q.ask.setup and self.seen(q.setting, q.loads)) for q in questions
         ]
+        numbers: dict[Callable[[Sequence[Question]], list[Inbox]], list[int]] = {}
+        for k, q in enumerate(questions):
+            if (shortcut := self._shortcut(q)) is not None:
+                numbers.setdefault(shortcut, []).append(k)
         inboxes: dict[int, Inbox] = {}
-        for kind, shortcut in self._shortcuts.items():
-            numbers = [
-                k
-                for k, q in enumerate(questions)
-                if q.is_sum and q.is_of(kind) and (q.arrived.all() or kind in _SUMS_OF_SOME)
-            ]
-            sums = shortcut([questions[k] for k in numbers])
-            inboxes |= dict(zip(numbers, sums, strict=True))
+        for shortcut, which in numbers.items():
+            inboxes |= zip(which, shortcut([questions[k] for k in which]), strict=True)
         return inboxes
+
+    def _shortcut(self, q: Question) -> Callable[[Sequence[Question]], list[Inbox]] | None:
+        """Return what sums the answers to a question, whose work may be a user's own."""
+        work: Any = type(q.ask.work)
+        if not q.is_sum:
+            return None
+        if work.answer is PointGradient.answer and not q.learner.quadratic:
+            return self._networks
+        if work.answer is PointGradient.answer and work.terms is Gradient.terms:
+            return self.gradients
+        return self._gram_matrices if work.answer is Gram.answer and q.arrived.all() else None
 
     def seen(self, setting: str, loads: IntArray) -> bool:
         """Return whether a setting has asked for these loads before, and for few others.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import add
 
 import numpy as np
@@ -25,35 +25,27 @@ def gram_of(batches: Sequence[Batch]) -> Quadratic:
 
 
 class Grams:
-    """A bounded number of Gram matrices, by mini-batch, loads, and what a scheme adds to them.
-
-    Attributes
-    ----------
-    computed
-        How many were computed so far.
-    """
+    """A bounded number of Gram matrices, by mini-batch, loads, and what a scheme adds to them."""
 
     def __init__(self, batches: Sequence[Batch], settings: int = 1) -> None:
         self.batches = batches
-        self.most = max(MIN_GRAMS, settings * len(batches))
-        self.computed = 0
-        self._kept: dict[tuple[int, bytes, Quadratic | None], Quadratic] = {}  # by their last use
+        self._kept = lru_cache(max(MIN_GRAMS, settings * len(batches)))(self._sum)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return self._kept.cache_info().currsize
+
+    @property
+    def computed(self) -> int:
+        """How many were computed so far."""
+        return self._kept.cache_info().misses
 
     def of(self, b: int, loads: IntArray, added: Quadratic | None) -> Quadratic:
         """Return the quadratic of all points that are asked for, and what is added to it."""
-        key = (b, loads.tobytes(), added)
-        quadratic = self._kept.pop(key, None)
-        if quadratic is None:
-            asked = self._of_loads(self.batches[b], loads)
-            quadratic = asked if added is None else asked + added
-            self.computed += 1
-        self._kept[key] = quadratic
-        while len(self._kept) > self.most:
-            del self._kept[next(iter(self._kept))]
-        return quadratic
+        return self._kept(b, loads.astype(np.int64).tobytes(), added)
+
+    def _sum(self, b: int, loads: bytes, added: Quadratic | None) -> Quadratic:
+        asked = self._of_loads(self.batches[b], np.frombuffer(loads, np.int64))
+        return asked if added is None else asked + added
 
     def _of_loads(self, batch: Batch, loads: IntArray) -> Quadratic:
         """Return the quadratic of all points without those beyond the loads."""
