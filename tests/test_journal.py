@@ -369,7 +369,7 @@ def test_everybody_is_always_late(tmp_path: Path) -> None:
     rounds = pyarrow.parquet.read_table(tmp_path / "run" / "rounds.parquet").to_pydict()
     assert rounds["late"] == [3, 3, 3]
     assert rounds["dropped"] == rounds["arrived"] == [0, 0, 0]
-    records = Story("", directory).records
+    records = Story(directory).records
     assert all((record.outcome == LATE).all() for record in records if not record.is_setup)
     federation_figure(records, "accuracy")
     assert "raise federation.deadline" in nobody_arrived(records)
@@ -388,7 +388,7 @@ def test_the_chart_and_the_table_tell_the_same_of_the_dead(tmp_path: Path) -> No
 
     run(experiment_of(), tmp_path, Script(delay=delay))
     rounds = pyarrow.parquet.read_table(tmp_path / "run" / "rounds.parquet").to_pydict()
-    told = [r for r in Story("", RunDirectory(tmp_path / "run")).records if not r.is_setup]
+    told = [r for r in Story(RunDirectory(tmp_path / "run")).records if not r.is_setup]
     assert rounds["dropped"] == [record.counts()["dropped"] for record in told] == [0, 1, 1]
 
 

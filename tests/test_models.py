@@ -174,7 +174,7 @@ def test_a_simulation_leaves_the_model_of_the_lowest_objective(tmp_path: Path) -
     first = [model.card["objective"] for model in models if model.card["seed"] == 3]
     assert models[0].card["objective"] == min(first)
     dataset = load_dataset("digits")
-    finals = {(c.setting, c.seed): c.metric[-1] for c in RunTables(directory).curves()}
+    finals = {(c.setting, c.seed): c.metric[-1] for c in RunTables(directory).curves}
     for model in models:
         right = (model.predict(dataset.test_inputs) == dataset.test_labels).mean()
         wanted = finals[model.card["setting"], model.card["seed"]]
@@ -304,7 +304,7 @@ class TestPredict:
     def test_built_in_data(self, tmp_path: Path, run: Run) -> None:
         directory = RunDirectory(tmp_path / "run")
         simulate(small(schemes=[{"name": "one-shot"}]), directory)
-        final = RunTables(directory).curves()[0].metric[-1]
+        final = RunTables(directory).curves[0].metric[-1]
         code, out, _ = run("predict", tmp_path / "run" / "model.npz", "digits", "--json")
         assert code == 0
         assert json.loads(out)["accuracy"] == pytest.approx(final, abs=1e-6)

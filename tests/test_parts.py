@@ -66,7 +66,7 @@ def misbehaving(experiment: Experiment, folder: Path, table: list[list[str]]) ->
 
 def shown_parts(directory: RunDirectory) -> dict[str, list[list[int]]]:
     """Return how many clients are in each part of each round, everywhere that this is shown."""
-    sight, story = look(directory), Story("", directory)
+    sight, story = look(directory), Story(directory)
     table = pyarrow.parquet.read_table(directory.path / "rounds.parquet").to_pylist()
     lines = (directory.path / "events.jsonl").read_text("utf-8").splitlines()
     events = [event for line in lines if (event := json.loads(line))["event"] == "exchange"]

@@ -181,7 +181,7 @@ def test_the_clients_of_the_page(tmp_path: Path) -> None:
     )
     directory = RunDirectory(tmp_path / "run")
     simulate(experiment, directory)
-    (rows,) = Story("run", directory).clients
+    (rows,) = Story(directory).client_rows
     assert [row["client"] for row in rows] == names
     assert rows[0]["load"] == rows[0]["seconds"] == 0
     assert rows[1]["parts"]["overhead"] == 30
@@ -194,7 +194,7 @@ def test_the_clients_of_the_page(tmp_path: Path) -> None:
 def test_late_answers_that_count_are_not_called_cut_off(run: RunDirectory) -> None:
     """Under `coded-newton` an answer to an earlier round may come in this one."""
     (newton,) = (o.cell.id for o in outcomes(run) if o.scheme == "coded-newton")
-    rows = Story("run", run).timelines[newton]
+    rows = Story(run).timelines[newton]
     later = ~rows["arrived"] & (rows["seconds"] <= rows["round_seconds"])
     figure = timeline_figure(rows, 1e9, UNITS[0])
     bars = [c for c in figure.axes[0].collections if len(c.get_paths())]

@@ -24,6 +24,7 @@ from codedfedl.report.curves import (
 )
 from codedfedl.report.figures import page_svg
 from codedfedl.report.grids import sweep_figure
+from codedfedl.report.outcome_tables import plain_rows
 from codedfedl.report.results import Outcome, median_hours, written
 from codedfedl.report.story import SHOWN_CLIENTS, TIME_COLUMNS, Story, stories_of
 from codedfedl.runs.advice import client_advice
@@ -52,6 +53,7 @@ _FILTERS = {
     "percent": lambda share: "–" if share is None else f"{share:.1%}",
     "score": written,
     "listed": listed,
+    "rows": plain_rows,
     "median": lambda values: float(np.median(values)),
 }
 """How the page writes numbers."""
@@ -174,7 +176,7 @@ def _unit(stories: Sequence[Story]) -> Unit:
 
 def main_figure(directory: RunDirectory) -> Figure:
     """Draw what a run is about: its grid, curves against time, or a federation's answers."""
-    story = Story("", directory)
+    story = Story(directory)
     if story.records:
         return arrivals.federation_figure(story.records, story.curves[0].metric_name)
     if _is_grid(story):

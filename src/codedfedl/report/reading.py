@@ -150,8 +150,9 @@ class RunTables:
         """A row for each refused answer, in a federation."""
         return self._table("refusals")
 
+    @cached_property
     def curves(self) -> list[Curve]:
-        """Return every setting and seed, round after round."""
+        """Every setting and seed, round after round."""
         columns, facts, curves = self.rounds, self._facts(), []
         pairs = _pairs(columns)
         if not pairs.keys() <= facts.keys() & _pairs(self.clients).keys():
@@ -202,7 +203,7 @@ class RunTables:
 
 def curves(directory: RunDirectory) -> list[Curve]:
     """Read every setting and seed, round after round."""
-    return RunTables(directory).curves()
+    return RunTables(directory).curves
 
 
 def _pairs(columns: Columns) -> dict[tuple[str, int], None]:

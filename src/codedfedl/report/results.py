@@ -204,7 +204,7 @@ def outcomes(directory: RunDirectory, target: float | None = None) -> list[Outco
 def outcomes_of(tables: RunTables, target: float | None = None) -> list[Outcome]:
     """Summarise the tables of a run."""
     by_cell: dict[str, list[Curve]] = {}
-    for curve in tables.curves():
+    for curve in tables.curves:
         by_cell.setdefault(curve.cell.id, []).append(curve)
     every = [seeds[0].cell for seeds in by_cell.values()]
     summary = []

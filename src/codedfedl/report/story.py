@@ -12,11 +12,9 @@ from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.report.arrivals import distance_rows
 from codedfedl.report.comparison import best
-from codedfedl.report.outcome_tables import plain_rows
-from codedfedl.report.reading import Columns, Curve, RunTables
+from codedfedl.report.reading import Columns, RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of
 from codedfedl.runs.advice import Conduct
-from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.status import Status
@@ -39,7 +37,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Story:
+class Story(RunTables):
     """One run in a report.
 
     Attributes
@@ -48,28 +46,12 @@ class Story:
         What the run is called among others.
     """
 
-    name: str
-    directory: RunDirectory
-
-    @cached_property
-    def tables(self) -> RunTables:
-        """The run's tables."""
-        return RunTables(self.directory)
-
-    @property
-    def experiment(self) -> Experiment:
-        """What was run."""
-        return self.tables.experiment
+    name: str = ""
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
         """The results of every setting."""
-        return outcomes_of(self.tables)
-
-    @property
-    def curves(self) -> list[Curve]:
-        """Every setting and seed, round after round."""
-        return [curve for outcome in self.outcomes for curve in outcome.seeds]
+        return outcomes_of(self)
 
     @property
     def title(self) -> str:
@@ -81,8 +63,8 @@ class Story:
         """What real clients were asked, in a federation; nothing in a simulation."""
         if self.experiment.federation is None:
             return []
-        if self.tables.sight is not None:
-            return self.tables.sight.records
+        if self.sight is not None:
+            return self.sight.records
         return Journal(self.directory.path).records()
 
     @cached_property
@@ -94,22 +76,17 @@ class Story:
     @property
     def client_names(self) -> list[str]:
         """The clients of the first setting and seed, in their order."""
-        return [str(name) for name in self.tables.clients_of(self.curves[0])["client"]]
+        return [str(name) for name in self.clients_of(self.curves[0])["client"]]
 
     @property
     def progress(self) -> Status | None:
         """What a federation is doing, or why it ended early; None of a run that is done."""
-        return None if self.tables.sight is None else self.tables.sight.status
+        return None if self.sight is None else self.sight.status
 
     @property
     def config(self) -> str:
         """The resolved configuration."""
         return (self.directory.path / "config.toml").read_text("utf-8")
-
-    @property
-    def refusals(self) -> list[Row]:
-        """The refused answers of a federation, one by one."""
-        return plain_rows(self.tables.refusals)
 
     @property
     def distances(self) -> list[Row]:
@@ -129,11 +106,11 @@ class Story:
         return fastest or self.outcomes[:1]
 
     @property
-    def clients(self) -> list[list[Row]]:
+    def client_rows(self) -> list[list[Row]]:
         """The clients in each shown setting, of the first seed: the slowest processor first."""
         shown = []
         for outcome in reversed(self.shown):
-            columns = self.tables.clients_of(min(outcome.seeds, key=lambda curve: curve.seed))
+            columns = self.clients_of(min(outcome.seeds, key=lambda curve: curve.seed))
             slowest = np.argsort(columns["rate"], kind="stable")[:SHOWN_CLIENTS]
             shown.append([_client(columns, row) for row in slowest])
         return shown
@@ -141,7 +118,7 @@ class Story:
     @property
     def timelines(self) -> dict[str, Columns]:
         """The first rounds of each shown cell that has any: when each answer came."""
-        columns = self.tables.timeline
+        columns = self.timeline
         rows = {outcome.cell.id: columns["cell"] == outcome.cell.id for outcome in self.shown}
         return {
             cell: {name: values[here] for name, values in columns.items()}
@@ -157,7 +134,7 @@ class Story:
     def _setup(self, outcome: Outcome) -> dict[str, float]:
         hours = []
         for curve in outcome.seeds:
-            columns = self.tables.clients_of(curve)
+            columns = self.clients_of(curve)
             parts = np.stack([columns[f"setup_{part}_s"] for part in ("compute", "upload")]) / 3600
             hours.append(parts[:, parts.sum(0).argmax()])
         compute, upload = np.median(hours, axis=0).tolist()
@@ -169,7 +146,7 @@ class Story:
         return [row for o in self.outcomes if (row := self._plan(o))["round_deadline_s"]]
 
     def _plan(self, o: Outcome) -> Row:
-        clients = [self.tables.clients_of(curve) for curve in o.seeds]
+        clients = [self.clients_of(curve) for curve in o.seeds]
         asked = [columns["load"] > 0 for columns in clients]
         return {
             "setting": o.setting,
@@ -223,4 +200,4 @@ def stories_of(runs: Sequence[RunDirectory]) -> list[Story]:
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
-    return [Story(name, run) for name, run in zip(names, runs, strict=True)]
+    return [Story(run, name) for name, run in zip(names, runs, strict=True)]
