@@ -19,7 +19,7 @@ from codedfedl.schemes.tifl import TiFL
 from codedfedl.schemes.uncoded import Uncoded
 from codedfedl.simulation.client_data import Batch, SimulatedClient
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.fast import FastSums, Question, times
+from codedfedl.simulation.fast import FastSums, Question
 from codedfedl.simulation.quadratics import MIN_GRAMS, Grams
 from tests.virtual import play, simulation_of
 
@@ -182,30 +182,3 @@ def test_the_fast_path_gives_what_the_clients_give(scheme: Scheme) -> None:
     assert np.abs(model).max() > 0.01
     np.testing.assert_allclose(fast.state.model, model, atol=2e-5 * float(np.abs(model).max()))
     assert [r.seconds for r in fast.records] == [r.seconds for r in plain.records]
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (2000, 2000, 10),  # forty panels
-        (403, 1999, 20),  # panels and a rest
-        (3, 2000, 32),  # less than a panel
-        (300, 2000, 500),  # too many columns for a panel
-        (5000, 64, 1),
-        (7, 5, 3),
-        (0, 5, 3),
-        (7, 0, 3),
-    ],
-)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_product_in_panels_is_that_of_the_twin(shape: tuple[int, ...], dtype: Any) -> None:
-    rng = np.random.default_rng(0)
-    columns = rng.standard_normal(shape[1:]).astype(dtype)
-    for matrix in (
-        rng.standard_normal(shape[:2]).astype(dtype),
-        rng.standard_normal(shape[1::-1]).astype(dtype).T,
-    ):
-        exact = matrix.astype(np.float64) @ columns.astype(np.float64)
-        product = times(matrix, columns)
-        assert product.dtype == dtype
-        assert np.abs(product - exact).max(initial=0) <= 4 * shape[1] * np.finfo(dtype).eps

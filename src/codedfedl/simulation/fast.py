@@ -12,16 +12,12 @@ itself (`core.client`), and a test shows that both give the same. These sums hav
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_array
-from threadpoolctl import ThreadpoolController
+from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, IntArray, Mask, asarray_like
 from codedfedl.core.encoding import Gram
@@ -34,11 +30,6 @@ from codedfedl.simulation.networks import summed_gradient
 from codedfedl.simulation.quadratics import Grams, gram_of
 
 MAX_DISTINCT_LOADS = 32  # A setting with more distinct loads has no Gram matrices of its own.
-CLIENTS_AT_ONCE = 64  # The gradients of so many clients exist at a time.
-PANEL_MULTIPLICATIONS = 1_000_000  # OpenBLAS multiplies so much as it is, without copying blocks.
-MIN_PANEL_ROWS = 24  # Where panels would be smaller, their sums are cut too.
-MAX_PANEL_COLUMNS = 96  # With more columns, copying pays.
-MIN_SHARED_MULTIPLICATIONS = 20_000_000  # Fewer are not worth waking up a thread.
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +76,6 @@ class FastSums:
     def __init__(self, batches: Sequence[Batch], settings: int = 1, seed: int = 0) -> None:
         self.batches, self.seed = batches, seed
         self.grams = Grams(batches, settings)
-        self._threads = _Threads()
         self._loads: dict[str, set[int]] = {}  # of each setting
 
     def inboxes(self, questions: Sequence[Question]) -> dict[int, Inbox]:
@@ -188,33 +178,21 @@ class FastSums:
 
     def _products(self, quadratic: Quadratic, models: Sequence[Array]) -> list[Array]:
         """Return the quadratic's gradient at each model."""
-        columns, (q, c) = side_by_side(models), models[0].shape
-        ends = [q * k // self._threads.count for k in range(self._threads.count + 1)]
-        tasks = [
-            partial(times, quadratic.hessian[first:end], columns) for first, end in pairwise(ends)
-        ]
-        parts = self._threads.each(tasks, q * q * columns.shape[1])
-        product = array_namespace(columns).concat(parts, axis=0)
+        product, c = quadratic.hessian @ side_by_side(models), models[0].shape[1]
         return [product[:, k * c : (k + 1) * c] - quadratic.moment for k in range(len(models))]
 
     def _gradients_of_points(
         self, batch: Batch, read: IntArray, models: Sequence[Array]
     ) -> list[Array]:
         """Sum gradients over the first points of each client, `read` of shape (settings, n)."""
-        xp, (q, c) = array_namespace(models[0]), models[0].shape
+        xp, c = array_namespace(models[0]), models[0].shape[1]
         totals = [xp.zeros_like(model) for model in models]
-        clients = np.flatnonzero(read.any(axis=0)).tolist()
-        for first in range(0, len(clients), CLIENTS_AT_ONCE):
-            group = clients[first : first + CLIENTS_AT_ONCE]
-            settings = [np.flatnonzero(read[:, j]).tolist() for j in group]
-            tasks = [
-                partial(_client_gradients, batch, j, read[members, j], [models[s] for s in members])
-                for j, members in zip(group, settings, strict=True)
-            ]
-            work = 2 * q * c * int(read[:, group].sum())
-            for members, part in zip(settings, self._threads.each(tasks, work), strict=True):
-                for k, s in enumerate(members):
-                    totals[s] += part[:, k * c : (k + 1) * c]
+        for j in np.flatnonzero(read.any(axis=0)).tolist():
+            settings = np.flatnonzero(read[:, j]).tolist()
+            asked = [models[s] for s in settings]
+            part = _client_gradients(batch, j, read[settings, j], asked)
+            for k, s in enumerate(settings):
+                totals[s] += part[:, k * c : (k + 1) * c]
         return totals
 
 
@@ -256,50 +234,10 @@ def side_by_side(models: Sequence[Array]) -> Array:
 def _client_gradients(batch: Batch, client: int, loads: IntArray, models: Sequence[Array]) -> Array:
     """Return a client's gradients for several models, each over its own load: (q, models·c)."""
     features, targets = batch.client(client, 0, int(loads.max()))
-    residuals = times(features, side_by_side(models))
+    residuals = features @ side_by_side(models)
     xp, shape = array_namespace(residuals), (len(targets), len(models), targets.shape[1])
     each = xp.reshape(residuals, shape)  # not a copy
     each -= targets[:, None, :]
     if (loads < len(targets)).any():
         each *= asarray_like((np.arange(len(targets))[:, None] < loads)[:, :, None], residuals)
-    return times(features.T, residuals)
-
-
-def times(matrix: Array, columns: Array) -> Array:
-    """Return matrix @ columns, shape (rows, c), in panels that are multiplied as they are.
-
-    A library copies the operands of a large product into blocks of its own, which pays where every
-    number is used hundreds of times; here that is ten to sixty times. Without panels the ratio
-    without test accuracy of `benchmarks.simulator` falls from 12 to 9. `matrix @ columns` is the
-    naive twin.
-    """
-    (rows, inner), c = matrix.shape, columns.shape[1]
-    if not is_numpy_array(matrix) or c > MAX_PANEL_COLUMNS or not matrix.size:
-        return matrix @ columns
-    cuts = -(-inner * c * MIN_PANEL_ROWS // PANEL_MULTIPLICATIONS)  # of the sums
-    step = -(-inner // cuts)
-    panel = max(PANEL_MULTIPLICATIONS // (step * c) // 4, 1) * 4
-    product, whole = np.empty((rows, c), dtype=columns.dtype), rows // panel * panel
-    panels = matrix[:whole].reshape(-1, panel, inner), product[:whole].reshape(-1, panel, c)
-    for part, out in (panels, (matrix[whole:], product[whole:])):
-        np.matmul(part[..., :step], columns[:step], out=out)
-        for k in range(step, inner, step):
-            np.add(out, part[..., k : k + step] @ columns[k : k + step], out=out)
-    return product
-
-
-class _Threads:
-    """Threads that share products, as many as the linear algebra has."""
-
-    def __init__(self) -> None:
-        self._library = ThreadpoolController().select(user_api="blas")
-        self.count = max((info["num_threads"] for info in self._library.info()), default=1)
-        self._pool = ThreadPoolExecutor(self.count)
-
-    def each(self, tasks: Sequence[Callable[[], Array]], multiplications: int) -> list[Array]:
-        """Return the result of every task; together they take so many multiplications."""
-        if min(self.count, len(tasks)) < 2 or multiplications < MIN_SHARED_MULTIPLICATIONS:
-            return [task() for task in tasks]
-        contexts = [copy_context() for _ in tasks]  # with what NumPy is to ignore
-        with self._library.limit(limits=1):
-            return list(self._pool.map(lambda context, task: context.run(task), contexts, tasks))
+    return features.T @ residuals
