@@ -40,7 +40,7 @@ def report_command(
     from codedfedl.io.files import replacing
     from codedfedl.report.comparison import configuration_diff
     from codedfedl.report.html import main_figure, render_report
-    from codedfedl.report.live import send_run
+    from codedfedl.report.live import RoundSender
     from codedfedl.report.outcome_tables import outcome_rows
     from codedfedl.report.results import outcomes
     from codedfedl.runs.directory import RunDirectory
@@ -70,7 +70,9 @@ def report_command(
     wrote(page)
     for directory, opened in zip(directories, trackers, strict=True):
         if opened:
-            send_run(directory, opened, page, messages.print)
+            sender = RoundSender(directory, opened, messages.print)
+            with sender.broadcast.finished(page):
+                sender.send()
     if figure is not None:
         from codedfedl.report.figures import save_figure
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from codedfedl.core.columns import ROUND_COLUMNS
@@ -144,12 +142,7 @@ class LivePage:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if not isinstance(error, KeyboardInterrupt):
                 self.farewell()
@@ -200,19 +193,18 @@ class _Server(ThreadingHTTPServer):
 
 
 def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    if not 0 <= port <= 65535:
-        raise InputError(f"--serve {port}: a port is a number from 1 to 65535, or 0 for a free one")
-    try:
-        return _Server((HOST, port), handler)
-    except PermissionError:
-        raise InputError(
-            f"--serve {port}: ports below 1024 are the superuser's; choose another, such as 8080"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"--serve {port}: the port is in use ({error.strerror}); end the process that listens "
-            "there, or choose another, or 0 for a free one"
-        ) from None
+    wrong = "a port is a number from 1 to 65535, or 0 for a free one"
+    if 0 <= port <= 65535:
+        try:
+            return _Server((HOST, port), handler)
+        except PermissionError:
+            wrong = "ports below 1024 are the superuser's; choose another, such as 8080"
+        except OSError as error:
+            wrong = (
+                f"the port is in use ({error.strerror}); end the process that listens there, or "
+                "choose another, or 0 for a free one"
+            )
+    raise InputError(f"--serve {port}: {wrong}")
 
 
 def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
@@ -224,21 +216,17 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
             names = self.headers.get_all("Host", [])
             here = self.connection.getsockname()
             if not is_loopback_host(names) or not page.admits(self.client_address, here):
-                self._send(HTTPStatus.FORBIDDEN, "text/plain", "forbidden\n")
-                return
+                return self._send(HTTPStatus.FORBIDDEN, "text/plain", "forbidden\n")
             try:
                 answer = page.answer(self.path)
             except InputError as error:
-                self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
-                return
+                return self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
             if answer is None:
-                self._send(HTTPStatus.NOT_FOUND, "text/plain", "not found\n")
-                return
+                return self._send(HTTPStatus.NOT_FOUND, "text/plain", "not found\n")
             kind, text, tag = answer
             if tag and self.headers.get("If-None-Match") == f'"{tag}"':
-                self._send(HTTPStatus.NOT_MODIFIED, kind, "", tag)
-            else:
-                self._send(HTTPStatus.OK, kind, text, tag)
+                return self._send(HTTPStatus.NOT_MODIFIED, kind, "", tag)
+            return self._send(HTTPStatus.OK, kind, text, tag)
 
         def _send(self, status: HTTPStatus, kind: str, text: str, tag: str = "") -> None:
             body = text.encode()
@@ -360,15 +348,3 @@ class RoundSender:
                 finite(str(columns["metric_name"][row]), values),
             )
         self._sent = len(columns["round"])
-
-
-def send_run(
-    directory: RunDirectory,
-    trackers: Iterable[Tracker],
-    page: Path,
-    say: Callable[[str], object],
-) -> None:
-    """Tell trackers of every round of a run, and give them its page."""
-    sender = RoundSender(directory, trackers, say)
-    with sender.broadcast.finished(page):
-        sender.send()
