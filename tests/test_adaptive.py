@@ -261,12 +261,13 @@ class TestSimulated:
     def test_balanced_takes_in_what_was_embedded_meanwhile(self) -> None:
         """Loads grow once, after six rounds; where delays are right they never do."""
         scheme = {"name": "balanced", "replan": 6}
-        found, right = (self.played_on(scheme, fleet) for fleet in (_slow(), {}))
+        found = self.played_on(scheme | {"excess": 0.05}, _slow())
+        right = self.played_on(scheme, {})
         some = found.rounds[0].loads > 0  # who had nothing yet answers as soon as it has
         loads = [record.loads[some] for record in found.rounds]
         assert all((one == loads[0]).all() for one in loads[:6])
         assert (loads[6] >= loads[0]).all()
-        assert loads[6].sum() > 1.2 * loads[0].sum()
+        assert loads[6].sum() > 1.1 * loads[0].sum()
         assert all((one == loads[6]).all() for one in loads[6:12])
         some = right.rounds[0].loads > 0
         assert all((one.loads == right.rounds[0].loads)[some].all() for one in right.rounds)
@@ -275,7 +276,8 @@ class TestSimulated:
     def test_balanced_does_not_end_with_too_few_points(self) -> None:
         """Its optimiser settles long before the hundredth round."""
         followed, kept = (
-            self.played_on({"name": "balanced", "replan": replan}, _slow()) for replan in (100, 0)
+            self.played_on({"name": "balanced", "replan": replan, "excess": 0.05}, _slow())
+            for replan in (100, 0)
         )
         assert len(kept.rounds) < len(followed.rounds) < 30
         assert followed.rounds[-1].excess < 0.7 * kept.rounds[-1].excess

@@ -4,7 +4,8 @@ import pytest
 from codedfedl import InputError, paper_fleet
 from codedfedl.fleet.costs import BlockSetup
 from codedfedl.fleet.devices import Fleet, Workload
-from codedfedl.planning.cold_start import plan_cold_start, sampling_excess
+from codedfedl.planning.cold_start import plan_cold_start
+from codedfedl.planning.strata import sampling_excess
 
 PAPER = paper_fleet()
 HELD = np.full(30, 2000)

@@ -13,6 +13,7 @@ from codedfedl.core.protocol import Inbox, Limits
 from codedfedl.data import load_dataset
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import SCHEMES, make_scheme
+from codedfedl.schemes.balanced import BalancedState
 from codedfedl.simulation.checkpoint import restore, snapshot
 from codedfedl.simulation.engine import Setting, Simulation
 from tests.virtual import final_of, played, simulation, small
@@ -200,24 +201,34 @@ def test_partial_divides_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) ->
 def test_balanced_solves_ridge_on_the_points_that_everybody_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Weighted ridge regression in closed form; loads go by speed, and never change."""
-    log = Log(monkeypatch, name="balanced")
+    """Weighted ridge regression in closed form; loads go by speed, and never change.
+
+    Clients stand for their class as far as their class sums agree (`test_strata.py`).
+    """
+    log = Log(monkeypatch, name="balanced", replan=0)
     first = log.setting.rounds[0].loads
     assert all((record.loads == first).all() for record in log.setting.rounds)
     clock, budget = log.setting.timeline.clock, log.state.setup_deadline
     macs = log.task.feature_macs / log.task.workload.point_macs
     each = macs / clock.fleet.rate * (1 + clock.slowness / clock.fleet.alpha)
-    np.testing.assert_array_equal(first, np.minimum(budget // each, log.held))
+    counts = log.setting.records[0].seconds  # in which those who have sent theirs embed
+    assert (first >= np.minimum(budget // each, log.held)).all()
+    assert (first <= np.minimum((budget + counts) // each, log.held)).all()
     assert (first < log.held).any()
+    state = log.setting.state
+    assert isinstance(state, BalancedState)
+    assert state.represents is not None
+    heavier = state.represents / log.held
+    assert (np.abs(heavier - 1) > 0.1).any()
     hessian, moment = 9e-6 * log.held.sum() * np.eye(60), np.zeros((60, 10))
     for j in range(6):
-        moment -= log.plain(j, int(first[j]), log.zero)
+        moment -= heavier[j] * log.plain(j, int(first[j]), log.zero)
     for k in range(0, 60, 10):  # the Hessian, ten columns at a time
         probe = np.zeros((60, 10))
         probe[k : k + 10] = np.eye(10)
         for j in range(6):
             here = log.plain(j, int(first[j]), probe) - log.plain(j, int(first[j]), log.zero)
-            hessian[:, k : k + 10] += here
+            hessian[:, k : k + 10] += heavier[j] * here
     exact = np.linalg.solve(hessian, moment)
     off = np.asarray(log.setting.state.model, float) - exact
 

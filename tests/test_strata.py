@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codedfedl.learning.strata import count_strata, represented_points, shift_within, strata_of
+from codedfedl.planning.strata import count_strata, represented_points, shift_within, strata_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -30,7 +30,7 @@ from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
-from codedfedl.learning.strata import count_strata, strata
+from codedfedl.planning.strata import count_strata, strata
 
 __all__ = [
     "WORK",

@@ -206,7 +206,7 @@ class Embedded(PointGradient):
         Whether later answers cover more points, as more are embedded; otherwise every answer covers
         the points of the first.
     represents : array of shape (n,), or one client's, optional
-        For how many points each answer counts (`learning.strata`); by default all that it holds.
+        For how many points each answer counts (`planning.strata`); by default all that it holds.
     """
 
     least: npt.ArrayLike = 1

@@ -4,6 +4,7 @@ Before any data are seen, two effects predict the relative excess of the ridge o
 
 - *sampling*. Client j stands for its ℓ_j points with k_j of them, each ℓ_j/k_j times as heavy. That
   costs q·Σ ℓ_j(ℓ_j/k_j − 1)/m², and for a client never more than its share ℓ_j/m of all points.
+  Where the clients' counts of each class are known, it costs less (`planning.strata`).
 - *mixing*. Parity of u rows determines q numbers up to θ = q/u. The best ridge regression on it is
   off by θ/(1 + θ), sampling included; each time that all clients have answered, √θ of what is above
   the sampling is left, as in any method that is preconditioned by a sketch.
@@ -24,8 +25,9 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup, embedded_by
 from codedfedl.fleet.delays import DelayParameters
 from codedfedl.planning.in_time import with_helper
+from codedfedl.planning.strata import sampling_excess
 
-__all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding", "sampling_excess"]
+__all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding"]
 
 _BUDGET_COUNT, _DEADLINE_COUNT = 48, 24  # how fine the grids are
 _LEAST_PROGRESS = 0.02  # of a round, which damping allows however little parity there is
@@ -98,26 +100,28 @@ def _rounds_to(wanted: float, above: float, left: float) -> int:
     return min(int(np.ceil(np.log(wanted / above) / np.log(left))), _NEVER_ROUNDS)
 
 
-def sampling_excess(held: FloatArray, embedded: IntArray, features: float) -> float:
-    """Return the relative excess when some points of each client stand for all of them."""
-    total = held.sum()
-    stands_for = held / np.maximum(embedded, 1)
-    noise = features * held * (stands_for - 1) / total**2
-    return float(np.where(embedded > 0, np.minimum(noise, held / total), held / total).sum())
-
-
-def plan_embedding(seconds: FloatArray, held: npt.ArrayLike, features: int, wanted: float) -> float:
+def plan_embedding(
+    seconds: FloatArray,
+    held: npt.ArrayLike,
+    features: int,
+    wanted: float,
+    counts: FloatArray | None = None,
+    shift: float = 0.0,
+) -> float:
     """Return for how long clients should embed so that sampling costs no more than is wanted.
 
     Parameters
     ----------
     seconds : array of shape (n,)
         What a point takes each client.
+    counts, shift
+        As of `sampling_excess`.
     """
     points = np.asarray(held, dtype=np.float64)
 
     def excess(budget: float) -> float:
-        return sampling_excess(points, embedded_by(budget, seconds, points), features)
+        embedded = embedded_by(budget, seconds, points)
+        return sampling_excess(points, embedded, features, counts, shift)
 
     low, high = 0.0, float((points * seconds).max())
     while high - low > 1e-3 * high:
@@ -158,6 +162,7 @@ def plan_cold_start(
     deadline: float | None = None,
     rounds: int | None = None,
     summed: bool = False,
+    counts: FloatArray | None = None,
 ) -> ColdStart:
     """Choose the plan with the smallest predicted time to a target relative excess.
 
@@ -174,6 +179,8 @@ def plan_cold_start(
     summed
         Whether rounds are secure sums: late answers are lost, and the helper's message is a second
         one on the uplink.
+    counts : array of shape (n, s), optional
+        Points of each client by stratum, where they are known (`planning.strata`).
     """
     if not 0 < wanted < np.inf:
         raise InputError(f"excess is {wanted:g}: must be finite and above 0")
@@ -182,7 +189,8 @@ def plan_cold_start(
             raise InputError(f"{name} is {given:g}: must be finite and above 0 seconds")
     if rounds is not None and (rounds < 0 or rounds != int(rounds)):
         raise InputError(f"rounds is {rounds}: must be a whole number from 0 on")
-    planner = _Planner(fleet, np.asarray(held, dtype=np.float64), setup, wanted, rounds, summed)
+    points = np.asarray(held, dtype=np.float64)
+    planner = _Planner(fleet, points, setup, wanted, rounds, summed, counts)
     budgets = planner.budgets() if setup_deadline is None else np.array([setup_deadline])
     plans = [
         candidate
@@ -211,10 +219,18 @@ class _Planner:
     wanted: float
     rounds: int | None
     summed: bool = False
+    counts: FloatArray | None = None
 
     def embedded(self, budget: float | FloatArray) -> IntArray:
         speed = self.setup.seconds_per_point(self.fleet)
         return self.setup.points_by(budget, self.fleet, self.held, speed)
+
+    def floor(self, points: IntArray) -> float:
+        """Return what sampling costs, which rounds do not reduce."""
+        able = self.held >= self.setup.mixing  # the others are exact as soon as they answer
+        counts, features = self.counts, self.setup.workload.features
+        by_class = None if counts is None else counts[able]
+        return sampling_excess(self.held[able], points[able], features, by_class)
 
     def earliest(self) -> float:
         """Return when the first parity row can be there."""
@@ -240,8 +256,7 @@ class _Planner:
                 f"{self.setup.mixing} points of one parity row; the first needs some "
                 f"{self.earliest():.3g} s"
             )
-        able = self.held >= self.setup.mixing
-        floor = sampling_excess(self.held[able], points[able], self.setup.workload.features)
+        floor = self.floor(points)
         if floor < self.wanted:
             return InputError(
                 f"an excess of {self.wanted:g} is never reached after a set-up of {budget:g} s: no "
@@ -271,8 +286,7 @@ class _Planner:
             return []
         features = self.setup.workload.features
         theta = features / rows
-        able = self.held >= self.setup.mixing  # the others are exact as soon as they answer
-        floor = sampling_excess(self.held[able], points[able], features)
+        floor = self.floor(points)
         start = max(theta / (1 + theta) - floor, 0.0)
         plans = []
         for seconds, share in self._rounds_of(points, deadline):

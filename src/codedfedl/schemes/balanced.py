@@ -2,12 +2,16 @@
 
 The baseline for any gain of parity: everything in this package except parity.
 
-Loads follow the actual speed by themselves, since everybody embeds for the same time. But clients
-that are slower than planned have then too few points, and the answers are about these for ever. So
-every so many rounds, and before training ends, where the points are too few for the planned excess,
-everybody takes in points that it has embedded by then while it waited for others: as many as a
-set-up planned now would give it, but no more than as many again, since rounds grow with the loads.
-The optimiser starts anew from the model that it has.
+Clients say first how many points of each class they hold. Then everybody embeds for the same time,
+so that loads follow the actual speed. The first round is at β = 0, where a gradient is a sum of
+features for each class and takes a fraction of the work; how far these sums differ between clients
+says how far a client's points stand for its own or for its class (`planning.strata`).
+
+Clients that are slower than planned have too few points, and the answers are about these for ever.
+So every so many rounds, and before training ends, where the points are too few for the planned
+excess, everybody takes in points that it has embedded by then while it waited for others: as many
+as a set-up planned now would give it, but no more than as many again, since rounds grow with the
+loads. The optimiser starts anew from the model that it has.
 """
 
 from dataclasses import dataclass, replace
@@ -15,15 +19,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, IntArray
-from codedfedl.core.protocol import Ask, Inbox, Info, Task
+from codedfedl.arrays import Array, FloatArray, IntArray, to_host
+from codedfedl.core.client import Counts, FirstGradient
+from codedfedl.core.disclosure import Disclosure
+from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.fitting.drift import check_replan
 from codedfedl.learning.optimisers import optimiser
-from codedfedl.planning.cold_start import plan_embedding, sampling_excess
-from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState
+from codedfedl.planning.cold_start import plan_embedding
+from codedfedl.planning.strata import represented_points, sampling_excess, shift_within
+from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState, counts_of, waited
 
-__all__ = ["Balanced"]
+__all__ = ["Balanced", "BalancedState"]
 
 _FAR_OFF = 1.2  # times the planned excess: with α = 2, luck alone brings more in one run of 100
 _GROWTH = 2.0  # times the loads, at most: rounds grow with them
@@ -35,12 +42,21 @@ class BalancedState(EmbeddedState):
 
     Attributes
     ----------
+    counts : array of shape (n, s), optional
+        Each client's points by class; None if nobody is asked.
+    shift
+        ρ, how much a client's points differ from others of their class.
+    represents : array of shape (n,), optional
+        For how many points each client answers; by default all that it holds.
     grown : array of shape (n,), optional
         Points up to which loads grow in the next round; None: not at all.
     smaller : array of shape (n,), optional
         Loads before they grew the last time.
     """
 
+    counts: FloatArray | None = None
+    shift: float = 0.0
+    represents: FloatArray | None = None
     grown: IntArray | None = None
     smaller: IntArray | None = None
 
@@ -61,7 +77,12 @@ class Balanced(EmbeddedLoads):
     optimiser: str = "block-cg"
     replan: int = 10
 
-    info: ClassVar[Info] = replace(EmbeddedLoads.info, name="balanced", waits="waits for all")
+    info: ClassVar[Info] = replace(
+        EmbeddedLoads.info,
+        name="balanced",
+        disclosure=frozenset({Disclosure.GRADIENTS, Disclosure.COUNTS}),
+        waits="waits for all",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,31 +94,92 @@ class Balanced(EmbeddedLoads):
         chosen = optimiser(self.info.name, self.optimiser, same_points=True)
         return BalancedState(task, model, optimiser=chosen, setup_deadline=setup_deadline)
 
+    def by_class(self, task: Task) -> bool:
+        """Return whether clients say how many points of each class they hold.
+
+        Not where the server sees sums alone, nor for a loss whose first gradients show no classes.
+        """
+        return not self.secure and task.learner.quadratic
+
+    def ask(self, state: BalancedState) -> Ask | None:
+        """Ask for counts first."""
+        if self.by_class(state.task) and state.counts is None:
+            return Ask(Counts(), Everyone(), combine=EACH, setup=True)
+        return super().ask(state)
+
+    def receive(self, state: BalancedState, inbox: Inbox) -> BalancedState:
+        """Plan again with the counts."""
+        if not self.by_class(state.task) or state.counts is not None:
+            return super().receive(state, inbox)  # type: ignore[no-any-return]
+        state = replace(state, counts=counts_of(inbox.replies, state.task))
+        if state.seconds_a_point is None:
+            return state
+        planned = self._planned(state, state.seconds_a_point)
+        left = max(planned - waited(inbox), planned / 2)  # they embed while others send counts
+        return replace(state, setup_deadline=left)
+
     def ask_round(self, state: BalancedState) -> Ask:
         """Ask everybody for the gradient over what it has."""
-        work = replace(self.work, grows=state.grown is not None)
+        if self.by_class(state.task) and state.represents is None:
+            return Ask(FirstGradient(grows=False), Everyone(), combine=EACH)
+        work = replace(self.work, grows=state.grown is not None, represents=state.represents)
         return Ask(work, Everyone(), state.grown, model=state.question)
 
     def receive_round(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Take a step of the optimiser; every so many rounds, let loads grow if they must."""
+        if self.by_class(state.task) and state.represents is None:
+            return self._first_step(state, inbox)
         state = replace(state.descended(inbox.total(), state.held), grown=None)
         seen = inbox.timings
-        if not self.replan or not state.planned or seen is None:
+        if not self.replan or state.seconds_a_point is None or seen is None:
             return state
         if state.round % self.replan and not state.finished:
             return state
         return self._grown(state, np.where(seen.answered, seen.loads, 0))
 
+    def _first_step(self, state: BalancedState, inbox: Inbox) -> BalancedState:
+        """Weight clients by how far their class sums agree, and take a step along the sums."""
+        task, clients = state.task, [reply.client for reply in inbox.replies]
+        assert state.counts is not None
+        points = np.zeros(task.clients, dtype=np.int64)
+        points[clients] = [reply.points for reply in inbox.replies]
+        shares = points[clients] / task.held[clients]  # answers are as heavy as all points
+        sums = [-to_host(reply.arrays["gradient"]).T for reply in inbox.replies]
+        counted = state.counts[clients]
+        regression = task.workload.labels == 1
+        seen = points[clients, None].astype(float) if regression else counted * shares[:, None]
+        shift = shift_within(
+            np.array(sums) * shares[:, None, None],
+            seen,
+            float(sum(to_host(reply.arrays["squares"])[0] for reply in inbox.replies)),
+            mix=counted / counted.sum(1, keepdims=True) if regression else None,
+        )
+        represents = represented_points(state.counts, points, shift)
+        state = replace(state, shift=shift, represents=represents)
+        total = sum(
+            float(represents[reply.client] / task.held[reply.client]) * reply.arrays["gradient"]
+            for reply in inbox.replies
+        )
+        return state.descended(total, state.held)
+
+    def _planned(self, state: BalancedState, seconds: FloatArray) -> float:
+        """Return how long the set-up of clients takes that embed a point in some seconds."""
+        held, features = state.task.held, state.task.workload.features
+        return plan_embedding(seconds, held, features, self.excess, state.counts, state.shift)
+
     def _grown(self, state: BalancedState, points: IntArray) -> BalancedState:
         """Let loads grow that are too small, unless the last time brought nothing."""
         held, features = state.task.held, state.task.workload.features
-        enough = (
-            sampling_excess(held.astype(np.float64), points, features) <= _FAR_OFF * self.excess
-        )
-        if enough or (state.smaller is not None and (points == state.smaller).all()):
+        excess = sampling_excess(held.astype(float), points, features, state.counts, state.shift)
+        if excess <= _FAR_OFF * self.excess:
+            return state
+        if state.smaller is not None and (points == state.smaller).all():
             return state
         embedded = np.maximum(points, 1)
-        seconds = plan_embedding(state.setup_deadline / embedded, held, features, self.excess)
+        seconds = self._planned(state, state.setup_deadline / embedded)
         factor = min(max(seconds / state.setup_deadline, 1.0), _GROWTH)
         grown = np.minimum(np.ceil(factor * embedded).astype(np.int64), held)
-        return replace(state, grown=grown, smaller=points, question=None, memory=None)
+        state = replace(state, grown=grown, smaller=points, question=None, memory=None)
+        if state.counts is None:
+            return state
+        return replace(state, represents=represented_points(state.counts, grown, state.shift))

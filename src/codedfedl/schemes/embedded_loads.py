@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from codedfedl.arrays import Array
+import numpy as np
+
+from codedfedl.arrays import Array, FloatArray, to_host
 from codedfedl.core.client import Embed, Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import (
@@ -30,9 +32,10 @@ from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import fleet_of
 from codedfedl.planning.cold_start import plan_embedding
+from codedfedl.planning.strata import strata
 from codedfedl.schemes.settings import check_positive
 
-__all__ = ["EmbeddedLoads", "EmbeddedState", "Table"]
+__all__ = ["EmbeddedLoads", "EmbeddedState", "Table", "counts_of", "waited"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +45,14 @@ class EmbeddedState(Descent):
     Attributes
     ----------
     setup_deadline : seconds
-    planned
-        Whether the set-up is as long as the plan says.
+    seconds_a_point : array of shape (n,), seconds
+        What embedding takes, where the set-up is as long as a plan says; else None.
     set_up
         Whether it is over.
     """
 
     setup_deadline: float = 0.0
-    planned: bool = False
+    seconds_a_point: FloatArray | None = None
     set_up: bool = False
 
     @property
@@ -89,12 +92,12 @@ class EmbeddedLoads(Scheme):
     ) -> Any:
         """Plan the set-up."""
         seconds = self.setup_deadline or (None if limits is None else limits.setup_deadline)
+        each = None
         if seconds is None:
             known = fleet_of(fleet, task.points[0], f"{self.info.name} without setup_deadline")
             each = seconds_to_embed(task.feature_macs, task.workload, known)
             seconds = plan_embedding(each, task.held, task.workload.features, self.excess)
-        planned = self.setup_deadline is None and limits is None
-        return replace(self.first_state(task, model, seconds), planned=planned)
+        return replace(self.first_state(task, model, seconds), seconds_a_point=each)
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> EmbeddedState:
         """Return the state before the set-up."""
@@ -123,6 +126,33 @@ class EmbeddedLoads(Scheme):
     def describe(self, state: Any) -> Description:
         """Say how long everybody embedded."""
         return Description(facts={"setup_deadline_s": state.setup_deadline})
+
+
+def counts_of(replies: Iterable[Reply], task: Task) -> FloatArray:
+    """Return each client's points by class, shape (n, s), scaled to all that it holds.
+
+    A client that has not said, or nothing sensible, has a class of its own: then it stands for
+    itself alone.
+    """
+    rows: dict[int, FloatArray] = {}
+    for reply in replies:
+        counts = to_host(reply.arrays.get("counts", np.zeros(0))).astype(np.float64)
+        if counts.shape == (strata(task.workload.labels),) and (counts >= 0).all():
+            rows[reply.client] = counts * (task.held[reply.client] / max(counts.sum(), 1.0))
+    unknown = [j for j in range(task.clients) if j not in rows or not np.isfinite(rows[j]).all()]
+    table = np.zeros((task.clients, strata(task.workload.labels) + len(unknown)))
+    for client, counts in rows.items():
+        table[client, : len(counts)] = counts
+    for column, client in enumerate(unknown):
+        table[client] = 0.0
+        table[client, column - len(unknown)] = task.held[client]
+    return table[:, table.any(0)]
+
+
+def waited(inbox: Inbox) -> float:
+    """Return for how many seconds the server waited for these answers, as far as it saw."""
+    seen = inbox.timings
+    return 0.0 if seen is None else float(seen.seconds[seen.answered].max(initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from codedfedl.core.masked import Anchor
 from codedfedl.core.protocol import Reply
 from codedfedl.errors import InputError
 from codedfedl.learning.sketch import Sketch
-from codedfedl.planning.cold_start import sampling_excess
+from codedfedl.planning.strata import sampling_excess
 from codedfedl.schemes.newton_pace import PlannedNewton
 from codedfedl.schemes.sketch_solve import Block, stacked
 

@@ -20,7 +20,14 @@ import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, IntArray, to_host
 
-__all__ = ["count_strata", "represented_points", "shift_within", "strata", "strata_of"]
+__all__ = [
+    "count_strata",
+    "represented_points",
+    "sampling_excess",
+    "shift_within",
+    "strata",
+    "strata_of",
+]
 
 SIZES = 16
 """Strata of the size of a target, of each sign: from 4⁻⁸ to 4⁸."""
@@ -78,7 +85,48 @@ def represented_points(counts: FloatArray, points: IntArray, shift: float = 0.0)
     return np.asarray(points * (1 + np.maximum(more / noise, 0.0)))
 
 
-def shift_within(sums: FloatArray, seen: FloatArray, squares: float) -> float:
+def sampling_excess(
+    held: FloatArray,
+    embedded: IntArray,
+    features: float,
+    counts: FloatArray | None = None,
+    shift: float = 0.0,
+) -> float:
+    """Return the relative excess when some points of each client stand for all of them.
+
+    It is the error above, on as many features, over the points squared. Losing all points of a
+    client or a class costs no more than their share.
+
+    Parameters
+    ----------
+    held, embedded : arrays of shape (n,)
+        Points of each client.
+    counts : array of shape (n, s), optional
+        Its points by stratum, for weights by class; by default each client stands for itself.
+    shift
+        ρ.
+    """
+    total = held.sum()
+    weight, share = features / total**2, held / total
+    if counts is None:
+        noise = weight * held * (held / np.maximum(embedded, 1) - 1)
+        return float(np.where(embedded > 0, np.minimum(noise, share), share).sum())
+    counted = represented_points(counts, embedded, shift)
+    mix = counts / np.maximum(held, 1.0)[:, None]
+    noise = held + counted * (counted / np.maximum(embedded, 1) - 2)
+    noise = noise + shift * (mix**2).sum(1) * (counted - held) ** 2
+    classes, short = counts.sum(0), counted @ mix - counts.sum(0)
+    lost = np.minimum(weight * short**2, classes / total).sum()
+    return float(np.minimum(weight * noise, share).sum() + lost)
+
+
+def shift_within(
+    sums: FloatArray,
+    seen: FloatArray,
+    squares: float,
+    noise: FloatArray | None = None,
+    mix: FloatArray | None = None,
+) -> float:
     """Return ρ, estimated from each client's sums over its points of each class.
 
     It is DerSimonian and Laird's moment estimate, over all classes together.
@@ -91,15 +139,39 @@ def shift_within(sums: FloatArray, seen: FloatArray, squares: float) -> float:
         The points in each sum.
     squares
         Σ‖x‖² over all of them.
+    noise : array of shape (n, c), optional
+        The variance of each sum; by default that of its points.
+    mix : array of shape (n, s), optional
+        Shares of each client's points that explain its sum, where classes are strata of one.
     """
-    cells = seen > 0
-    between = np.where(cells, (sums**2).sum(2) / np.maximum(seen, 1), 0.0).sum()
-    totals = seen.sum(0)
-    known = totals > 0
-    means = ((sums.sum(0) ** 2).sum(1)[known] / totals[known]).sum()
-    within = (squares - between) / max(seen.sum() - cells.sum(), 1.0)
-    freedom = cells.sum() - known.sum()
-    room = totals.sum() - ((seen**2).sum(0)[known] / totals[known]).sum()
+    parts = []  # of every class: what is between clients, what chance is in it, and room for ρ
+    for column in range(seen.shape[1]):
+        known = seen[:, column] > 0
+        size = seen[known, column][:, None]
+        means = sums[known, column] / size**0.5
+        common = _basis(size**0.5 * (np.ones_like(size) if mix is None else mix[known]))
+        free = 1 - (common**2).sum(1)
+        between = (means**2).sum() - ((common.T @ means) ** 2).sum()
+        variance = None if noise is None else noise[known, column] / size[:, 0]
+        inside = (means**2).sum() if variance is None else between
+        chance = free.sum() if variance is None else free @ variance
+        parts.append([between, chance, free @ size[:, 0], inside, size.sum(), known.sum()])
+    between, chance, room, inside, points, cells = np.sum(parts, axis=0)
+    if noise is None:
+        within = (squares - inside) / max(points - cells, 1.0)
+        chance *= within
+    else:
+        pooled = [
+            max((sums[:, k].sum(0) ** 2).sum() - noise[:, k].sum(), 0.0) / max(seen[:, k].sum(), 1)
+            for k in range(seen.shape[1])
+        ]
+        within = (squares - sum(pooled)) / max(points, 1.0)
     if not within > 0 or not room > 0:
         return 0.0
-    return float(max(between - means - freedom * within, 0.0) / (room * within))
+    return float(max(between - chance, 0.0) / (room * within))
+
+
+def _basis(columns: FloatArray) -> FloatArray:
+    """Return an orthonormal basis of what some columns span."""
+    vectors, sizes, _ = np.linalg.svd(columns, full_matrices=False)
+    return np.asarray(vectors[:, sizes > 1e-9 * max(sizes.max(initial=0.0), 1e-300)])
