@@ -18,8 +18,8 @@ from codedfedl.privacy.accounting import (
     mu_of,
 )
 from codedfedl.privacy.sampling import (
-    _divergences,
     composed_epsilon,
+    renyi_divergences,
     renyi_epsilon,
     weight_ratios,
 )
@@ -146,7 +146,7 @@ class TestSampling:
             return float(p**2 / norm.pdf(x, 0, sigma))
 
         exact = log(quad(ratio, -30, 30)[0])
-        assert _divergences(np.array([rate]), np.array([sigma]))[0, 0] == pytest.approx(
+        assert renyi_divergences(np.array([rate]), np.array([sigma]))[0, 0] == pytest.approx(
             exact, rel=1e-6
         )
 

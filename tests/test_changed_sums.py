@@ -19,10 +19,9 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
-from codedfedl.simulation.replay import _clients, replay
+from codedfedl.simulation.replay import replay, replayed_clients
 from tests.loopback import FIRST_NODE, Script
-from tests.summing import run, run_killed, uniform
-from tests.test_plain_sums import PlainSumming, secure
+from tests.summing import PlainSumming, run, run_killed, secure, uniform
 
 NEWTON = {"name": "coded-newton"}
 
@@ -86,7 +85,7 @@ class TestRuns:
         total = sum(one.sums["gradient"] for one in rounds)
         model, members = grid.models[-1], Journal(tmp_path / "run").members()
         assert members is not None
-        clients = _clients(secure(NEWTON, 4, 6), load_dataset("digits"), members)
+        clients = replayed_clients(secure(NEWTON, 4, 6), load_dataset("digits"), members)
         numbers = FixedPoint(float(_asked(grid)[-1]["work"]["scale"]))
         expected = np.zeros((64, 10), dtype=np.uint32)
         for client in clients:

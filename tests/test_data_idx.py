@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from codedfedl.data import load_dataset
-from codedfedl.data.idx import _folders, download, find_files, read_idx
+from codedfedl.data.idx import data_folders, download, find_files, read_idx
 from codedfedl.errors import InputError
 
 FILES = (
@@ -135,8 +135,10 @@ class TestFinding:
         assert load_dataset("mnist").test_labels.tolist() == [2, 2]
 
     def test_debian_comes_last(self) -> None:
-        assert list(_folders("fashion-mnist", None)) == [Path("/usr/share/dataset-fashion-mnist")]
-        assert list(_folders("mnist", None)) == []
+        assert list(data_folders("fashion-mnist", None)) == [
+            Path("/usr/share/dataset-fashion-mnist")
+        ]
+        assert list(data_folders("mnist", None)) == []
 
     def test_a_missing_file_and_a_missing_folder(self, tmp_path: Path) -> None:
         put(tmp_path / "mnist")

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,32 +20,25 @@ from typer.testing import CliRunner
 
 from codedfedl.cli import app
 from codedfedl.core.record import ARRIVED, PARTS, Record
-from codedfedl.data import load_dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import make_keys
 from codedfedl.federate.deploy.local import (
     HOST,
     SUPERLINK,
     LocalFederation,
-    local_keys,
     node_name,
-    write_shards,
 )
 from codedfedl.federate.flower.programs import APP
-from codedfedl.federate.node.config import NodeConfig
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
+from tests.engine import BIN, MARK, Running, failed, federate_local, flowers_of
 from tests.loopback import experiment_of
 from tests.stock import StockFederation
 from tests.waiting import eventually, interruptible
 
 pytestmark = pytest.mark.engine
 
-BIN = Path(sys.executable).parent
 WITHIN = 0.25  # seconds of the deadline
-MARK = "CODEDFEDL_TEST"
 
 
 @pytest.fixture(autouse=True)
@@ -55,82 +47,8 @@ def _marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, str(tmp_path))
 
 
-def flowers_of(folder: Path) -> dict[int, str]:
-    """Return the running processes of a test's federation, and their commands."""
-    mine = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            variables = (place / "environ").read_bytes().split(b"\0")
-            if f"{MARK}={folder}".encode() in variables and "guard.py" not in command:
-                mine[int(place.name)] = command
-        except OSError:
-            continue
-    return mine
-
-
-class Running:
-    """A federation on this machine, under a test's control."""
-
-    def __init__(
-        self,
-        tmp_path: Path,
-        experiment: Experiment,
-        *,
-        tls: bool = False,
-        app: Path = APP,
-        kind: type[LocalFederation] = LocalFederation,
-        epsilon_cap: float | None = None,
-    ) -> None:
-        self.folder = tmp_path
-        self.directory = RunDirectory(tmp_path / "run")
-        self.directory.open(experiment, resume=False)
-        self.journal = Journal(self.directory.path)
-        folder = tmp_path / "local"
-        clients = experiment.federation.clients if experiment.federation else 0
-        shards = write_shards(experiment, load_dataset("digits"), folder / "data")
-        helper = epsilon_cap is not None
-        keys = local_keys(folder / "keys", clients, helper=helper) if tls else None
-        self.local = kind(
-            folder,
-            shards,
-            keys=keys,
-            app=app,
-            node=NodeConfig("node", epsilon_cap=epsilon_cap),
-        )
-
-    def submit(self) -> int:
-        return self.local.submit(self.directory.path / "config.toml", self.directory.path)
-
-    def played(self) -> list[Record]:
-        records = [exchange.record for exchange in self.journal.exchanges(gradients=False)]
-        return [record for record in records if not record.is_setup]
-
-    def wait_for_round(self, count: int, seconds: float) -> Record:
-        eventually(lambda: len(self.played()) >= count, seconds, f"round {count} was not played")
-        return self.played()[count - 1]
-
-    def wait_until_done(self, seconds: float) -> None:
-        def done() -> bool:
-            return self.directory.log.is_file() and " done: " in self.directory.log.read_text()
-
-        eventually(done, seconds, "the federation did not end")
-
-    def server(self) -> int:
-        """Return the process in which the server app runs."""
-        found = flowers_of(self.folder).items()
-        return next(pid for pid, command in found if "flwr-serverapp" in command)
-
-
 def on_time(record: Record) -> bool:
     return abs(record.seconds - record.deadline) <= WITHIN
-
-
-def federate_local(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "codedfedl"), "federate", "local", "--clients", "3", "--rounds", "3"]
-    command += ["--deadline", "12", "--tls", "--json", "--set", "federation.probes=1"]
-    command += ["--out", str(out), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def check_rounds(found: dict[str, Any], out: Path) -> None:
@@ -420,7 +338,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
 
         before = len(running.played())
         os.kill(running.server(), signal.SIGKILL)
-        eventually(lambda: _failed(local, run), 60, "the engine did not notice")
+        eventually(lambda: failed(local, run), 60, "the engine did not notice")
         run = running.submit()
         running.wait_for_round(before + 1, 90)
 
@@ -448,13 +366,6 @@ def _restart_until_it_answers(running: Running, j: int) -> int:
             return len(running.played())
         time.sleep(2)
     return 10**9
-
-
-def _failed(local: LocalFederation, run: int) -> bool:
-    try:
-        return local.finished(run)
-    except InputError:
-        return True
 
 
 @pytest.mark.long

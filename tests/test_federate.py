@@ -583,7 +583,7 @@ def test_who_is_gone_in_the_end_was_dropped_not_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine calls a killed node online for 45 s: only the farewell tells."""
-    monkeypatch.setattr(session, "_GOODBYE", 1.0)
+    monkeypatch.setattr(session, "GOODBYE_SECONDS", 1.0)
 
     def delay(client: int, question: str, facts: dict[str, Any]) -> float:
         late = question == "gradient" and (client, facts["round"]) in ((0, 0), (1, 1), (1, 2))

@@ -256,7 +256,7 @@ class TestOwnUser:
         found: list[uvicorn.Config] = []
         script = SimpleNamespace(load=lambda: lambda: found.append(uvicorn.Config("a:b")))
         monkeypatch.setattr(metadata, "entry_points", lambda **_: [script])
-        monkeypatch.setattr(programs, "_end_with", lambda _: None)
+        monkeypatch.setattr(programs, "end_with", lambda _: None)
         monkeypatch.setattr(sys, "argv", ["own_user", "flower-superlink"])
         monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # put back
         programs.main()

@@ -257,7 +257,7 @@ def test_errors_in_one_direction_are_refused_together() -> None:
 def test_a_metric_of_many_features_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.diag([1.0, 2.0, 3.0])
     whole = Metric.of([rows], 3, 0.1).whitened(np.ones((3, 1)))
-    monkeypatch.setattr("codedfedl.federate.server.evidence._LARGEST", 2)
+    monkeypatch.setattr("codedfedl.federate.server.evidence.MAX_FEATURES_TOGETHER", 2)
     np.testing.assert_allclose(Metric.of([rows], 3, 0.1).whitened(np.ones((3, 1))), whole)
 
 

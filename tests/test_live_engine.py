@@ -12,9 +12,9 @@ import pytest
 
 from codedfedl.federate.flower.programs import free_port
 from codedfedl.runs.directory import RunDirectory
+from tests.engine import Running
 from tests.growing import samples
 from tests.loopback import experiment_of
-from tests.test_engine import Running
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]

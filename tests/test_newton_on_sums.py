@@ -24,8 +24,8 @@ from codedfedl.simulation.checkpoint import restore, snapshot
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.experiment import simulate
-from tests.test_newton import SMALL, answer_of, everyone, newton_state, prepared
-from tests.test_private import experiment, played, simulation
+from tests.newton import SMALL, answer_of, everyone, newton_state, prepared
+from tests.private_runs import experiment, played, simulation
 
 SCALE = 2.0**16
 LATE: dict[str, Any] = {"name": "coded-newton", "rounds": 60, "deadline": 60.0}

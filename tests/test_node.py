@@ -201,7 +201,7 @@ def test_a_node_with_too_few_points_for_a_row_sends_no_block_parity(tmp_path: Pa
 def test_an_embedded_gradient_stands_for_all_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(cache, "ROWS_AT_ONCE", 20)
     features, targets = features_and_targets()
     ask(make(tmp_path), "probe", arrays={"model": model()}, load=40)  # embeds no more
     facts, answer = do(make(tmp_path), Embedded(), seconds=0.0)
@@ -215,7 +215,7 @@ def test_an_embedded_gradient_stands_for_all_points(
 def test_embedding_goes_on_where_it_was_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(cache, "ROWS_AT_ONCE", 20)
     calls: list[int] = []
 
     class Spy(Shard):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import ndtr
 
-from codedfedl.audit.messages import Summed, known_sum, messages
+from codedfedl.audit.messages import SumMessage, known_sum, messages
 from codedfedl.core.clipped import ClippedMoments
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.work import ArrayClient
@@ -28,7 +28,7 @@ from codedfedl.schemes.private_budget import Budget
 from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.experiment import simulate
-from tests.test_private import check_resumes_exactly, experiment, played, simulation
+from tests.private_runs import check_resumes_exactly, experiment, played, simulation
 
 SHARED: dict[str, Any] = {"name": "private", "hours": 0.5, "noise": "clients"}
 
@@ -202,11 +202,11 @@ class TestRuns:
         Of 200 numbers and more the deviation varies by 5%: six of that are allowed, and more.
         """
         run = simulation(experiment(SHARED))
-        seen: list[Summed] = []
+        seen: list[SumMessage] = []
 
         def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
             found = messages(setting, exchange, inbox, run.problem, run.seed)
-            seen.extend(one for one in found if isinstance(one, Summed))
+            seen.extend(one for one in found if isinstance(one, SumMessage))
 
         run.listener = listen
         for _ in zip(range(2), run.run(), strict=False):

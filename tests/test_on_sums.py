@@ -19,7 +19,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.federation import scheme_of
 from codedfedl.runs.sections import SchemeConfig
 from codedfedl.simulation.experiment import simulate
-from tests.test_private import experiment, played, simulation
+from tests.private_runs import experiment, played, simulation
 
 
 @pytest.mark.parametrize(

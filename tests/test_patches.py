@@ -119,12 +119,12 @@ def test_memory_does_not_grow_with_the_points(monkeypatch: pytest.MonkeyPatch) -
         cut.append(waves.size)
         return pooled(waves, tiling)
 
-    pooled = patches._pooled
+    pooled = patches.averaged_over_cells
     maps, points = Patches(200, 2.0), np.random.default_rng(0).random((1000, 64))
     whole = maps.transform(points)
     most = 25 * 16 * 7  # numbers of seven points
-    monkeypatch.setattr(patches, "_NUMBERS_AT_ONCE", most)
-    monkeypatch.setattr(patches, "_pooled", counted)
+    monkeypatch.setattr(patches, "NUMBERS_AT_ONCE", most)
+    monkeypatch.setattr(patches, "averaged_over_cells", counted)
     np.testing.assert_allclose(maps.transform(points), whole, atol=1e-15)
     assert max(cut) <= most
     assert sum(cut) == 1000 * 25 * 8

@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -25,9 +24,8 @@ from codedfedl.federate.flower.apps import node_from
 from codedfedl.federate.job import Job, ask_digest, in_one_row, taken_apart
 from codedfedl.federate.node.config import NodeConfig
 from codedfedl.federate.secure.helper import HelperNode
-from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.transport import Answered, Arrays
+from codedfedl.federate.transport import Answered
 from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
 from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.masks import Binding, mask, shared_seed
@@ -39,7 +37,16 @@ from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
 from tests.loopback import FIRST_NODE, Script, experiment_of, named, transport_of
 from tests.stock import as_flower_takes_it
-from tests.summing import HELPER, Summing, refusal, run, run_killed, run_until_sum, uniform
+from tests.summing import (
+    HELPER,
+    PlainSumming,
+    refusal,
+    run,
+    run_killed,
+    run_until_sum,
+    secure,
+    uniform,
+)
 
 SCHEMES: list[dict[str, Any]] = [
     {"name": "uncoded"},
@@ -51,36 +58,6 @@ SCHEMES: list[dict[str, Any]] = [
     {"name": "fedavg"},
     {"name": "one-shot"},
 ]
-
-
-def secure(scheme: dict[str, Any], clients: int = 4, rounds: int = 3, **more: Any) -> Experiment:
-    return experiment_of(clients, rounds, scheme | {"secure": True}, ready_timeout=60.0, **more)
-
-
-class PlainSumming(Summing):
-    """Nodes that allow any ε; what each sent for a sum is kept, by the sum's number."""
-
-    cap, parity = inf, False
-
-    def vault(self, client: int) -> Vault:
-        folder = self.vault_folder(client)
-        return Vault(folder, self.pinned, epsilon_cap=self.cap, parity=self.parity)
-
-    def __init__(self, folder: Path, shards: list[Path], script: Script | None = None) -> None:
-        super().__init__(folder, shards, script)
-        self.sent: dict[tuple[int, int, int], list[bytes]] = defaultdict(list)
-
-    def _respond(self, client: int) -> Any:
-        respond = super()._respond(client)
-
-        def watched(kind: str, facts: dict[str, Any], arrays: Arrays) -> Answered:
-            answer: Answered = respond(kind, facts, arrays)
-            if kind == "work" and "sum" in facts:
-                place = (client, facts["sum"]["number"], facts["sum"]["attempt"])
-                self.sent[place] += [row.tobytes() for row in answer[1].values()]
-            return answer
-
-        return watched
 
 
 def summing(experiment: Experiment, tmp_path: Path, script: Script | None = None) -> PlainSumming:

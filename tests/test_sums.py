@@ -38,7 +38,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import fitted, scheme_of, start
 from codedfedl.runs.journal import Journal
-from codedfedl.simulation.replay import _clients, replay
+from codedfedl.simulation.replay import replay, replayed_clients
 from tests.loopback import FIRST_NODE, Script, experiment_of
 from tests.malformed import spoilt
 from tests.summing import (
@@ -96,7 +96,7 @@ def test_the_noise_is_the_systems_and_as_large_as_was_paid_for(
         journal = Journal(tmp_path / place / "run")
         members = journal.members()
         assert members is not None
-        clients = _clients(experiment, load_dataset("digits"), members)
+        clients = replayed_clients(experiment, load_dataset("digits"), members)
         zero = np.zeros((64, members.columns), dtype=np.float32)
         state: Any = start(scheme, experiment, members, fitted(journal, members), zero)
         for exchange in exchanges:

@@ -18,9 +18,9 @@ from codedfedl.federate.job import HELPER
 from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
+from tests.engine import MARK, Running, failed, federate_local, flowers_of
 from tests.loopback import experiment_of
 from tests.summing import share_spent, uniform
-from tests.test_engine import MARK, Running, _failed, federate_local, flowers_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
@@ -90,7 +90,7 @@ def test_kills_of_node_helper_and_server_spend_nothing_twice(tmp_path: Path) -> 
         sum_ = eventually(lambda: stuck(path), 120, "no sum was asked for")
         before = sum_.read_bytes()
         os.kill(running.server(), signal.SIGKILL)
-        eventually(lambda: _failed(running.local, run), 60, "the engine did not notice")
+        eventually(lambda: failed(running.local, run), 60, "the engine did not notice")
         assert kept_without_answer(path) == sum_
 
         running.local.start(HELPER)

@@ -22,9 +22,8 @@ from codedfedl.federate.server.session import federate
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay
-from tests.summing import private, share_spent
-from tests.test_flower import Direct, SmallGrid
-from tests.test_plain_sums import secure
+from tests.small_grid import Direct, SmallGrid
+from tests.summing import private, secure, share_spent
 
 CLIENTS = 3
 

@@ -90,7 +90,7 @@ def find_files(
     CODEDFEDL_DATA, where Debian puts them, then the cache. Where none has any, they are downloaded.
     """
     incomplete = ""
-    for folder in _folders(name, directory):
+    for folder in data_folders(name, directory):
         present = [path for file in _FILES if (path := _present(folder, file))]
         if len(present) == len(_FILES):
             return present
@@ -144,7 +144,8 @@ def _read_bytes(path: Path, file: IO[bytes], dimensions: int) -> Bytes:
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
-def _folders(name: str, directory: str | Path | None) -> Iterator[Path]:
+def data_folders(name: str, directory: str | Path | None) -> Iterator[Path]:
+    """Yield the folders in which a data set may be, the likeliest first."""
     variable = os.environ.get("CODEDFEDL_DATA")
     for source, given in (("--data", directory), ("CODEDFEDL_DATA", variable)):
         if given:

@@ -34,7 +34,7 @@ def library_installed() -> bool:
     return find_spec("dp_accounting") is not None
 
 
-def _divergences(rate: FloatArray, noise: FloatArray) -> FloatArray:
+def renyi_divergences(rate: FloatArray, noise: FloatArray) -> FloatArray:
     """Return the Rényi divergences of single sums, shape (sums, orders) (Mironov et al., 2019)."""
     rate, noise = rate[:, None, None], noise[:, None, None]
     orders, terms = _ORDERS[:, None], np.arange(_ORDERS[-1] + 1)[None, :]
@@ -48,7 +48,7 @@ def _divergences(rate: FloatArray, noise: FloatArray) -> FloatArray:
 def renyi_epsilon(sums: Iterable[Sums], delta: float) -> float:
     """Return an upper bound on ε of sums together, by Rényi divergences."""
     rates, noises, counts = np.array(list(_checked(sums))).T
-    return float(_epsilon(counts @ _divergences(rates, noises), delta))
+    return float(_epsilon(counts @ renyi_divergences(rates, noises), delta))
 
 
 def _epsilon(divergences: FloatArray, delta: float) -> FloatArray:
@@ -66,7 +66,7 @@ def _ratio_table(mu: float, delta: float, count: int) -> FloatArray:
     low, high = np.ones(len(_RATES)), 2 / _RATES
     for _ in range(_HALVINGS):
         middle = np.sqrt(low * high)
-        allowed = _epsilon(count * _divergences(_RATES, noise / middle), delta) <= target
+        allowed = _epsilon(count * renyi_divergences(_RATES, noise / middle), delta) <= target
         low, high = np.where(allowed, middle, low), np.where(allowed, high, middle)
     return low
 

@@ -53,7 +53,7 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     if members is None or stored is None:
         raise InputError(f"{directory.path} holds no finished federation: resume it first")
     dataset = experiment.data.load(data)
-    clients = _clients(experiment, dataset, members)
+    clients = replayed_clients(experiment, dataset, members)
     scheme = scheme_of(experiment)
     shape = (clients[0].features.shape[1], members.columns)
     zero = np.zeros(shape, dtype=np.float32)
@@ -124,7 +124,9 @@ class _Recomputed:
         return work.answer(self.clients[client], load, model).arrays
 
 
-def _clients(experiment: Experiment, dataset: Dataset, members: Members) -> list[ArrayClient]:
+def replayed_clients(
+    experiment: Experiment, dataset: Dataset, members: Members
+) -> list[ArrayClient]:
     """Embed every client's points, in the order in which it processes them."""
     seed = experiment.seeds[0]
     shards = experiment.deal(dataset.labels, len(members.names), seed)

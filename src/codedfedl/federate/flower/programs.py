@@ -192,7 +192,7 @@ class OwnUser:
         return belongs_to(self.users, client, server, self.table)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process once another has become its parent."""
     while os.getppid() == parent:
         time.sleep(1.0)
@@ -205,7 +205,7 @@ def main() -> None:
     """Run a console program of the engine with every server in it guarded."""
     import uvicorn
 
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     begin = uvicorn.Config.__init__
 
     def guarded(self: uvicorn.Config, app: Any, *arguments: Any, **named: Any) -> None:

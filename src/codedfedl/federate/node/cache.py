@@ -33,7 +33,7 @@ _OLD = 30 * 86400.0  # seconds
 RECORDS = "given"
 """The folder of what was given, in all federations."""
 
-_ROWS_AT_ONCE = 4096  # points embedded between two looks at the clock
+ROWS_AT_ONCE = 4096  # points embedded between two looks at the clock
 
 
 class Cache:
@@ -108,7 +108,7 @@ class Cache:
             shard = self.load()
             order = processing_order(len(shard.inputs), seed)
         while embedded < wanted and self.clock() < until:
-            rows_at_once = getattr(features, "rows_at_once", _ROWS_AT_ONCE)
+            rows_at_once = getattr(features, "rows_at_once", ROWS_AT_ONCE)
             rows = slice(embedded, min(embedded + rows_at_once, wanted))
             with np.errstate(over="ignore"):  # beyond any float: cut off with all that are large
                 inputs = _bounded(scaling.inputs(shard.inputs[order[rows]]), scaling.low)

@@ -32,7 +32,7 @@ from codedfedl.runs.stored_answers import StoredAnswers
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NARROWEST = 0.05  # of the mean spread: no direction of the labels is taken to be surer
 _FLATTEST = 1e-3  # of the mean curvature: no direction is taken to be flatter
-_LARGEST = 4096  # features beyond which curvature is measured feature by feature
+MAX_FEATURES_TOGETHER = 4096  # features beyond which curvature is measured feature by feature
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Metric:
     @classmethod
     def of(cls, features: Iterable[npt.NDArray[Any]], size: int, ridge: float) -> "Metric":
         """Return the metric of some parity, with the ridge of the objective."""
-        whole = size <= _LARGEST
+        whole = size <= MAX_FEATURES_TOGETHER
         total = np.zeros((size, size) if whole else size)
         for rows in features:
             each = np.asarray(rows, dtype=np.float64)

@@ -43,7 +43,7 @@ from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import Ending, planned_share, write_records
 from codedfedl.runs.watching import NamedRound
 
-_GOODBYE, _LONGEST_GOODBYE = 15.0, 120.0  # seconds
+GOODBYE_SECONDS, MAX_GOODBYE_SECONDS = 15.0, 120.0
 
 
 def federate(
@@ -164,7 +164,7 @@ class Session:
         if self.federation.sums is not None:
             self.federation.sums.end()
         deadline = last.record.deadline if last is not None else 0.0
-        patience = float(min(_GOODBYE + 2 * deadline, _LONGEST_GOODBYE))
+        patience = float(min(GOODBYE_SECONDS + 2 * deadline, MAX_GOODBYE_SECONDS))
         asked = asking.question("goodbye", {j: {} for j in asking.everyone}, patience)
         answered = {
             arrival.client

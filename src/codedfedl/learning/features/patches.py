@@ -13,8 +13,8 @@ from codedfedl.learning.features.base import drawn_like, floating, hadamard
 from codedfedl.learning.features.fourier import LEAST_WIDTH, check_settings
 
 _PATCH, _POOL = 8, 6
-_NUMBERS_AT_ONCE = 1 << 19  # of all patches of some points: what stays in a core's cache
-_NUMBERS_AT_ONCE_ON_GPU = 1 << 26
+NUMBERS_AT_ONCE = 1 << 19  # of all patches of some points: what stays in a core's cache
+NUMBERS_AT_ONCE_ON_GPU = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -230,14 +230,16 @@ class Patches:
             rows = points[start : start + step]
             patches = xp.reshape(xp.take(rows, indices, axis=1), (-1, tiling.patch_numbers))
             waves = xp.cos(patches @ omega + delta) - at_rest
-            pooled = _pooled(xp.reshape(waves, (-1, *tiling.positions, filters)), tiling)
+            pooled = averaged_over_cells(
+                xp.reshape(waves, (-1, *tiling.positions, filters)), tiling
+            )
             features[start : start + step] = scale * xp.reshape(pooled, (rows.shape[0], -1))
         return features
 
     @staticmethod
     def _points_at_once(tiling: Tiling, filters: int, on_host: bool) -> int:
         """Return how many points are cut at a time, so that memory stays bounded."""
-        most = _NUMBERS_AT_ONCE if on_host else _NUMBERS_AT_ONCE_ON_GPU
+        most = NUMBERS_AT_ONCE if on_host else NUMBERS_AT_ONCE_ON_GPU
         return max(1, most // (tiling.patch_count * max(filters, tiling.patch_numbers)))
 
 
@@ -250,7 +252,7 @@ def _transform_macs(n: int, wanted: int) -> int:
     return (n - m) + m * (m.bit_length() - 1)
 
 
-def _pooled(waves: Array, tiling: Tiling) -> Array:
+def averaged_over_cells(waves: Array, tiling: Tiling) -> Array:
     """Average over the patches of every cell: (n, down, across, filters) → (n, cells, filters)."""
     xp: Any = array_namespace(waves)
     down = xp.stack([xp.mean(waves[:, a:b], axis=1) for a, b in tiling.edges(0)], axis=1)
