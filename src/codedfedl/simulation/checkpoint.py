@@ -3,7 +3,7 @@
 The arrays of setting s of unit k are called ``k/s/…``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -55,7 +55,8 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None
         for setting, arrays in zip(simulation.settings, stored, strict=True)
         if arrays
     ]
-    if all(_continues(setting) for setting, _, _ in begun):
+    asks = [(setting, setting.driver.ask()) for setting, _, _ in begun]
+    if all(ask and setting.state.checkpointed and not ask.keep_late for setting, ask in asks):
         for setting, arrays, records in begun:
             model = asarray_like(arrays["model"], setting.state.model)
             setting.driver.state = replace(
@@ -70,12 +71,6 @@ def restore(simulation: Simulation, checkpoint: Checkpoint, number: int) -> None
         _play_again(simulation, {setting: records for setting, _, records in begun})
     for setting, arrays, records in begun:
         setting.records, setting.timeline.processed = records, arrays["processed"]
-
-
-def _continues(setting: Setting) -> bool:
-    """Whether a setting goes on from its model and round alone."""
-    ask = setting.driver.ask()
-    return ask is not None and setting.state.checkpointed and not ask.keep_late
 
 
 def _play_again(simulation: Simulation, begun: dict[Setting, list[Record]]) -> None:
@@ -152,21 +147,17 @@ def _final_metrics(simulation: Simulation, setting: Setting) -> Checkpoint:
 
 
 def _temperature(simulation: Simulation, state: State) -> float:
-    scores, targets = zip(*_calibration_points(simulation, state), strict=True)
-    outputs = np.concatenate(scores)
-    if not np.isfinite(outputs).all():
-        return np.nan
-    return fitted_temperature(outputs, np.concatenate(targets).argmax(axis=1))
-
-
-def _calibration_points(simulation: Simulation, state: State) -> Iterator[tuple[Any, Any]]:
-    """Yield scores and targets of training points, as many of each mini-batch."""
-    batches = simulation.problem.batches
+    """Fit the temperature on training points, as many of each mini-batch."""
+    batches, outputs, targets = simulation.problem.batches, [], []
     for b, batch in enumerate(batches):
         order = stream(simulation.seed, "subset", b).permutation(len(batch.targets))
         rows = np.sort(order[: -(-CALIBRATION_POINTS // len(batches))])
-        scores = to_host(state.task.learner.scores(state.model, batch.features[rows]))
-        yield scores.astype(np.float64), to_host(batch.targets)[rows]
+        outputs.append(to_host(state.task.learner.scores(state.model, batch.features[rows])))
+        targets.append(to_host(batch.targets)[rows])
+    scores = np.concatenate(outputs).astype(np.float64)
+    if not np.isfinite(scores).all():
+        return np.nan
+    return fitted_temperature(scores, np.concatenate(targets).argmax(axis=1))
 
 
 def client_columns(setting: Setting) -> dict[str, npt.NDArray[Any]]:

@@ -192,9 +192,14 @@ def embedded(
     could agree on by one sum: the model has no intercept, and gradient descent would spend its
     rounds on the mean.
     """
-    mean = _target_mean(dataset, parts)
+    mean = np.zeros(dataset.label_columns)
+    if not dataset.is_classification:
+        rows = np.concatenate([held for part in parts for held in part])
+        mean = np.asarray(dataset.labels[rows].reshape(len(rows), -1).mean(axis=0))
     if streamed is None:
-        streamed = _is_streamed(dataset, features, device)
+        computed = device == "cpu" and not isinstance(features, Encoder | Identity)  # not looked up
+        points, inputs = dataset.inputs.shape
+        streamed = computed and too_large(points, features.size(inputs))
     embed: Callable[[IntArray], Any] = (
         partial(Streamed, features, dataset.inputs)
         if streamed
@@ -231,24 +236,9 @@ def _mapping(
     return lambda rows: features.transform(to_device(inputs[rows], device))
 
 
-def _is_streamed(dataset: Dataset, features: FeatureMap, device: str) -> bool:
-    """Whether features do not fit in memory; an encoder's are computed once, and kept."""
-    points, inputs = dataset.inputs.shape
-    computed = device == "cpu" and not isinstance(features, Encoder | Identity)
-    return computed and too_large(points, features.size(inputs))
-
-
 def too_large(points: int, features: int) -> bool:
     """Whether the features of so many points take too much of this machine's memory."""
     return 4.0 * points * features > MAX_MEMORY_SHARE * memory()
-
-
-def _target_mean(dataset: Dataset, parts: Parts) -> FloatArray:
-    """Return the mean of every target over the points that are trained on; 0 for classes."""
-    if dataset.is_classification:
-        return np.zeros(dataset.label_columns)
-    rows = np.concatenate([held for part in parts for held in part])
-    return np.asarray(dataset.labels[rows].reshape(len(rows), -1).mean(axis=0))
 
 
 def task_of(
