@@ -13,15 +13,7 @@ import numpy as np
 
 from codedfedl.arrays import Array, asarray_like
 from codedfedl.core.loop import Driver, RunningSum, check_ask, is_secure, refuse_learner
-from codedfedl.core.protocol import (
-    SUM,
-    Ask,
-    Inbox,
-    Reply,
-    Scheme,
-    State,
-    Task,
-)
+from codedfedl.core.protocol import SUM, Ask, Inbox, Reply, Scheme, State, Task
 from codedfedl.core.record import SETUP, SHOWN_ROUNDS, Record
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
@@ -30,14 +22,7 @@ from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.client_data import Problem, SimulatedClient
-from codedfedl.simulation.clock import (
-    OWN_PACE,
-    Arrivals,
-    Assignment,
-    Clock,
-    Timeline,
-    has_own_pace,
-)
+from codedfedl.simulation.clock import OWN_PACE, Arrivals, Assignment, Clock, Timeline, has_own_pace
 from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
 from codedfedl.simulation.quadratics import Objectives

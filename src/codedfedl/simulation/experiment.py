@@ -25,13 +25,7 @@ from codedfedl.simulation.checkpoint import (
 )
 from codedfedl.simulation.client_data import Problem
 from codedfedl.simulation.engine import Simulation
-from codedfedl.simulation.outputs import (
-    check_model,
-    finished,
-    tables,
-    write_models,
-    write_privacy,
-)
+from codedfedl.simulation.outputs import check_model, finished, tables, write_models, write_privacy
 from codedfedl.simulation.pool import (
     Order,
     Pool,

@@ -14,13 +14,7 @@ from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_nam
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Devices, Fleet, read_clients
 from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
-from codedfedl.learning.features import (
-    Encoder,
-    FeatureMap,
-    fingerprint,
-    same_map,
-    typical_sigma,
-)
+from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map, typical_sigma
 from codedfedl.learning.learner import Learner
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint
